@@ -1,0 +1,81 @@
+"""Cluster: a hardware profile times a number of GPUs, and which link a group of ranks uses."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
+from planner.layout import Layout, Order
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """GPUs of one kind, numbered node by node: rank r sits in scale-up domain r // scale_up_domain."""
+
+    hardware: HardwareProfile
+    """Measured speeds and sizes of one GPU, its node and its network."""
+    num_gpus: int
+    """GPUs in the job."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.num_gpus, bool) or not isinstance(self.num_gpus, int) or not 1 <= self.num_gpus <= 2**21:
+            raise PlannerError(f"the number of GPUs is {self.num_gpus!r}; it must be a whole number from 1 to {2**21}")
+
+    @property
+    def num_nodes(self) -> int:
+        return math.ceil(self.num_gpus / self.hardware.gpus_per_node)
+
+    @property
+    def domain(self) -> int:
+        """GPUs that reach each other over the fast local link (NVLink domain; the node where there is only PCIe)."""
+        return max(self.hardware.scale_up_domain, self.hardware.gpus_per_node if self._pcie_box else 1)
+
+    @property
+    def _pcie_box(self) -> bool:
+        return self.hardware.scale_up_domain <= 2
+
+    def ranks_per_domain(self, n: object, stride: object) -> Floats:
+        """Ranks of a group of ``n``, ``stride`` apart, that share one scale-up domain: D / stride, from 1 to n."""
+        inside = np.floor(self.domain / np.maximum(np.asarray(stride, dtype=float), 1.0))
+        return np.clip(inside, 1.0, np.asarray(n, dtype=float))
+
+    def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
+        """Seconds of one collective of a group of ``n`` ranks ``stride`` apart; ``size`` bytes as nccl-tests counts them.
+
+        The group uses the local link when it fits in a scale-up domain, else every domain's share of the network: the
+        ``domain / stride`` members inside one domain own that many of its NICs. Zero for n = 1.
+        """
+        size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)
+        inside = self.ranks_per_domain(n, stride)
+        local = self.hardware.scale_up_time(op, size, n)
+        if np.all(inside >= n):
+            return np.asarray(local)
+        remote = self.hardware.scale_out_time(op, size, n, inside)
+        return np.where(inside >= n, local, remote)
+
+
+def strides(layout: Layout) -> dict[str, object]:
+    """Distance between neighbouring ranks of each parallel group, from the rank order.
+
+    ``tp-cp-ep-dp-pp`` (Megatron): tp adjacent, then cp, then dp, pipeline stages outermost. Experts re-tile tp*cp*dp as
+    etp, ep, edp from the inside out.
+    """
+    tp, cp, dp, pp = layout.tp, layout.cp, layout.dp, layout.pp
+    pp_inside = np.asarray(layout.order) == Order.TP_CP_EP_PP_DP
+    ep_outside = np.asarray(layout.order) == Order.TP_CP_DP_PP_EP
+    return {
+        "tp": 1,
+        "cp": tp,
+        "dp": np.where(pp_inside, tp * cp * pp, tp * cp),
+        "pp": np.where(pp_inside, tp * cp, np.where(ep_outside, tp * cp * dp // layout.ep, tp * cp * dp)),
+        "etp": 1,
+        "ep": np.where(ep_outside, layout.num_gpus // layout.ep, layout.etp),
+        "edp": np.where(ep_outside, layout.etp, layout.etp * layout.ep),
+    }

@@ -1,0 +1,152 @@
+"""Priced building blocks: a dense layer, an expert layer, the embedding, the head; each one row of numbers per shape.
+
+A search has millions of layouts but few distinct shapes of a layer. The blocks are priced once per shape and gathered;
+a pipeline stage is then a sum of blocks, as every quantity here is additive.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Cluster, strides
+from planner.cost import operators as ops
+from planner.cost.communication import collective_seconds, exposed_seconds
+from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
+from planner.cost.operators import Collective, Floats, Number, Operator, Shard
+from planner.layout import Layout, Recompute
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+GROUPS = ("tp", "cp", "ep")
+QUANTITIES = (
+    "forward", "dgrad", "wgrad", "recompute",
+    "tp_forward", "tp_backward", "cp_forward", "cp_backward", "ep_forward", "ep_backward",
+    "tp_hidden", "cp_hidden", "ep_hidden",
+    "launches_forward", "launches_backward",
+    "saved", "working", "input", "flop",
+)  # fmt: skip
+"""Columns of a block. Seconds of computation by pass (backward = dgrad + wgrad, and recompute); exposed seconds of
+communication by group and pass, hidden ones by group; kernels launched; bytes saved per microbatch, bytes that recompute
+brings back for one layer at a time, bytes of the block's input; FLOP forward."""
+INDEX = {name: number for number, name in enumerate(QUANTITIES)}
+
+SHAPE_FIELDS = (
+    "tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "cp_method", "recompute", "recompute_modules",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """Blocks of all candidates, each of shape (N, len(QUANTITIES))."""
+
+    dense: Floats
+    moe: Floats
+    dense_stored: Floats
+    """The layers that full recompute leaves out when it covers a part of each stage."""
+    moe_stored: Floats
+    embedding: Floats
+    head: Floats
+
+
+def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Blocks:
+    """The blocks of every candidate: distinct shapes are priced once, then gathered."""
+    distinct, inverse = distinct_shapes(layout)
+    shard = Shard(workload=workload, trainer=trainer, layout=distinct, ep_stride=_ep_stride(distinct))
+    stored = dataclasses.replace(shard, layout=distinct.replace(recompute=int(Recompute.NONE)))
+    model = workload.model
+    nothing = np.zeros((len(distinct), len(QUANTITIES)))
+    has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
+    dense = _block(*ops.layer(shard, moe=False), shard, cluster) if has_dense else nothing
+    moe = _block(*ops.layer(shard, moe=True), shard, cluster) if has_moe else nothing
+    dense_stored, moe_stored = dense, moe
+    if np.any(np.asarray(layout.recompute_layers) > 0):
+        dense_stored = _block(*ops.layer(stored, moe=False), stored, cluster) if has_dense else nothing
+        moe_stored = _block(*ops.layer(stored, moe=True), stored, cluster) if has_moe else nothing
+    return Blocks(
+        dense=dense[inverse],
+        moe=moe[inverse],
+        dense_stored=dense_stored[inverse],
+        moe_stored=moe_stored[inverse],
+        embedding=_block(*ops.embedding(stored), stored, cluster)[inverse],
+        head=_block(*ops.head(stored), stored, cluster)[inverse],
+    )
+
+
+def distinct_shapes(layout: Layout) -> tuple[Layout, NDArray[np.intp]]:
+    """Layout of the distinct combinations of the fields that shape a layer, and the row of each candidate in it.
+
+    Other fields keep the values of one of the candidates: no layer depends on them, but for the distance of expert
+    ranks, which is a field of its own here.
+    """
+    rows = len(layout)
+    columns = {name: np.asarray(getattr(layout, name)) for name in SHAPE_FIELDS}
+    columns["ep_stride"] = np.asarray(_ep_stride(layout)).astype(np.int64)
+    key = np.zeros(rows, dtype=np.int64)
+    for column in columns.values():
+        if column.ndim == 0:
+            continue
+        values, codes = np.unique(column, return_inverse=True) if rows < 4096 else _codes(column)
+        key = key * len(values) + codes
+    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+    return layout.take(first), inverse
+
+
+def _codes(column: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
+    """Distinct values and the code of each row, without sorting when the values are small."""
+    if column.max() > 1 << 20:
+        return np.unique(column, return_inverse=True)
+    values = np.flatnonzero(np.bincount(column))
+    table = np.zeros(int(column.max()) + 1, dtype=np.int64)
+    table[values] = np.arange(len(values))
+    return values, table[column]
+
+
+def _ep_stride(layout: Layout) -> NDArray[np.integer]:
+    return np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
+
+
+def _block(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> Floats:
+    """Sum a block's operators and collectives into the columns of QUANTITIES, shape (rows of the shard, columns)."""
+    trainer, total = shard.trainer, np.zeros((len(shard.layout), len(QUANTITIES)))
+    work = {operator.name: price(operator, shard, cluster.hardware) for operator in operators}
+
+    def add(name: str, value: Number) -> None:
+        total[:, INDEX[name]] += value
+
+    full = np.asarray(shard.layout.recompute) == Recompute.FULL
+    for operator in operators:
+        _add_operator(operator, work[operator.name], repeated(int(operator.module), shard), full, add)
+    first_input = shard.tokens_split * shard.model.hidden_size * shard.element
+    add("input", first_input)
+    add("saved", np.where(full, first_input, 0.0))
+    if trainer.cuda_graphs:
+        total[:, INDEX["launches_forward"]] = total[:, INDEX["launches_backward"]] = GRAPH_LAUNCHES
+    forward = total[:, INDEX["forward"]].copy()
+    backward = total[:, INDEX["dgrad"]] + total[:, INDEX["wgrad"]]
+    for collective in collectives:
+        alone = collective_seconds(collective, cluster)
+        pass_seconds = backward if collective.backward else forward
+        added = exposed_seconds(collective, alone, trainer, work, pass_seconds)
+        again = 0.0 if collective.backward else repeated(int(collective.module), shard)
+        add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
+        add(f"{collective.group}_backward", again * added)
+        add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
+    return total
+
+
+def _add_operator(operator: Operator, work: Work, again: Floats, full: NDArray[np.bool_], add: object) -> None:
+    """One operator's share of a block; ``again`` is 1 where it is computed twice."""
+    assert callable(add)
+    add("forward", work.forward)
+    add("dgrad", work.dgrad)
+    add("wgrad", work.wgrad)
+    add("recompute", again * work.forward)
+    add("launches_forward", operator.launches[0])
+    add("launches_backward", operator.launches[1] + again * operator.launches[0])
+    add("saved", (1.0 - again) * operator.saved + np.where(full, 0.0, operator.kept))
+    add("working", again * operator.saved + np.where(full, operator.kept, 0.0))
+    add("flop", work.flop)

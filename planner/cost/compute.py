@@ -1,0 +1,106 @@
+"""Operators to seconds and FLOP: measured curves of the hardware profile, at the sustained clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.operators import FP8_PRECISIONS, Attention, Floats, Gemm, MemoryBound, Number, Operator, Shard
+from planner.hardware import HardwareProfile
+from planner.layout import Recompute
+
+GRAPH_LAUNCHES = 1.0
+"""Launches per layer and pass when a CUDA graph holds it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """GPU seconds of one operator and microbatch."""
+
+    forward: Number = 0.0
+    dgrad: Number = 0.0
+    wgrad: Number = 0.0
+    flop: Number = 0.0
+    """FLOP of the forward pass; attention counts the causal half once."""
+
+
+def price(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
+    """Seconds forward, of the input gradient and of the weight gradient."""
+    if isinstance(operator, Gemm):
+        return _gemm(operator, shard, hardware)
+    if isinstance(operator, Attention):
+        return _attention(operator, shard, hardware)
+    if isinstance(operator, MemoryBound):
+        floor = hardware.launch_floor
+        kinds = ("norm_forward", "norm_backward") if operator.kind == "norm" else (operator.kind, operator.kind)
+        return Work(
+            forward=hardware.memory_time(operator.forward, kinds[0]) + operator.launches[0] * floor,
+            dgrad=hardware.memory_time(operator.backward, kinds[1]) + operator.launches[1] * floor,
+        )
+    raise AssertionError(f"operator of unknown kind: {operator.name}")
+
+
+def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> str:
+    """Recipe of a GEMM in the hardware profile: that of the precision for linear layers, bf16 for all others."""
+    precision = shard.workload.precision
+    if precision in FP8_PRECISIONS and low_precision:
+        if precision == "mxfp8":  # block scales applied inside the tensor core: the per-tensor rate
+            return "fp8"
+        return precision
+    if precision == "fp32":
+        return "tf32" if "tf32" in hardware.peak_flops else "fp32"
+    return "bf16"
+
+
+def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
+    """2 m n k FLOP each for Y, dX and dW; at the rate of the shape, divided by the sustained clock."""
+    dtype = gemm_dtype(shard, gemm.low_precision, hardware)
+    grouped = np.ndim(gemm.groups) > 0 or gemm.groups != 1.0
+
+    def seconds(pass_: str) -> Number:
+        if grouped:
+            time = hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_)
+        else:
+            time = hardware.gemm_time(gemm.m, gemm.n, gemm.k, dtype, pass_)
+        return time / hardware.sustained_clock
+
+    dgrad = seconds("dgrad")
+    second = dgrad if gemm.activations else (seconds("wgrad") if gemm.trained else 0.0)
+    return Work(forward=seconds("forward"), dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups)
+
+
+def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:
+    """Mean over the model's full and windowed layers; backward is one kernel and belongs to the input gradient."""
+    model = shard.model
+    value_dim = model.attention_output_size / model.num_heads
+
+    def seconds(pass_: str, window: int) -> Number:
+        return hardware.attention_time(
+            shard.batch, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q, attention.seq_kv, True,
+            pass_, "bf16", window, value_dim, shard.trainer.attention_kernel,
+        )  # fmt: skip
+
+    windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0
+
+    def mean(pass_: str) -> Number:
+        time: Number = 0.0
+        if windowed < 1.0:
+            time = (1.0 - windowed) * seconds(pass_, 0)
+        if windowed > 0.0:
+            time = time + windowed * seconds(pass_, model.window)
+        return time / hardware.sustained_clock
+
+    keys = np.where(windowed > 0, np.minimum(model.window, attention.seq_kv), attention.seq_kv)
+    pairs = attention.seq_q * attention.seq_kv * 0.5
+    within = attention.seq_q * keys * (1.0 - 0.5 * keys / attention.seq_kv)
+    pairs = (1.0 - windowed) * pairs + windowed * within
+    flop = 2.0 * shard.batch * attention.heads * pairs * (model.head_dim + value_dim)
+    return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
+
+
+def repeated(operator_module: int, shard: Shard) -> Floats:
+    """1 where the operator runs again in the backward pass, 0 where it does not.  [Layout.recompute]"""
+    mode, modules = np.asarray(shard.layout.recompute), np.asarray(shard.layout.recompute_modules)
+    selective = (mode == Recompute.SELECTIVE) & ((modules & operator_module) != 0)
+    return (selective | (mode == Recompute.FULL)).astype(float)

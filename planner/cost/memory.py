@@ -1,0 +1,136 @@
+"""Bytes per GPU of each pipeline stage, by component; shape (N, 3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cluster import Cluster
+from planner.cost.blocks import INDEX, Blocks
+from planner.cost.operators import Floats
+from planner.cost.schedule import in_flight
+from planner.cost.stages import StageParameters, Stages
+from planner.cost.traffic import column, local_states, shard_groups, trained_parameters
+from planner.layout import Layout, Recompute
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+COMPONENTS = (
+    "weights", "gradients", "optimizer_states", "activations", "workspace", "fragmentation", "communication_buffers",
+    "context",
+)  # fmt: skip
+ALLOCATED = COMPONENTS[:5]
+RESERVED = COMPONENTS[:6]
+
+
+def stage_memory(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages,
+    parameters: StageParameters, blocks: Blocks, stage_saved: Floats,
+) -> dict[str, Floats]:  # fmt: skip
+    """Peak bytes by component. ``stage_saved`` are the bytes that a stage's layers save per microbatch."""
+    states = _states(workload, trainer, layout, parameters)
+    activations = _activations(layout, stages, blocks, stage_saved)
+    workspace = _workspace(workload, cluster, trainer, layout, stages, parameters, blocks)
+    allocated = sum(states.values()) + activations + workspace
+    rows = np.ones_like(activations)
+    return {
+        **states,
+        "activations": activations,
+        "workspace": workspace,
+        "fragmentation": trainer.fragmentation * allocated,
+        "communication_buffers": _communicators(cluster, layout) * rows,
+        "context": cluster.hardware.context_memory * rows,
+    }
+
+
+def _states(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
+    """Weights, gradients and optimizer states.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
+    zero = column(layout.zero)
+    dense_shard, expert_shard = shard_groups(layout)
+
+    def per_rank(dense: Floats, expert: Floats, level: int) -> Floats:
+        sharded = zero >= level
+        return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
+
+    low_precision = workload.precision in ("fp8", "fp8_block", "mxfp8", "nvfp4")
+    weight_bytes = trainer.weight_bytes + trainer.fp8_weight_bytes * low_precision
+    if workload.precision == "fp32":
+        weight_bytes = max(weight_bytes, 4.0)
+    trained = trained_parameters(workload, parameters)
+    on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
+    resident = per_rank(parameters.dense, parameters.expert, trainer.weight_sharding_level)
+    extra = parameters.adapters * (workload.lora_rank > 0)
+    return {
+        "weights": (resident + extra) * weight_bytes,
+        "gradients": per_rank(*trained, 2) * trainer.gradient_bytes,
+        "optimizer_states": local_states(workload, layout, parameters)
+        * trainer.optimizer_bytes[workload.optimizer] * on_gpu,
+    }  # fmt: skip
+
+
+def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
+    """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight, worst stage, (N,)."""
+    each = trainer.optimizer_bytes[workload.optimizer] + trainer.gradient_bytes + trainer.weight_bytes
+    share = column(layout.offload_optimizer) / 100.0
+    return (local_states(workload, layout, parameters) * share * each).max(axis=-1)
+
+
+def _activations(layout: Layout, stages: Stages, blocks: Blocks, stage_saved: Floats) -> Floats:
+    """What waits between forward and backward, and the larger of one layer's recomputed tensors and the loss.
+
+    in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient)
+    """
+    flight = in_flight(layout, stages.position)
+    saved = stage_saved + stages.embedding * blocks.embedding[:, None, INDEX["saved"]]
+    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
+    kept_on_gpu = np.where(offloaded, np.minimum(flight, 2.0 / np.maximum(stages.dense + stages.moe, 2.0)), flight)
+    working = np.maximum(
+        blocks.dense[:, None, INDEX["working"]] * (stages.dense > 0), blocks.moe[:, None, INDEX["working"]] * (stages.moe > 0)
+    )
+    loss = np.minimum(stages.head, 1.0) * blocks.head[:, None, INDEX["saved"]]
+    return kept_on_gpu * saved + np.maximum(working, loss)
+
+
+def _workspace(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages,
+    parameters: StageParameters, blocks: Blocks,
+) -> Floats:  # fmt: skip
+    """Library workspaces, gradients of activations, gathered weights and their unsharded gradients.
+
+    The widest gradient alive in a layer is that of the MLP's inner tensors. Sharded weights are gathered for the current
+    and the prefetched unit under zero 3, for all the stage when they are not dropped after the forward pass (zero below
+    3, or a pipeline, whose schedule also accumulates unsharded gradients).
+    """
+    model = workload.model
+    element = 4.0 if workload.precision == "fp32" else 2.0
+    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
+    inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
+    if model.is_moe:
+        rows = tokens * model.top_k / column(layout.tp) * workload.expert_imbalance
+        inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
+    boundary = tokens * model.hidden_size * element
+    transient = inner * element + 2.0 * boundary
+    zero, pipelined = column(layout.zero), column(layout.pp) > 1
+    dense_shard, expert_shard = shard_groups(layout)
+    is_sharded = (zero >= trainer.weight_sharding_level) & (dense_shard > 1)
+    unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
+    table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
+    one_by_one = trainer.gathered_units * unit * trainer.gathered_weight_bytes + unit * trainer.gradient_reduce_bytes
+    at_ends = table * (trainer.gathered_weight_bytes + trainer.gradient_reduce_bytes)
+    ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
+    one_by_one = np.maximum(one_by_one, ends * at_ends)
+    everything = parameters.all * (trainer.gathered_weight_bytes + trainer.gradient_bytes * pipelined) + unit * (
+        trainer.gradient_reduce_bytes
+    )
+    gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
+    buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
+    received = buffers if trainer.buffers_all_microbatches else 0.0
+    return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+
+
+def _communicators(cluster: Cluster, layout: Layout) -> Floats:
+    """Buffers of the communicators that a rank opens: one per group larger than one, the world's included, (N, 1)."""
+    hardware = cluster.hardware
+    groups = sum((column(getattr(layout, name)) > 1).astype(float) for name in ("tp", "pp", "dp", "cp"))
+    several = column(layout.num_gpus) > 1
+    expert = (column(layout.ep) > 1).astype(float)
+    return several * ((groups + 1.0) * hardware.communicator_memory + expert * hardware.expert_communicator_memory)

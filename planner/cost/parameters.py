@@ -1,0 +1,147 @@
+"""Parameter counts by kind of weight, for one whole model: what tensor, pipeline and expert parallelism split later."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.model import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParameterCounts:
+    """Parameters of one model without any parallelism.
+
+    "Sharded" weights are those that tensor parallelism divides; "replicated" ones are whole on each of its ranks.
+    """
+
+    input_embedding: float
+    """Token embedding, V h."""
+    position_embedding: float
+    """Learned positions and the norm after the embedding (BLOOM); replicated, on the first stage."""
+    head: float
+    """Output head, V h; 0 when it is tied to the input embedding."""
+    final_norm: float
+    """Norm before the head."""
+    attention_sharded: float
+    """Per layer: query, key, value and output weights and the biases that are split with them."""
+    attention_replicated: float
+    """Per layer: all norms, the bias of the output projection, MLA's down projections and their norms."""
+    key_value_weights: float
+    """Per layer: the part of attention_sharded in key and value projections, repeated when tp > k; 0 with MLA."""
+    mlp_sharded: float
+    """Per dense layer: MLP weights and the biases that are split with them."""
+    mlp_replicated: float
+    """Per dense layer: bias of the down projection."""
+    expert: float
+    """One routed expert."""
+    shared_experts: float
+    """Per MoE layer: all shared experts together."""
+    router: float
+    """Per MoE layer: router weights and bias, replicated."""
+    mtp: float
+    """Per multi-token-prediction module, beside its transformer layer: projection and norms."""
+
+
+def count_parameters(model: ModelSpec) -> ParameterCounts:
+    """Parameters of each kind of weight.
+
+    n = h for RMS norm, 2 h for layer norm (weight and bias).
+    attention   h a d + 2 h k d + a d h, with biases a d + 2 k d (sharded) and h (output, replicated)
+    MLA         q: h r_q + r_q a d (or h a d); kv: h (r_kv + d_rope) + r_kv a (d_nope + d_v); output a d_v h
+                [DeepSeek-V2, arXiv 2405.04434, section 2.1 and appendix C]
+    MLP         3 h f gated, 2 h f not; each expert likewise with its own width
+    router      h E
+    MTP         2 h h + 3 n: projection of two joined states, their two norms and the module's own final norm
+                [DeepSeek-V3, arXiv 2412.19437, section 2.2]; embedding and head are shared with the main model.
+    Left out: attention sinks of gpt-oss (a per layer) and score corrections of routers (E per layer), below 1e-6.
+    """
+    h, v = float(model.hidden_size), float(model.vocab_size)
+    norm = _norm(model, h)
+    attention, key_value, compressed = _attention_weights(model)
+    bias, matrices = float(model.linear_bias), model.num_mlp_matrices
+    return ParameterCounts(
+        input_embedding=v * h,
+        position_embedding=model.num_position_embeddings * h + model.embedding_norm * norm,
+        head=0.0 if model.tied_embeddings else v * h,
+        final_norm=norm,
+        attention_sharded=attention,
+        attention_replicated=compressed
+        + model.norms_per_layer * norm
+        + model.qk_norm * 2.0 * model.head_dim
+        + bias * h,
+        key_value_weights=key_value,
+        mlp_sharded=matrices * h * model.ffn_size + bias * (matrices - 1) * model.ffn_size,
+        mlp_replicated=bias * h,
+        expert=_mlp(model, model.expert_ffn_size, 1, model.expert_bias),
+        shared_experts=_mlp(model, model.shared_expert_ffn_size, model.num_shared_experts, model.linear_bias),
+        router=(h + model.router_bias) * model.num_experts,
+        mtp=2.0 * h * h + 3.0 * norm if model.mtp_layers else 0.0,
+    )
+
+
+def _norm(model: ModelSpec, size: float) -> float:
+    """Parameters of one norm over ``size`` values."""
+    return size if model.norm == "rmsnorm" else 2.0 * size
+
+
+def _mlp(model: ModelSpec, width: float, number: int, bias: bool) -> float:
+    """Parameters of ``number`` MLPs with the joint width ``width``; 0 when there is none."""
+    h, matrices = float(model.hidden_size), model.num_mlp_matrices
+    return matrices * h * width + bias * ((matrices - 1) * width + number * h)
+
+
+def _attention_weights(model: ModelSpec) -> tuple[float, float, float]:
+    """Per layer: sharded weights and biases, the key and value part of them, replicated down projections (MLA)."""
+    h, q, k, v = float(model.hidden_size), model.query_size, model.key_size, model.value_size
+    if model.is_mla:
+        rank_q, rank_kv = model.q_lora_rank, model.kv_lora_rank
+        nope, rope = model.qk_nope_head_dim, model.qk_rope_head_dim
+        query = rank_q * q if rank_q else h * q
+        down = (h + 1.0) * rank_q + h * (rank_kv + rope) + rank_kv  # the ones are the norms of the compressed states
+        bias = model.linear_bias or model.qkv_bias
+        down += bias * (rank_q + rank_kv + rope)
+        up = rank_kv * model.num_heads * float(nope + model.v_head_dim)
+        return query + up + model.attention_output_size * h + bias * (0 if rank_q else q), 0.0, down
+    bias = model.linear_bias or model.qkv_bias
+    key_value = (h + bias) * (k + v)
+    return (h + bias) * q + key_value + model.attention_output_size * h, key_value, 0.0
+
+
+def total_parameters(model: ModelSpec, include_mtp: bool = False) -> float:
+    """All parameters of the model, with the multi-token-prediction modules when asked.
+
+    N = embeddings + head + L attention + L_dense MLP + L_moe (E expert + shared + router) + final norm
+    """
+    counts = count_parameters(model)
+    total = _outside_layers(counts) + model.num_layers * (counts.attention_sharded + counts.attention_replicated)
+    total += model.num_plain_layers * (counts.mlp_sharded + counts.mlp_replicated)
+    total += model.num_moe_layers * (model.num_experts * counts.expert + counts.shared_experts + counts.router)
+    return total + include_mtp * model.mtp_layers * (counts.mtp + _last_layer(model, counts))
+
+
+def active_parameters(model: ModelSpec, input_embedding: bool = True) -> float:
+    """Parameters that one token meets: of each MoE layer's E routed experts only K.
+
+    N_active = N - L_moe (E - K) expert
+
+    Publishers differ on the embedding. Mixtral and Qwen count both tables (the default here); OpenAI and DeepSeek V3
+    leave out the input embedding, which is looked up and not multiplied: ``input_embedding=False``. A tied table is
+    always counted, as it is multiplied in the head. Multi-token-prediction modules are not counted.
+    """
+    counts = count_parameters(model)
+    idle = model.num_moe_layers * (model.num_experts - model.top_k) * counts.expert
+    looked_up = 0.0 if input_embedding or model.tied_embeddings else counts.input_embedding
+    return total_parameters(model) - idle - looked_up
+
+
+def _outside_layers(counts: ParameterCounts) -> float:
+    """Embeddings, head and final norm."""
+    return counts.input_embedding + counts.position_embedding + counts.head + counts.final_norm
+
+
+def _last_layer(model: ModelSpec, counts: ParameterCounts) -> float:
+    """One transformer layer of the kind of the model's last layer, which a prediction module repeats."""
+    attention = counts.attention_sharded + counts.attention_replicated
+    if model.is_moe_layer(model.num_layers - 1):
+        return attention + model.num_experts * counts.expert + counts.shared_experts + counts.router
+    return attention + counts.mlp_sharded + counts.mlp_replicated

@@ -1,0 +1,70 @@
+"""Pipeline schedules: how many microbatches are in flight, and how long a step takes, in closed form."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.operators import Floats
+from planner.layout import Layout, Schedule
+
+
+def is_v_shaped(layout: Layout) -> Floats:
+    """1 where rank 0 holds the first and the last stage (zbv, dualpipe_v), else 0."""
+    schedule = np.asarray(layout.schedule)
+    return ((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)).astype(float)
+
+
+def in_flight(layout: Layout, position: Floats) -> Floats:
+    """Microbatches (of all the layers of a rank) that wait for their backward pass at the peak, shape (N, 3).
+
+    ``position`` is the stage number i of the three stages, shape (N, 3).
+
+    gpipe          m
+    1f1b, zb_h1    min(m, p - i)                                            [Narayanan 2021, section 2.2]
+    interleaved    min(m v, 2 (p - i - 1) + (v - 1) p + 1) / v              [Megatron warm-up microbatches]
+                   at i = 0: p (1 + (p - 1) / (p v))                        [Korthikanti 2022, section 4.2.3]
+    zbv            min(m, p): the same on every rank                        [Qi 2024, section 6]
+    dualpipe_v     min(m, p + 1)                                            [DeepSeek, DualPipe, memory table]
+    """
+    pp, vpp, m = _columns(layout)
+    schedule = np.asarray(layout.schedule)[..., None]
+    plain = np.minimum(m, pp - position)
+    chunks = 2.0 * (pp - position - 1.0) + (vpp - 1.0) * pp + 1.0
+    result = np.where(schedule == Schedule.INTERLEAVED, np.minimum(m * vpp, chunks) / vpp, plain)
+    result = np.where(schedule == Schedule.GPIPE, m, result)
+    result = np.where(schedule == Schedule.ZBV, np.minimum(m, pp), result)
+    result = np.where(schedule == Schedule.DUALPIPE_V, np.minimum(m, pp + 1.0), result)
+    return np.where(pp == 1, 1.0, result)
+
+
+def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
+    """Seconds from the first forward to the last backward pass, shape (N,).
+
+    ``forward``, ``backward`` (input and weight gradients, recompute) and ``weight`` (weight gradients alone) are seconds
+    per microbatch of the slowest stage; ``total`` is forward + backward summed over all p stages.
+
+    gpipe, 1f1b    (m - 1) max + sum                          = m max + (p - 1) max with equal stages
+    interleaved    m max + (sum - max) / v                    [Narayanan 2021, section 2.2]
+    zb_h1          m max + (p - 1) (F + B - 2 W), at least 0  [Qi 2024, table 2, with B including W]
+    zbv            m max + (p - 1) (F + B - 3 W), at least 0  [Qi 2024, section 6]
+    dualpipe_v     m max + (p / 2 - 1) (F + B + B - 3 W), at least 0    [DeepSeek-V3, table 2]
+    """
+    schedule = np.asarray(layout.schedule)
+    pp, vpp, m = (column[..., 0] for column in _columns(layout))
+    slowest = forward + backward
+    fill = total - slowest
+    fill = np.where(schedule == Schedule.INTERLEAVED, fill / vpp, fill)
+    uneven = np.maximum(fill - (pp - 1.0) * slowest, 0.0)
+    h1 = np.maximum((pp - 1.0) * (slowest - 2.0 * weight), 0.0) + uneven
+    fill = np.where(schedule == Schedule.ZB_H1, h1, fill)
+    v_shaped = np.maximum((pp - 1.0) * (slowest - 3.0 * weight), 0.0) + uneven
+    fill = np.where(schedule == Schedule.ZBV, v_shaped, fill)
+    dual = np.maximum((pp / 2.0 - 1.0) * (slowest + backward - 3.0 * weight), 0.0) + uneven
+    fill = np.where(schedule == Schedule.DUALPIPE_V, dual, fill)
+    return m * slowest + np.where(pp == 1, 0.0, fill)
+
+
+def _columns(layout: Layout) -> tuple[Floats, Floats, Floats]:
+    """p, v and m as float columns of shape (N, 1)."""
+    columns = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (layout.pp, layout.vpp, layout.num_microbatches)))
+    return columns[0][..., None], columns[1][..., None], columns[2][..., None]

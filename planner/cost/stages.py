@@ -1,0 +1,143 @@
+"""Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.operators import Floats
+from planner.cost.parameters import count_parameters
+from planner.cost.schedule import is_v_shaped
+from planner.layout import Layout
+from planner.model import ModelSpec
+from planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stages:
+    """Contents of the first, a middle and the last stage of every candidate."""
+
+    position: Floats
+    """Number of the stage: 0, 1 (or 0 where there is no middle), p - 1."""
+    dense: Floats
+    """Dense layers."""
+    moe: Floats
+    """Layers with experts."""
+    embedding: Floats
+    """1 where the token embedding lives."""
+    head: Floats
+    """Output heads: 1, and one more for every multi-token-prediction module."""
+    weight: Floats
+    """How many stages of the pipeline each of the three stands for: 1, p - 2, 1 (p = 1: 1, 0, 0)."""
+
+
+def split_stages(model: ModelSpec, layout: Layout) -> Stages:
+    """Layers per stage: given first and last, the rest evenly; the remainder of a division makes a middle stage larger.
+
+    Leading dense layers of a mixture of experts fill the first stage first. Prediction modules sit on the last stage.
+    """
+    pp = np.atleast_1d(np.asarray(layout.pp, dtype=float))
+    rows = len(layout)
+    pp = np.broadcast_to(pp, (rows,))
+    total = float(model.num_layers)
+    given_first = np.broadcast_to(np.asarray(layout.first_stage_layers, dtype=float), (rows,))
+    given_last = np.broadcast_to(np.asarray(layout.last_stage_layers, dtype=float), (rows,))
+    even = (total - given_first - given_last) / np.maximum(pp - (given_first > 0) - (given_last > 0), 1.0)
+    first = np.where(given_first > 0, given_first, np.ceil(even))
+    last = np.where(given_last > 0, given_last, np.maximum(np.floor(even), total - (pp - 1) * np.ceil(even)))
+    single = pp == 1
+    first, last = np.where(single, total, first), np.where(single, total, last)
+    first = np.where((pp == 2) & (given_first == 0), total - last, first)
+    middle = np.where(pp > 2, np.ceil(np.maximum(total - first - last, 0.0) / np.maximum(pp - 2, 1.0)), first)
+    layers = np.stack([first, middle, last], axis=-1)
+    moe = _moe_layers(model, layers, pp)
+    v_shaped = np.broadcast_to(is_v_shaped(layout), (rows,))
+    one, zero = np.ones(rows), np.zeros(rows)
+    at_last = np.where(v_shaped == 1, single.astype(float), one)
+    heads = 1.0 + model.mtp_layers
+    moe[..., 2] += model.mtp_layers * bool(model.num_moe_layers)
+    moe[..., 0] += np.where(single, model.mtp_layers * bool(model.num_moe_layers), 0.0)
+    layers = layers + np.stack([single * model.mtp_layers, zero, one * model.mtp_layers], axis=-1)
+    lonely = (pp <= 2).astype(float)
+    return Stages(
+        position=np.stack([zero, np.where(pp > 2, 1.0, 0.0), pp - 1], axis=-1),
+        dense=layers - moe,
+        moe=moe,
+        embedding=np.stack([one, lonely * one, single.astype(float)], axis=-1),
+        head=heads * np.stack([np.where(v_shaped == 1, one, single), lonely * np.where(v_shaped == 1, one, single), at_last],
+                              axis=-1),
+        weight=np.stack([one, np.maximum(pp - 2, 0.0), np.where(single, 0.0, one)], axis=-1),
+    )  # fmt: skip
+
+
+def _moe_layers(model: ModelSpec, layers: Floats, pp: Floats) -> Floats:
+    """Layers with experts on each of the three stages; the middle one holds the mean of what first and last leave."""
+    if not model.is_moe:
+        return np.zeros_like(layers)
+    ratio = model.num_moe_layers / max(model.num_layers - model.num_dense_layers, 1)
+    first = np.maximum(layers[..., 0] - model.num_dense_layers, 0.0) * ratio
+    last = np.where(pp > 1, layers[..., 2] * ratio, first)
+    last = np.minimum(last, np.maximum(layers[..., 2] - np.maximum(model.num_dense_layers - layers[..., 0], 0.0), 0.0))
+    left = np.maximum(model.num_moe_layers - first - last, 0.0)
+    middle = np.minimum(np.where(pp > 2, np.ceil(left / np.maximum(pp - 2, 1.0)), first), layers[..., 1])
+    return np.stack([first, middle, last], axis=-1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageParameters:
+    """Parameters that one rank of each stage holds before state sharding, shape (N, 3)."""
+
+    dense: Floats
+    """Everything but routed experts; replicated over dp * cp."""
+    expert: Floats
+    """Routed experts; replicated over edp."""
+    largest_dense_unit: Floats
+    """The largest unit that ZeRO 3 gathers at once: a layer without its experts, shape (N, 1)."""
+    largest_expert_unit: Floats
+    """Routed experts of one layer, shape (N, 1)."""
+    adapters: Floats
+    """Low-rank adapters, when only those are trained."""
+
+    @property
+    def all(self) -> Floats:
+        return self.dense + self.expert
+
+
+def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> StageParameters:
+    """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
+
+    Key and value projections are repeated when tp exceeds the number of key-value heads. A tied embedding is stored
+    twice when first and last stage differ.  [parameters.count_parameters]
+    """
+    model, counts = workload.model, count_parameters(workload.model)
+    tp = np.asarray(layout.tp, dtype=float)[..., None] * np.ones((1, 1))
+    repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
+    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
+    mlp = counts.mlp_sharded / tp + counts.mlp_replicated
+    beside = counts.shared_experts / tp + counts.router
+    experts = counts.expert * model.num_experts / (
+        np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
+    )[..., None] * np.ones((1, 1))  # fmt: skip
+    table = counts.input_embedding / tp
+    tied_copy = table if model.tied_embeddings else 0.0
+    head = np.minimum(stages.head, 1.0)
+    dense = (
+        (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * beside
+        + stages.embedding * (table + counts.position_embedding)
+        + head * (counts.head / tp + counts.final_norm) + head * tied_copy * (1.0 - stages.embedding)
+        + (stages.head - head) * counts.mtp
+    )  # fmt: skip
+    unit = attention + (mlp if not model.is_moe else np.maximum(beside, mlp * (model.num_plain_layers > 0)))
+    rank = float(workload.lora_rank)
+    adapters = (stages.dense + stages.moe) * rank * _adapter_width(model) / tp
+    return StageParameters(
+        dense=dense, expert=stages.moe * experts, largest_dense_unit=unit, largest_expert_unit=experts, adapters=adapters
+    )
+
+
+def _adapter_width(model: ModelSpec) -> float:
+    """Inputs plus outputs of the adapted linear layers of one layer: a low-rank pair has r (in + out) parameters."""
+    h, width = model.hidden_size, model.ffn_size
+    attention = h + model.query_size + model.key_size + model.value_size + model.attention_output_size + h
+    return float(attention + (h + (model.num_mlp_matrices - 1) * width) + (width + h))

@@ -1,0 +1,195 @@
+"""Walks a pipeline schedule with given durations: the exact step time of a finalist, stage by stage."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from planner.cost.operators import Floats
+from planner.layout import Schedule
+
+Action = tuple[int, str, int]
+"""(stage, kind, microbatch): '2F0' is (2, 'F', 0). B = I + W; zero-bubble schedules issue I and W apart."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """One action as it runs."""
+
+    rank: int
+    stage: int
+    kind: str
+    microbatch: int
+    start: float
+    end: float
+
+
+def stage_rank(stage: int, pp: int, vpp: int, schedule: int) -> int:
+    """Pipeline rank that holds a stage: stage mod p; in V shape the second chunk runs backwards."""
+    if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V):
+        return stage if stage < pp else 2 * pp - 1 - stage
+    return stage % pp
+
+
+@lru_cache(maxsize=256)
+def actions(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...], ...]:
+    """The order of actions on every rank."""
+    if schedule == Schedule.GPIPE:
+        return tuple(
+            tuple([(rank, "F", i) for i in range(m)] + [(rank, "B", i) for i in range(m)]) for rank in range(pp)
+        )
+    if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
+        return tuple(_one_f_one_b(rank, pp, vpp, m) for rank in range(pp))
+    return _greedy(schedule, pp, vpp, m)
+
+
+def _one_f_one_b(rank: int, pp: int, vpp: int, m: int) -> tuple[Action, ...]:
+    """Warm-up forwards, then one forward and one backward in turn, then the rest.
+
+    Chunks are visited in groups of p microbatches; warm-up is p - i - 1 microbatches, with virtual stages
+    2 (p - i - 1) + (v - 1) p.  [Narayanan 2021, section 2.2; Megatron Core schedules]
+    """
+    total = m * vpp
+
+    def chunk(number: int, backward: bool) -> Action:
+        group, within = divmod(number, pp * vpp)
+        width = min(pp, m - group * pp)  # the last group may hold fewer microbatches
+        virtual = within // width if width else 0
+        virtual = vpp - 1 - virtual if backward else virtual
+        return virtual * pp + rank, "B" if backward else "F", group * pp + within % max(width, 1)
+
+    warm = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * pp
+    warm = min(warm, total)
+    order = [chunk(i, False) for i in range(warm)]
+    for i in range(total - warm):
+        order += [chunk(warm + i, False), chunk(i, True)]
+    order += [chunk(i, True) for i in range(total - warm, total)]
+    return tuple(order)
+
+
+def _greedy(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...], ...]:
+    """Zero-bubble orders: every rank, whenever free, takes input gradients first, then a forward, then weight gradients.
+
+    Forwards stop at the schedule's number of microbatches in flight (zb_h1: p - i, zbv and dualpipe_v: 2 p chunks), which
+    is what bounds its memory; a weight gradient is also taken when nothing else is ready.  Unit durations.
+    [Qi 2024, sections 3.1 and 6]
+    """
+    stages = pp * (2 if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V) else 1)
+    held = [[s for s in range(stages) if stage_rank(s, pp, vpp, schedule) == rank] for rank in range(pp)]
+    limit = [pp - rank if stages == pp else 2 * pp + 2 * (schedule == Schedule.DUALPIPE_V) for rank in range(pp)]
+    done: dict[Action, int] = {}
+    next_forward, next_input = [0] * stages, [0] * stages
+    pending: list[list[Action]] = [[] for _ in range(pp)]
+    order: list[list[Action]] = [[] for _ in range(pp)]
+    remaining, clock = 3 * stages * m, 0
+    while remaining:
+        for rank in range(pp):
+            action = _choose(held[rank], stages, m, limit[rank], done, next_forward, next_input, pending[rank], clock)
+            if action is None:
+                continue
+            stage, kind, i = action
+            if kind == "F":
+                next_forward[stage] += 1
+            elif kind == "I":
+                next_input[stage] += 1
+                pending[rank].append((stage, "W", i))
+            else:
+                pending[rank].remove(action)
+            done[action] = clock + 1
+            order[rank].append(action)
+            remaining -= 1
+        clock += 1
+    return tuple(tuple(one) for one in order)
+
+
+def _choose(
+    held: list[int], stages: int, m: int, limit: int, done: dict[Action, int], next_forward: list[int],
+    next_input: list[int], pending: list[Action], clock: int,
+) -> Action | None:  # fmt: skip
+    """The action that one rank starts at ``clock``, or None when nothing is ready."""
+
+    def ready(action: Action) -> bool:
+        return done.get(action, clock + 1) <= clock
+
+    for stage in reversed(held):
+        i = next_input[stage]
+        if i < next_forward[stage] and ready((stage, "F", i)) and (stage == stages - 1 or ready((stage + 1, "I", i))):
+            return stage, "I", i
+    flying = sum(next_forward[s] - next_input[s] for s in held)
+    if flying < limit:
+        for stage in reversed(held):
+            i = next_forward[stage]
+            if i < m and (stage == 0 or ready((stage - 1, "F", i))):
+                return stage, "F", i
+    return pending[0] if pending else None
+
+
+def walk(
+    schedule: int, pp: int, vpp: int, m: int, forward: Floats, backward: Floats, weight: Floats, send: float = 0.0
+) -> list[Span]:
+    """Run the actions with durations per stage: arrays of length p v (stages in model order), seconds per microbatch.
+
+    ``backward`` is I + W; ``send`` is added between ranks when an action waits for another rank's result. An action
+    starts when its rank is free and its input is there.
+    """
+    orders = actions(schedule, pp, vpp, m)
+    stages = len(forward)
+    duration = {"F": forward.tolist(), "B": backward.tolist(), "I": (backward - weight).tolist(), "W": weight.tolist()}
+    finished: dict[Action, float] = {}
+    free, cursor = [0.0] * pp, [0] * pp
+    spans: list[Span] = []
+    progress = True
+    while progress:
+        progress = False
+        for rank in range(pp):
+            while cursor[rank] < len(orders[rank]):
+                stage, kind, i = orders[rank][cursor[rank]]
+                before = _inputs(stage, kind, i, stages, finished)
+                if before is None:
+                    break
+                arrival = max((time + (send if stage_rank(s, pp, vpp, schedule) != rank else 0.0) for s, time in before), default=0.0)
+                start = max(free[rank], arrival)
+                end = start + duration[kind][stage]
+                finished[stage, kind, i] = free[rank] = end
+                spans.append(Span(rank=rank, stage=stage, kind=kind, microbatch=i, start=start, end=end))
+                cursor[rank] += 1
+                progress = True
+    if any(cursor[rank] < len(orders[rank]) for rank in range(pp)):
+        raise AssertionError(f"schedule {schedule} with pp {pp}, vpp {vpp}, m {m} does not come to an end")
+    return spans
+
+
+def _inputs(stage: int, kind: str, i: int, stages: int, finished: dict[Action, float]) -> list[tuple[int, float]] | None:
+    """(stage, end) of what an action waits for; None when some of it has not run yet."""
+    if kind == "F":
+        needs = [(stage - 1, ("F",))] if stage else []
+    elif kind == "W":
+        needs = [(stage, ("I",))]
+    else:
+        needs = [(stage, ("F",))] + ([(stage + 1, ("B", "I"))] if stage < stages - 1 else [])
+    found = []
+    for other, kinds in needs:
+        ends = [finished[other, k, i] for k in kinds if (other, k, i) in finished]
+        if not ends:
+            return None
+        found.append((other, ends[0]))
+    return found
+
+
+def walked_time(
+    schedule: int, pp: int, vpp: int, m: int, forward: Floats, backward: Floats, weight: Floats, send: float = 0.0
+) -> float:
+    """Seconds of the whole pipeline; beyond 4 p microbatches the steady state repeats and is added, not walked.
+
+    In the steady state one microbatch passes per (F + B) of the slowest rank, so a longer step only repeats it.
+    """
+    few = 4 * pp
+    if m > few + pp:
+        rest = (m - few) // pp * pp
+        short = walked_time(schedule, pp, vpp, m - rest, forward, backward, weight, send)
+        ranks = np.array([stage_rank(s, pp, vpp, schedule) for s in range(len(forward))])
+        slowest = float(np.bincount(ranks, weights=forward + backward, minlength=pp).max())
+        return short + rest * slowest
+    return max(span.end for span in walk(schedule, pp, vpp, m, forward, backward, weight, send))

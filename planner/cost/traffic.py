@@ -1,0 +1,167 @@
+"""What happens once per optimizer step: gradient reduction, weight gathering, optimizer update, transfers to the host."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cluster import Cluster, strides
+from planner.cost.communication import exposed
+from planner.cost.operators import Floats
+from planner.cost.stages import StageParameters
+from planner.layout import Layout, Recompute
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTraffic:
+    """Seconds per optimizer step of each of the three stages, shape (N, 3)."""
+
+    data_exposed: Floats
+    """Gradient and weight traffic that nothing hides."""
+    data_hidden: Floats
+    """Gradient and weight traffic beside computation."""
+    optimizer: Floats
+    """Update of the local states, gradient norm included."""
+    offload: Floats
+    """Host transfers and update of states on the host, beyond what the GPU's own update hides."""
+
+
+def column(value: object) -> Floats:
+    """A layout field as a float column of shape (N, 1)."""
+    return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
+
+
+def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
+    """Ranks over which states are sharded: dense weights over dp_shard * cp, experts over their part of edp."""
+    replicas = column(layout.dp) / column(layout.shard)
+    return column(layout.shard) * column(layout.cp), np.maximum(column(layout.edp) / replicas, 1.0)
+
+
+def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple[Floats, Floats]:
+    """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
+    if workload.lora_rank:
+        return parameters.adapters, np.zeros_like(parameters.expert)
+    return parameters.dense, parameters.expert
+
+
+def step_traffic(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters,
+    forward: Floats, backward: Floats,
+) -> StepTraffic:  # fmt: skip
+    """``forward`` and ``backward`` are a stage's seconds per microbatch, shape (N, 3): what traffic hides behind."""
+    exposed_data, hidden_data = _data_parallel(workload, cluster, trainer, layout, parameters, forward, backward)
+    optimizer, offload = _optimizer(workload, cluster, trainer, layout, parameters)
+    return StepTraffic(data_exposed=exposed_data, data_hidden=hidden_data, optimizer=optimizer, offload=offload)
+
+
+def _data_parallel(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters,
+    forward: Floats, backward: Floats,
+) -> tuple[Floats, Floats]:  # fmt: skip
+    """Exposed and hidden seconds of gradients and weights.
+
+    zero 0     all-reduce of the gradients once per step, beside the last backward pass
+    zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
+    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass, with zero 3 and
+               more than the current units resident for every backward pass as well  [FSDP, arXiv 2304.11277, section 3]
+
+    HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
+    """
+    zero, m = column(layout.zero), column(layout.num_microbatches)
+    gradients, weights = _reduce_and_gather(workload, cluster, trainer, layout, parameters)
+    single = zero <= 1
+    buckets = np.maximum((parameters.all) / trainer.bucket_parameters, 1.0)
+
+    def hide(time: Floats, window: Floats, name: str) -> Floats:
+        return exposed(time, window, np.minimum(time / buckets, time)) if name in trainer.overlap else time
+
+    gathered_once = (zero < 3) | (column(layout.pp) > 1)  # pipelines keep gathered weights between microbatches
+    backward_traffic = gradients + np.where(gathered_once, 0.0, weights)
+    once = hide(gradients, backward, "gradients") + hide(np.where(zero == 1, weights, 0.0), forward, "parameters")
+    passes = np.where(gathered_once & (zero >= 3), 1.0, m)
+    every = m * hide(backward_traffic, backward, "gradients") + passes * hide(weights, forward, "parameters")
+    total_once = gradients + np.where(zero == 1, weights, 0.0)
+    total_every = m * backward_traffic + passes * weights
+    added = np.where(single, once, every)
+    return added, np.where(single, total_once, total_every) - added
+
+
+def _reduce_and_gather(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
+) -> tuple[Floats, Floats]:
+    """Seconds to reduce all gradients of a stage once, and to gather all its weights once; dense and expert parts."""
+    stride = strides(layout)
+    zero = column(layout.zero)
+    dense_shard, expert_shard = shard_groups(layout)
+    replicas = column(layout.dp) / column(layout.shard)
+    trained = trained_parameters(workload, parameters)
+    gradients: Floats = np.zeros_like(parameters.dense)
+    weights: Floats = np.zeros_like(parameters.dense)
+    whole = (parameters.dense, parameters.expert)
+    for learned, resident, group, distance in (
+        (trained[0], whole[0], dense_shard, column(stride["cp"])),
+        (trained[1], whole[1], expert_shard, column(stride["edp"])),
+    ):
+        if not np.any(resident):
+            continue
+        size = learned * trainer.gradient_reduce_bytes
+        replicated = cluster.collective_time("all_reduce", size, group * replicas, distance)
+        scattered = cluster.collective_time("reduce_scatter", size, group, distance)
+        if np.any(replicas > 1):
+            scattered = scattered + cluster.collective_time("all_reduce", size / group, replicas, distance * group)
+        gathered_size = np.where(zero >= 3, resident, learned) * trainer.gathered_weight_bytes
+        gradients = gradients + np.where(zero == 0, replicated, scattered)
+        weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
+    return gradients, np.where(zero == 0, 0.0, weights)
+
+
+def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
+    """Bytes read and written per updated parameter: gradient in, states in and out, weight out.
+
+    Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm.
+    """
+    states = trainer.optimizer_bytes[workload.optimizer]
+    return 2.0 * trainer.gradient_bytes + 2.0 * states + trainer.weight_bytes
+
+
+def _optimizer(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
+) -> tuple[Floats, Floats]:
+    """Seconds of the update on the GPU and, for offloaded states, beyond it on the host.
+
+    GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
+    memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but beside
+    each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
+    """
+    hardware = cluster.hardware
+    updated = local_states(workload, layout, parameters)
+    bytes_each = optimizer_traffic(workload, trainer)
+    host_share = column(layout.offload_optimizer) / 100.0
+    on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
+    if not np.any(host_share > 0):
+        return on_gpu, np.zeros_like(on_gpu)
+    moved = updated * host_share
+    transfer = moved * (trainer.gradient_bytes + trainer.weight_bytes) / hardware.pcie_bandwidth
+    per_gpu = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / hardware.gpus_per_node
+    return on_gpu, np.maximum(transfer, moved * bytes_each / per_gpu)
+
+
+def local_states(workload: Workload, layout: Layout, parameters: StageParameters) -> Floats:
+    """Parameters whose optimizer states live on one rank."""
+    dense, expert = trained_parameters(workload, parameters)
+    dense_shard, expert_shard = shard_groups(layout)
+    sharded = column(layout.zero) >= 1
+    return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
+
+
+def activation_offload(
+    cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats
+) -> Floats:
+    """Seconds per microbatch and stage that activations wait for PCIe, out and back, beyond the computation."""
+    used = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
+    transfer = stored / cluster.hardware.pcie_bandwidth
+    waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
+    return np.where(used, waiting, 0.0)

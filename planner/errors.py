@@ -1,0 +1,27 @@
+"""The one exception family shown to users: a sentence, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PlannerError(Exception):
+    """What was asked, why it cannot be, and what to change; the command line prints it and exits with code 2."""
+
+
+class UnknownNameError(PlannerError):
+    """A name that is not in the library; the message lists what exists, nearest first."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} '{name}'; known, nearest first: {', '.join(nearest_first(name, known))}")
+
+
+def nearest_first(name: str, known: Iterable[str]) -> list[str]:
+    """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically)."""
+
+    def distance(candidate: str) -> tuple[float, str]:
+        ratio = difflib.SequenceMatcher(None, name.lower(), candidate.lower()).ratio()
+        return -ratio, candidate
+
+    return sorted(known, key=distance)

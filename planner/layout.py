@@ -1,0 +1,258 @@
+"""Layout: how a job is split over GPUs. Integers for one layout, or integer columns of equal length for many."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum, IntFlag
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.errors import PlannerError, nearest_first
+
+Column = int | NDArray[np.integer]
+"""An integer, or a column of integers: one per candidate."""
+
+
+class Recompute(IntEnum):
+    """What is computed again in the backward pass instead of being stored."""
+
+    NONE = 0
+    SELECTIVE = 1
+    FULL = 2
+
+
+class Module(IntFlag):
+    """Units of selective recompute; a trainer says which of them it knows."""
+
+    CORE_ATTENTION = 1
+    NORM = 2
+    MLP_ACTIVATION = 4
+    MLP = 8
+    MOE = 16
+    MLA_UP_PROJECTION = 32
+    SHARED_EXPERTS = 64
+
+
+class Schedule(IntEnum):
+    """Order of forward and backward passes on the stages of a pipeline."""
+
+    GPIPE = 0
+    ONE_F_ONE_B = 1
+    INTERLEAVED = 2
+    ZB_H1 = 3
+    ZBV = 4
+    DUALPIPE_V = 5
+
+
+class CpMethod(IntEnum):
+    """How attention sees the whole sequence under context parallelism."""
+
+    RING = 0
+    A2A = 1
+    ALLGATHER = 2
+
+
+class Order(IntEnum):
+    """Rank order, innermost (adjacent ranks) first."""
+
+    TP_CP_EP_DP_PP = 0
+    TP_CP_EP_PP_DP = 1
+    TP_CP_DP_PP_EP = 2
+
+
+NAMES: dict[str, dict[int, str]] = {
+    "recompute": {0: "none", 1: "selective", 2: "full"},
+    "schedule": {0: "gpipe", 1: "1f1b", 2: "interleaved_1f1b", 3: "zb_h1", 4: "zbv", 5: "dualpipe_v"},
+    "cp_method": {0: "ring", 1: "a2a", 2: "allgather"},
+    "order": {0: "tp-cp-ep-dp-pp", 1: "tp-cp-ep-pp-dp", 2: "tp-cp-dp-pp-ep"},
+}
+"""Text of the fields that are choices, as written in YAML, flags and tables."""
+
+MODULE_NAMES: dict[Module, str] = {
+    Module.CORE_ATTENTION: "core_attention",
+    Module.NORM: "norm",
+    Module.MLP_ACTIVATION: "mlp_activation",
+    Module.MLP: "mlp",
+    Module.MOE: "moe",
+    Module.MLA_UP_PROJECTION: "mla_up_projection",
+    Module.SHARED_EXPERTS: "shared_experts",
+}
+
+BOOLEANS = ("sequence_parallel", "offload_activations")
+LARGEST = 2**24
+"""No degree, count or size of a layout is larger than this; anything above is a typing error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Every degree and option of one way to run a job; ``num_gpus = tp * pp * dp * cp``.
+
+    Each field is an integer, or an integer column: then all columns have the same length and row i is candidate i.
+    """
+
+    tp: Column = 1
+    """Tensor parallel degree."""
+    pp: Column = 1
+    """Pipeline parallel degree."""
+    dp: Column = 1
+    """Data parallel degree: replicas times shards."""
+    cp: Column = 1
+    """Context parallel degree."""
+    ep: Column = 1
+    """Expert parallel degree; re-tiles the same ranks: etp * ep * edp * pp = num_gpus."""
+    etp: Column = 1
+    """Expert tensor parallel degree."""
+    vpp: Column = 1
+    """Virtual stages per pipeline rank; 1 = none."""
+    dp_shard: Column = 0
+    """Data parallel ranks over which states are sharded (HSDP when less than dp); 0 = all of dp."""
+    micro_batch_size: Column = 1
+    """Sequences per forward pass and replica, before context parallelism splits them."""
+    num_microbatches: Column = 1
+    """Microbatches per optimizer step and replica."""
+    sequence_parallel: Column = 0
+    """1 = norms and dropout are split in the tensor parallel group."""
+    cp_method: Column = CpMethod.RING
+    """Context parallel method."""
+    zero: Column = 0
+    """State sharding: 0 none, 1 optimizer, 2 and gradients, 3 and weights."""
+    schedule: Column = Schedule.ONE_F_ONE_B
+    """Pipeline schedule."""
+    order: Column = Order.TP_CP_EP_DP_PP
+    """Rank order."""
+    recompute: Column = Recompute.NONE
+    """Recompute mode."""
+    recompute_layers: Column = 0
+    """With full recompute: layers of each pipeline stage that are recomputed; 0 = all."""
+    recompute_modules: Column = 0
+    """With selective recompute: the modules, as a bit mask of Module."""
+    offload_optimizer: Column = 0
+    """Percent of the optimizer states kept and updated in host memory."""
+    offload_activations: Column = 0
+    """1 = the inputs of the layers wait in host memory between forward and backward."""
+    first_stage_layers: Column = 0
+    """Layers of the first pipeline stage; 0 = an even share."""
+    last_stage_layers: Column = 0
+    """Layers of the last pipeline stage; 0 = an even share."""
+
+    @property
+    def num_gpus(self) -> Column:
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def edp(self) -> Column:
+        """Expert data parallel degree: ranks that hold the same experts."""
+        return self.tp * self.cp * self.dp // (self.ep * self.etp)
+
+    @property
+    def shard(self) -> Column:
+        """Data parallel ranks over which states are sharded, with the default filled in."""
+        return np.where(np.asarray(self.dp_shard) == 0, self.dp, self.dp_shard)
+
+    @property
+    def global_batch_size(self) -> Column:
+        return self.micro_batch_size * self.num_microbatches * self.dp
+
+    def __len__(self) -> int:
+        """Number of candidates: 1 when every field is an integer."""
+        return max(np.size(getattr(self, name)) for name in FIELDS)
+
+    def take(self, rows: NDArray[np.integer] | NDArray[np.bool_] | slice) -> Layout:
+        """The chosen rows of the columns; fields that are one integer for all stay so."""
+        return Layout(**{name: v if np.ndim(v) == 0 else v[rows] for name, v in self.columns().items()})
+
+    def row(self, index: int) -> Layout:
+        """One candidate as a layout of plain integers."""
+        return Layout(**{n: int(v) if np.ndim(v) == 0 else int(v[index]) for n, v in self.columns().items()})
+
+    def columns(self) -> dict[str, Any]:
+        """Fields by name, as they are."""
+        return {name: getattr(self, name) for name in FIELDS}
+
+    def replace(self, **changes: Column) -> Layout:
+        return dataclasses.replace(self, **changes)
+
+    @staticmethod
+    def stack(layouts: list[Layout]) -> Layout:
+        """Many layouts of one candidate each as one layout of columns."""
+        return Layout(**{n: np.array([getattr(one, n) for one in layouts], dtype=np.int64) for n in FIELDS})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data of one layout, choices as text."""
+        data: dict[str, Any] = {}
+        for name, value in self.columns().items():
+            if name in NAMES:
+                data[name] = NAMES[name][int(value)]
+            elif name == "recompute_modules":
+                data[name] = module_names(int(value))
+            elif name in BOOLEANS:
+                data[name] = bool(value)
+            else:
+                data[name] = int(value)
+        return data
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, where: str = "layout") -> Layout:
+        """One layout from plain data. Raises PlannerError that names the key, what was found and what is allowed."""
+        values: dict[str, int] = {}
+        for key, value in data.items():
+            if key not in FIELDS:
+                raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), FIELDS)[0]}")
+            values[key] = _read_field(key, value, where)
+        return Layout(**values)
+
+
+FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))
+MAY_BE_ZERO = {
+    "dp_shard", "zero", "recompute_layers", "recompute_modules", "offload_optimizer", "first_stage_layers",
+    "last_stage_layers",
+}  # fmt: skip
+
+
+def module_names(mask: int) -> list[str]:
+    """Names of the modules in a bit mask, in the order of Module."""
+    return [name for module, name in MODULE_NAMES.items() if mask & module]
+
+
+def module_mask(names: list[str] | str, *, where: str = "recompute_modules") -> int:
+    """Bit mask of modules named in a list or a comma-separated text. Raises PlannerError on an unknown name."""
+    items = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
+    by_name = {text: module for module, text in MODULE_NAMES.items()}
+    mask = 0
+    for item in items:
+        if item == "":
+            continue
+        if item not in by_name:
+            raise PlannerError(f"{where}: unknown module '{item}'; known: {', '.join(by_name)}")
+        mask |= by_name[item]
+    return mask
+
+
+def choice(field: str, text: object, *, where: str = "layout") -> int:
+    """Number of a choice such as schedule '1f1b'. Raises PlannerError with what is allowed."""
+    for number, name in NAMES[field].items():
+        if name == text:
+            return number
+    raise PlannerError(f"{where}: {field} '{text}' is not one of {', '.join(NAMES[field].values())}")
+
+
+def _read_field(key: str, value: Any, where: str) -> int:
+    if key in NAMES:
+        return choice(key, value, where=where)
+    if key == "recompute_modules":
+        if not isinstance(value, (list, str)) or (isinstance(value, list) and not all(isinstance(v, str) for v in value)):
+            raise PlannerError(f"{where}: recompute_modules must be a list of {', '.join(MODULE_NAMES.values())}")
+        return module_mask(value, where=f"{where}: recompute_modules")
+    if key in BOOLEANS:
+        if not isinstance(value, bool):
+            raise PlannerError(f"{where}: {key} is {value!r}; write true or false")
+        return int(value)
+    least = 0 if key in MAY_BE_ZERO else 1
+    most = {"zero": 3, "offload_optimizer": 100}.get(key, LARGEST)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PlannerError(f"{where}: {key} is {value!r}; it must be a whole number from {least} to {most}")
+    return value

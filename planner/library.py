@@ -1,0 +1,81 @@
+"""Where the data files are, and how a YAML file is read: one clear sentence when it is broken."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from planner.errors import PlannerError, UnknownNameError
+
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+def profiles_directory() -> Path:
+    """``profiles/`` of the checkout, or the copy installed inside the package."""
+    here = Path(__file__).resolve().parent
+    for candidate in (here.parent / "profiles", here / "profiles"):
+        if (candidate / "hardware").is_dir():
+            return candidate
+    raise PlannerError(f"the data files of planner are missing beside {here}; install the package again")
+
+
+def names(kind: str) -> list[str]:
+    """Names of all library files of one kind (hardware, models, trainers, runs), sorted."""
+    return sorted(path.stem for path in (profiles_directory() / kind).glob("*.yaml"))
+
+
+def find(kind: str, name: str) -> Path:
+    """Path of a library file by name, or of a user's own YAML file by path. Raises UnknownNameError."""
+    if name.endswith((".yaml", ".yml")) or os.sep in name:
+        path = Path(name)
+        if not path.is_file():
+            raise PlannerError(f"no such file: {name}")
+        return path
+    path = profiles_directory() / kind / f"{name}.yaml"
+    if not path.is_file():
+        raise UnknownNameError({"models": "model", "trainers": "trainer"}.get(kind, kind), name, names(kind))
+    return path
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises PlannerError with file and line when it cannot be read."""
+    try:
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        problem = getattr(error, "problem", None) or "not YAML"
+        raise PlannerError(f"{path}{where}: {problem}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise PlannerError(f"{path}: cannot be read ({error})") from error
+    except (ValueError, RecursionError) as error:
+        raise PlannerError(f"{path}: not valid YAML ({error})") from error
+    if not isinstance(data, dict):
+        raise PlannerError(f"{path}: expected a mapping of keys to values, found {type(data).__name__}")
+    return data
+
+
+def dump_yaml(data: dict[str, Any]) -> str:
+    """YAML text of plain data, keys in the order given."""
+    return str(yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=140))
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file whole or not at all: temporary file in the same directory, then rename."""
+    try:
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(text)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        Path(temporary).unlink(missing_ok=True)

@@ -1,0 +1,369 @@
+"""The architecture of a model: what a plan needs to know about it, and where it is read from."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
+from typing import Any, cast
+
+from planner import library
+from planner.errors import PlannerError, UnknownNameError, nearest_first
+
+MAX_SIZE = 10**9
+POSITIONS = ("rope", "learned", "alibi", "none")
+NORMS = ("rmsnorm", "layernorm")
+ACTIVATIONS = ("silu", "gelu", "relu", "relu2")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """A decoder-only transformer. Values are checked on construction; raises PlannerError naming field and value."""
+
+    name: str
+    """What the model is called in plans and reports."""
+    num_layers: int
+    """L: transformer layers, multi-token-prediction modules not counted."""
+    hidden_size: int
+    """h: width of the residual stream."""
+    num_heads: int
+    """a: query heads."""
+    num_kv_heads: int
+    """k: key and value heads; equal to num_heads without grouped queries and with MLA."""
+    head_dim: int
+    """d: width of one query or key head; with MLA qk_nope_head_dim + qk_rope_head_dim."""
+    ffn_size: int
+    """f: width inside the MLP of a dense layer."""
+    vocab_size: int
+    """V: rows of the embedding table as published, before any padding by a trainer."""
+    max_sequence_length: int
+    """Longest sequence that the model was published for, tokens."""
+    gated: bool = True
+    """MLP of three matrices, down(act(gate(x)) * up(x)); False: two matrices, down(act(up(x)))."""
+    activation: str = "silu"
+    """Non-linearity of the MLP: silu, gelu, relu or relu2 (squared)."""
+    tied_embeddings: bool = False
+    """The output head uses the input embedding table."""
+    position: str = "rope"
+    """How positions enter: rope, learned (a table), alibi or none."""
+    num_position_embeddings: int = 0
+    """Rows of the learned position table (OPT has two more than positions); 0 unless position is learned."""
+    norm: str = "rmsnorm"
+    """rmsnorm (a weight) or layernorm (a weight and a bias)."""
+    norms_per_layer: int = 2
+    """Norms over the hidden size in one layer: 2; 4 in Gemma 2 and 3; 1 or 2 with parallel attention."""
+    embedding_norm: bool = False
+    """A norm right after the embedding (BLOOM)."""
+    linear_bias: bool = False
+    """All linear layers of attention, dense MLP and shared experts have biases."""
+    qkv_bias: bool = False
+    """Query, key and value projections have biases, whatever linear_bias says (Qwen 2)."""
+    qk_norm: bool = False
+    """A learned RMS norm over head_dim of queries and of keys (Qwen 3, Gemma 3)."""
+    parallel_attention: bool = False
+    """Attention and MLP read the same input and are added together (Falcon, GPT-NeoX)."""
+    q_lora_rank: int = 0
+    """MLA: rank of the compressed query; 0 = queries are projected directly."""
+    kv_lora_rank: int = 0
+    """MLA: rank of the compressed keys and values; 0 = no MLA."""
+    qk_nope_head_dim: int = 0
+    """MLA: part of a query or key head without rotary positions."""
+    qk_rope_head_dim: int = 0
+    """MLA: part of a query or key head with rotary positions; this key part is shared by all heads."""
+    v_head_dim: int = 0
+    """MLA: width of one value head."""
+    num_experts: int = 0
+    """E: routed experts per MoE layer; 0 = dense model."""
+    top_k: int = 0
+    """K: routed experts that each token visits."""
+    expert_ffn_size: int = 0
+    """Width inside one routed expert."""
+    num_shared_experts: int = 0
+    """Experts per MoE layer that every token visits."""
+    shared_expert_ffn_size: int = 0
+    """Width inside all shared experts of a layer together."""
+    num_dense_layers: int = 0
+    """Leading layers of a MoE model that are dense."""
+    moe_layer_interval: int = 1
+    """After the leading dense layers every n-th layer is MoE (Llama 4 Maverick: 2)."""
+    expert_bias: bool = False
+    """Linear layers of routed experts have biases (gpt-oss)."""
+    router_bias: bool = False
+    """The router has a bias (gpt-oss)."""
+    window: int = 0
+    """Sliding window in tokens; 0 = none. Llama 4's chunks count as a window of that size, an upper bound."""
+    num_windowed_layers: int = 0
+    """Layers that attend within the window; all others attend to the whole sequence."""
+    mtp_layers: int = 0
+    """Multi-token-prediction modules, each with one transformer layer of the last kind (DeepSeek V3)."""
+    published_parameters: float = 0.0
+    """Parameters that the publisher states; 0 = not stated."""
+    published_active_parameters: float = 0.0
+    """Parameters per token that the publisher of a MoE model states; 0 = not stated."""
+    source: str = ""
+    """Where the values come from."""
+
+    def __post_init__(self) -> None:
+        _check_types(self)
+        _check_relations(self)
+
+    @property
+    def is_moe(self) -> bool:
+        """Some layers have routed experts."""
+        return self.num_experts > 0
+
+    @property
+    def is_mla(self) -> bool:
+        """Multi-head latent attention: keys and values are stored compressed."""
+        return self.kv_lora_rank > 0
+
+    @property
+    def num_moe_layers(self) -> int:
+        """Layers with routed experts."""
+        return (self.num_layers - self.num_dense_layers) // self.moe_layer_interval if self.is_moe else 0
+
+    @property
+    def num_plain_layers(self) -> int:
+        """Layers with a dense MLP."""
+        return self.num_layers - self.num_moe_layers
+
+    @property
+    def num_full_attention_layers(self) -> int:
+        """Layers whose attention sees the whole sequence."""
+        return self.num_layers - self.num_windowed_layers
+
+    @property
+    def query_size(self) -> int:
+        """Width of all query heads together, a d."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def key_size(self) -> int:
+        """Width of all key heads together, k d (with MLA after decompression, a d)."""
+        return self.num_kv_heads * self.head_dim
+
+    @property
+    def value_head_size(self) -> int:
+        """Width of one value head."""
+        return self.v_head_dim if self.is_mla else self.head_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all value heads together, k d (with MLA after decompression, a v_head_dim)."""
+        return self.num_kv_heads * self.value_head_size
+
+    @property
+    def attention_output_size(self) -> int:
+        """Width that enters the output projection, a times the value head."""
+        return self.num_heads * self.value_head_size
+
+    @property
+    def num_mlp_matrices(self) -> int:
+        """Matrices of one MLP or expert: 3 when gated, else 2."""
+        return 3 if self.gated else 2
+
+    def is_moe_layer(self, index: int) -> bool:
+        """Whether layer ``index`` (from 0) has routed experts."""
+        after = index - self.num_dense_layers
+        return self.is_moe and after >= 0 and after % self.moe_layer_interval == self.moe_layer_interval - 1
+
+
+_FIELDS = fields(ModelSpec)
+_REQUIRED = tuple(f.name for f in _FIELDS if f.default is MISSING)
+_AT_LEAST_ONE = {"norms_per_layer", "moe_layer_interval"}
+
+
+def _check_types(model: ModelSpec) -> None:
+    """Every field has its type; sizes are positive and below 1e9. Annotations are text here, hence the strings."""
+    for field in _FIELDS:
+        value = getattr(model, field.name)
+        if field.type == "int":
+            low = 1 if field.default is MISSING or field.name in _AT_LEAST_ONE else 0
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_SIZE:
+                raise PlannerError(f"model: {field.name} is {_short(value)}; it must be an integer from {low} to 1e9")
+        elif field.type == "bool" and not isinstance(value, bool):
+            raise PlannerError(f"model: {field.name} is {_short(value)}; it must be true or false")
+        elif field.type == "str" and not isinstance(value, str):
+            raise PlannerError(f"model: {field.name} is {_short(value)}; it must be text")
+        elif field.type == "float":
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            # Comparing first keeps integers too large for a float away from isfinite.
+            if not number or not 0 <= value <= 1e18 or not math.isfinite(value):
+                raise PlannerError(f"model: {field.name} is {_short(value)}; it must be a number of parameters")
+    if not model.name.strip():
+        raise PlannerError("model: name is empty; give the model a name")
+    for key, allowed in (("position", POSITIONS), ("norm", NORMS), ("activation", ACTIVATIONS)):
+        if getattr(model, key) not in allowed:
+            raise PlannerError(f"model: {key} is {_short(getattr(model, key))}; it must be one of {', '.join(allowed)}")
+
+
+def _check_relations(m: ModelSpec) -> None:
+    """Fields agree with each other: heads, MLA, experts, windows."""
+    mla = (m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
+    experts = (m.top_k, m.expert_ffn_size)
+    only_moe = (*experts, m.num_shared_experts, m.shared_expert_ffn_size, m.num_dense_layers, m.moe_layer_interval - 1)
+    learned = m.position == "learned"
+    rules = (
+        (
+            m.num_heads % m.num_kv_heads == 0,
+            f"num_heads {m.num_heads} must be a multiple of num_kv_heads {m.num_kv_heads}",
+        ),
+        (m.is_mla or not any((*mla, m.q_lora_rank)), "MLA sizes are given but kv_lora_rank is 0; give it or drop them"),
+        (
+            not m.is_mla or all(mla),
+            f"kv_lora_rank {m.kv_lora_rank} (MLA) needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
+        ),
+        (
+            not m.is_mla or m.num_kv_heads == m.num_heads,
+            f"with MLA num_kv_heads must equal num_heads {m.num_heads}, not {m.num_kv_heads}",
+        ),
+        (
+            not m.is_mla or m.head_dim == m.qk_nope_head_dim + m.qk_rope_head_dim,
+            f"with MLA head_dim {m.head_dim} must be qk_nope_head_dim + qk_rope_head_dim {sum(mla[:2])}",
+        ),
+        (m.is_moe or not any(only_moe), "expert sizes are given but num_experts is 0; give it or drop them"),
+        (not m.is_moe or all(experts), f"num_experts {m.num_experts} needs top_k and expert_ffn_size"),
+        (m.top_k <= m.num_experts, f"top_k {m.top_k} is larger than num_experts {m.num_experts}"),
+        (
+            (m.num_shared_experts > 0) == (m.shared_expert_ffn_size > 0),
+            f"num_shared_experts {m.num_shared_experts} and shared_expert_ffn_size {m.shared_expert_ffn_size} "
+            + "do not go together; give both or neither",
+        ),
+        (
+            not m.is_moe or m.num_moe_layers > 0,
+            f"num_dense_layers {m.num_dense_layers} and moe_layer_interval {m.moe_layer_interval} leave no MoE layer "
+            + f"among {m.num_layers}",
+        ),
+        (
+            m.num_windowed_layers <= m.num_layers,
+            f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_layers}",
+        ),
+        (
+            (m.window > 0) == (m.num_windowed_layers > 0),
+            f"window {m.window} and num_windowed_layers {m.num_windowed_layers} do not go together; "
+            + "give both or neither",
+        ),
+        (
+            learned == (m.num_position_embeddings > 0),
+            f"position {m.position} does not go with num_position_embeddings {m.num_position_embeddings}; "
+            + "learned positions need a number, all others 0",
+        ),
+    )
+    for holds, message in rules:
+        if not holds:
+            raise PlannerError(f"model: {message}")
+
+
+def _short(value: object) -> str:
+    """A value for a message: quoted when text, cut when long."""
+    if isinstance(value, int) and value.bit_length() > 200:
+        return "an integer of more than 60 digits"
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def to_dict(model: ModelSpec) -> dict[str, Any]:
+    """Plain data for YAML or JSON: the fields without a default, and those that differ from theirs."""
+    values = {field.name: getattr(model, field.name) for field in _FIELDS}
+    return {field.name: values[field.name] for field in _FIELDS if values[field.name] != field.default}
+
+
+def from_dict(data: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
+    """A model from plain data; ``to_dict`` backwards. Raises PlannerError on unknown, missing and impossible values."""
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
+    known = [field.name for field in _FIELDS]
+    for key in data:
+        if key not in known:
+            nearest = nearest_first(str(key), known)[0]
+            raise PlannerError(f"{where}: unknown key {_short(key)}; the nearest known one is '{nearest}'")
+    missing = [key for key in _REQUIRED if key not in data]
+    if missing:
+        raise PlannerError(f"{where}: missing {', '.join(missing)}")
+    try:
+        return ModelSpec(**data)
+    except PlannerError as error:
+        raise PlannerError(f"{where}: {str(error).removeprefix('model: ')}") from None
+
+
+def from_hugging_face(config: Mapping[str, Any], *, name: str = "", source: str = "") -> ModelSpec:
+    """A model from the content of a Hugging Face ``config.json``; of a multimodal model the text part.
+
+    Raises PlannerError naming the architecture or the field that the planner does not understand.
+    """
+    # Imported here so that presets, by far the usual case, do not pay for it.
+    from planner.hugging_face import translate
+
+    where = f"config.json of {name}" if name else "config.json"
+    values = translate(config, where=where)
+    return from_dict({"name": name or "custom", **values, "source": source}, where=where)
+
+
+def load_model(name_or_path: str) -> ModelSpec:
+    """A model by preset name or alias, YAML path, path of a config.json or its directory, or org/name on the hub.
+
+    Raises UnknownNameError with the nearest names first, or PlannerError saying what is wrong with the file.
+    """
+    name = name_or_path.strip()
+    # Longer than file systems allow: asking them would end in a traceback.
+    if len(name) > 2000 or any(len(part) > 200 for part in name.split("/")):
+        raise PlannerError(f"model '{name[:57]}...': the name is too long for a file and for a model")
+    path = Path(name)
+    if name.endswith((".yaml", ".yml")):
+        path = library.find("models", str(path))
+        return from_dict(library.read_yaml(path), where=str(path))
+    if name.endswith(".json"):
+        return _read_config(path, path.parent.name or path.stem)
+    preset = library.profiles_directory() / "models" / f"{name.lower()}.yaml"
+    if re.fullmatch(r"[\w.-]+", name) and not name.startswith("."):
+        if not preset.is_file() and name.lower() in (known := aliases()):
+            preset = preset.with_name(f"{known[name.lower()]}.yaml")
+        if preset.is_file():
+            return from_dict(library.read_yaml(preset), where=str(preset))
+    if path.is_dir() and name:
+        return _read_config(path / "config.json", path.resolve().name)
+    if re.fullmatch(r"[\w-][\w.-]*/[\w-][\w.-]*", name):
+        return _read_hub(name)
+    if "/" in name:
+        raise PlannerError(f"model '{name}': no such directory; give a preset, a YAML file, a config.json or org/name")
+    raise UnknownNameError("model", name, [*library.names("models"), *aliases()])
+
+
+def aliases() -> dict[str, str]:
+    """Other names of presets: alias -> preset."""
+    data = library.read_yaml(library.profiles_directory() / "model_aliases.yaml")
+    return {str(alias): str(preset) for alias, preset in data.items()}
+
+
+def _read_config(path: Path, name: str) -> ModelSpec:
+    """A model from a ``config.json`` on disk."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
+    except (ValueError, RecursionError) as error:
+        raise PlannerError(f"{path}: not valid JSON ({error})") from error
+    return from_hugging_face(config, name=name, source=str(path))
+
+
+def _read_hub(name: str) -> ModelSpec:
+    """A model from the Hugging Face hub; the library for it is optional and loaded only here."""
+    try:
+        import huggingface_hub  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        raise PlannerError(
+            f"model '{name}' looks like a name on the Hugging Face hub, but huggingface_hub is not installed; "
+            "install it, or give a preset or the path of a config.json"
+        ) from None
+    try:
+        path = Path(cast(str, huggingface_hub.hf_hub_download(name, "config.json")))
+    except Exception as error:  # the hub's errors have no common base: network, missing, gated
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
+        raise PlannerError(f"model '{name}' cannot be read from the Hugging Face hub: {first_line}") from error
+    return _read_config(path, name.rsplit("/", 1)[1].lower())

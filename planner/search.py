@@ -1,0 +1,187 @@
+"""Search: every legal layout of a job, memory first; the best are refined on the exact pipeline timeline."""
+
+from __future__ import annotations
+
+import dataclasses
+import time as clock
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cost.exact import refine_bubble
+from planner.cost.step import Estimate, estimate, join
+from planner.layout import Layout
+from planner.rules import Job, allowed, refusals
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
+
+SAFE = 0.05
+"""A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
+FINALISTS = 3
+"""Layouts that go to the timeline, for every one that is asked for."""
+PIECE = 1 << 16
+"""Candidates priced between two looks at the bound."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a search found."""
+
+    layouts: list[Layout]
+    """The best layouts, best first: those that fit by step time, else the closest by memory."""
+    estimates: list[Estimate]
+    """Their estimates, columns of length 1."""
+    fit: bool
+    """The layouts fit; False: none of the space does, and these miss by the least."""
+    searched: int
+    """Layouts of the space, levers included."""
+    legal: int
+    """Of those looked at, how many meet every rule."""
+    priced: int
+    """Layouts priced. The others break a rule, or differ from a priced one only by levers that cannot make it faster."""
+    fitting: int
+    """Priced layouts that fit."""
+    refused: dict[str, int]
+    """Layouts without levers that each rule refused."""
+    seconds: float
+    """Wall time."""
+
+
+def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
+    """Device memory runs out with a chance of at most SAFE, and the node's host memory holds what is offloaded."""
+    hardware = job.cluster.hardware
+    per_node = found.host_memory * min(hardware.gpus_per_node, job.cluster.num_gpus)
+    return (found.out_of_memory_probability <= SAFE) & (per_node <= hardware.host_memory)
+
+
+def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
+    """The ``top`` fastest layouts that fit, or those that miss by the least when none does.
+
+    Every legal layout without levers is priced. Levers (recompute, then offload) add time and free memory, so they are
+    tried only on layouts that do not fit without them and are not already slower than the best that fit: this leaves
+    out no layout that could be among the ``top``. The result is the optimum of the cost model over the space.
+    """
+    started = clock.perf_counter()
+    pins = pins or Pins()
+    run = _Run(job=job, wanted=top * FINALISTS)
+    base = base_layouts(job, pins)
+    legal = base.take(allowed(job, base))
+    refused = {} if len(legal) else refusals(job, base)
+    levers = recompute_levers(job, pins)
+    plain, plain_estimate = run.price(_pinned_levers(legal, pins))
+    open_rows, peak = run.open(plain, plain_estimate)
+    candidates = [open_rows]
+    peaks = [peak]
+    if levers and len(open_rows):
+        with_recompute = stack([lever.apply(open_rows, job.model) for lever in levers])
+        with_recompute = with_recompute.take(allowed(job, with_recompute))
+        rows, found = run.price(with_recompute)
+        still_open, peak = run.open(rows, found)
+        candidates.append(still_open)
+        peaks.append(peak)
+    _offload(run, candidates, peaks, pins)
+    layouts, estimates = run.best()
+    size = len(base) * (1 + len(levers)) * (1 + len(OFFLOADS) * job.trainer.offload_optimizer)
+    ranked = _refined(job, layouts, estimates) if run.fitting else (layouts, estimates)
+    return Finding(
+        layouts=ranked[0][:top], estimates=ranked[1][:top], fit=run.fitting > 0, searched=size, legal=run.legal,
+        priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
+    )  # fmt: skip
+
+
+def _pinned_levers(layout: Layout, pins: Pins) -> Layout:
+    """Levers that the user fixed apply to every layout from the start."""
+    fixed = {n: v for n, v in pins.values.items() if n.startswith("recompute") or n == "offload_optimizer"}
+    return layout.replace(**fixed)
+
+
+def _offload(run: _Run, candidates: list[Layout], peaks: list[NDArray[np.float64]], pins: Pins) -> None:
+    """Moves optimizer states to the host, in steps, for what does not fit without and could fit with it."""
+    if not run.job.trainer.offload_optimizer or "offload_optimizer" in pins.values:
+        return
+    rows = stack(candidates)
+    lowest = np.concatenate(peaks)
+    for share in OFFLOADS:
+        if not len(rows):
+            return
+        moved = rows.replace(offload_optimizer=share)
+        mask = allowed(run.job, moved)
+        if run.fitting:  # without anything that fits, the closest attempt is wanted as well
+            mask &= lowest <= run.job.cluster.hardware.usable_memory
+        priced, found = run.price(moved.take(mask))
+        rows, _ = run.open(priced, found)
+        lowest = np.zeros(len(rows))
+
+
+def _refined(job: Job, layouts: list[Layout], estimates: list[Estimate]) -> tuple[list[Layout], list[Estimate]]:
+    """Finalists with the exact pipeline timeline in place of the closed form, best first."""
+    refined = [
+        dataclasses.replace(found, time={**found.time, "bubble": refine_bubble(job.workload, job.cluster, job.trainer, one, found)})
+        for one, found in zip(layouts, estimates, strict=True)
+    ]
+    order = sorted(range(len(layouts)), key=lambda i: float(refined[i].step_time[0]))
+    return [layouts[i] for i in order], [refined[i] for i in order]
+
+
+class _Run:
+    """Counts what a search prices and keeps the best of it."""
+
+    def __init__(self, *, job: Job, wanted: int) -> None:
+        self.job, self.wanted = job, wanted
+        self.legal = self.priced = self.fitting = 0
+        self._fast: list[tuple[Layout, Estimate]] = []
+        self._close: list[tuple[Layout, Estimate]] = []
+        self.bound = np.inf
+        """Step time of the last wanted layout that fits: nothing slower can be among the best."""
+
+    def price(self, layout: Layout) -> tuple[Layout, _Outcome]:
+        """Price legal candidates piece by piece."""
+        self.legal += len(layout)
+        outcomes = []
+        for start in range(0, len(layout), PIECE):
+            piece = layout.take(slice(start, start + PIECE))
+            found = estimate(self.job.workload, self.job.cluster, self.job.trainer, piece)
+            outcomes.append(self._keep(piece, found))
+        self.priced += len(layout)
+        joined = [np.concatenate(parts) for parts in zip(*outcomes, strict=True)] if outcomes else [np.zeros(0)] * 3
+        return layout, _Outcome(safe=joined[0].astype(bool), time=joined[1], without_states=joined[2])
+
+    def open(self, layout: Layout, outcome: _Outcome) -> tuple[Layout, NDArray[np.float64]]:
+        """Candidates that do not fit and are not too slow already; and their peak without any optimizer states."""
+        rows = ~outcome.safe & (outcome.time < self.bound)
+        return layout.take(rows), outcome.without_states[rows]
+
+    def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[np.float64], ...]:
+        safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
+        self.fitting += int(safe.sum())
+        rows = np.flatnonzero(safe & (time < self.bound))
+        if len(rows):
+            best = rows[np.argsort(time[rows], kind="stable")[: self.wanted]]
+            self._fast = self._merge(self._fast, piece, found, best, lambda one: float(one.step_time[0]))
+            if len(self._fast) >= self.wanted:
+                self.bound = float(self._fast[-1][1].step_time[0])
+        elif not self._fast and len(time):
+            closest = np.argsort(peak, kind="stable")[: self.wanted]
+            self._close = self._merge(self._close, piece, found, closest, lambda one: float(one.memory_peak[0]))
+        return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.fragmentation)
+
+    def _merge(self, kept, piece, found, rows, key):  # type: ignore[no-untyped-def]
+        fresh = [(piece.row(int(row)), found.row(int(row))) for row in rows]
+        return sorted([*kept, *fresh], key=lambda pair: key(pair[1]))[: self.wanted]
+
+    def best(self) -> tuple[list[Layout], list[Estimate]]:
+        """What fits, fastest first; or the closest, least memory first."""
+        chosen = self._fast or self._close
+        return [one for one, _ in chosen], [found for _, found in chosen]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Outcome:
+    """Of a batch of candidates: which fit, step times, and peaks without optimizer states."""
+
+    safe: NDArray[np.bool_]
+    time: NDArray[np.float64]
+    without_states: NDArray[np.float64]
+
+
+__all__ = ["SAFE", "Finding", "Pins", "fits", "join", "search"]

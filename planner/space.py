@@ -1,0 +1,210 @@
+"""The space of a search: every layout of a job without levers, and the levers that trade time for memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.layout import FIELDS, NAMES, Layout, Module, Recompute, Schedule, module_mask
+from planner.model import ModelSpec
+from planner.rules import Job, divisors
+from planner.trainer import Trainer
+
+LARGEST_MICRO_BATCH = 16
+LEAST_TOKENS = 512
+"""Context parallelism leaves every rank at least this many tokens of a sequence: smaller pieces only add latency."""
+LARGEST_VPP = 16
+OFFLOADS = (50, 100)
+"""Percents of the optimizer states in host memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pins:
+    """Degrees and options that the user fixed, by field of Layout; the search varies the others."""
+
+    values: dict[str, int] = field(default_factory=dict)
+
+    def options(self, name: str, found: Iterable[int]) -> list[int]:
+        """The pinned value alone, or what was found."""
+        return [self.values[name]] if name in self.values else sorted(set(found))
+
+
+def base_layouts(job: Job, pins: Pins) -> Layout:
+    """All combinations of degrees, micro batch, schedule, sharding and stage split, without recompute and offload.
+
+    Degrees are divisors of the number of GPUs within the model's sizes (tp: heads, pp: layers, cp: tokens, ep: experts),
+    the micro batch a power of two. Not every row is legal: rules.py says which are.
+    """
+    gpus, model, trainer = job.cluster.num_gpus, job.model, job.trainer
+    tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.tp else [1])
+    pps = pins.options("pp", [n for n in divisors(gpus) if n <= model.num_layers] if trainer.pp else [1])
+    longest = max(1, job.workload.sequence_length // LEAST_TOKENS)
+    cps = pins.options("cp", [n for n in divisors(gpus) if n <= longest] if trainer.cp_methods else [1])
+    tables = []
+    for tp, pp, cp in itertools.product(tps, pps, cps):
+        if gpus % (tp * pp * cp) == 0:
+            tables.append(_combinations(job, pins, tp, pp, cp))
+    filled = [table for table in tables if table.size]
+    rows = np.concatenate(filled) if filled else np.zeros((0, len(_VARIED)), dtype=np.int64)
+    values = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
+    return Layout(**{**_constant(job, pins), **values})
+
+
+_VARIED = (
+    "tp", "pp", "cp", "dp", "dp_shard", "micro_batch_size", "num_microbatches", "ep", "etp", "vpp", "schedule",
+    "first_stage_layers", "last_stage_layers", "zero", "cp_method", "sequence_parallel",
+)  # fmt: skip
+
+
+def _constant(job: Job, pins: Pins) -> dict[str, int]:
+    """Fields that one search does not vary at this level."""
+    order = next(number for number, name in NAMES["order"].items() if name == job.trainer.order)
+    levers = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")
+    return {"order": order} | {name: value for name, value in pins.values.items() if name not in (*levers, *_VARIED)}
+
+
+def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np.int64]:
+    """Rows of _VARIED for one tp, pp, cp."""
+    trainer, batch = job.trainer, job.workload.global_batch_size
+    dp = job.cluster.num_gpus // (tp * pp * cp)
+    if dp != pins.values.get("dp", dp) or batch % dp:
+        return np.zeros((0, len(_VARIED)), dtype=np.int64)
+    micro = [b for b in (1, 2, 4, 8, 16) if b <= LARGEST_MICRO_BATCH and batch % (dp * b) == 0]
+    batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
+    shards = pins.options("dp_shard", _shards(job, dp))
+    methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.cp_methods] if cp > 1 else [0]
+    always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.sequence_parallel] if tp > 1 else [0]
+    zero = [level for level in trainer.zero if pp == 1 or level in trainer.zero_with_pp] if dp * cp > 1 else [min(trainer.zero)]
+    rows = [
+        (tp, pp, cp, dp, shard, b, m, ep, etp, vpp, schedule, first, last, level, method, split)
+        for shard, (b, m), (ep, etp), (vpp, schedule, first, last), level, method, split in itertools.product(
+            shards, batches, _experts(job, pins, tp, cp, dp), _pipelines(job, pins, pp),
+            pins.options("zero", zero), pins.options("cp_method", methods), pins.options("sequence_parallel", always),
+        )
+    ]  # fmt: skip
+    return np.array(rows, dtype=np.int64).reshape(-1, len(_VARIED))
+
+
+def _shards(job: Job, dp: int) -> list[int]:
+    """0 (all of dp) and, with HSDP, the shard groups that end at a boundary of the fast local link."""
+    if not job.trainer.hsdp or dp == 1:
+        return [0]
+    return [0, *(n for n in divisors(dp) if 1 < n < dp and n % 2 == 0)]
+
+
+def _experts(job: Job, pins: Pins, tp: int, cp: int, dp: int) -> list[tuple[int, int]]:
+    """(ep, etp): experts over the ranks of one stage, with their own tensor parallelism of 1 or tp."""
+    if not job.model.is_moe:
+        return [(1, 1)]
+    kind = job.trainer.expert_parallel
+    if kind == "none":
+        return [(1, tp)]
+    ranks = dp if kind == "dp" else tp * cp * dp
+    eps = pins.options("ep", [n for n in divisors(job.model.num_experts) if ranks % n == 0])
+    etps = [tp] if kind == "dp" else [1, tp] if job.trainer.etp else [1]
+    return [(ep, etp) for ep in eps for etp in pins.options("etp", etps)]
+
+
+def _pipelines(job: Job, pins: Pins, pp: int) -> list[tuple[int, int, int, int]]:
+    """(vpp, schedule, first_stage_layers, last_stage_layers) for one pp: even split, and one with lighter ends."""
+    if pp == 1:
+        return [(1, Schedule.ONE_F_ONE_B, 0, 0)]
+    found = []
+    names = {name: number for number, name in NAMES["schedule"].items()}
+    for first, last, largest in _splits(job.model, job.trainer, pp):
+        for name in job.trainer.schedules:
+            schedule = names[name]
+            if schedule == Schedule.INTERLEAVED:
+                vpps = [v for v in divisors(largest) if 1 < v <= LARGEST_VPP]
+            else:
+                vpps = [2] if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V) else [1]
+            found += [(v, schedule, first, last) for v in vpps]
+    pinned = pins.values
+    return [
+        row for row in found
+        if row[0] == pinned.get("vpp", row[0]) and row[1] == pinned.get("schedule", row[1])
+        and row[2] == pinned.get("first_stage_layers", row[2]) and row[3] == pinned.get("last_stage_layers", row[3])
+    ]  # fmt: skip
+
+
+def _splits(model: ModelSpec, trainer: Trainer, pp: int) -> list[tuple[int, int, int]]:
+    """(first, last, layers of a middle stage): even when it divides, else the middle rounded up and the ends sharing the rest.
+
+    A split with lighter ends is also tried when it divides, as the ends carry embedding and loss.
+    """
+    total, splits = model.num_layers, []
+    if total % pp == 0:
+        splits.append((0, 0, total // pp))
+    elif not trainer.drops_remainder:
+        splits.append((0, 0, -(-total // pp)))
+    if trainer.uneven_stages:
+        middles = {-(-total // pp), -(-(total + 2) // pp)}
+        for middle in sorted(middles):
+            ends = total - middle * (pp - 2)
+            first, last = -(-ends // 2), ends // 2
+            if pp >= 2 and last >= 1 and first <= middle and (first, last) != (middle, middle):
+                splits.append((first, last, middle))
+    return splits
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lever:
+    """A way to save memory in the layers, at the price of time."""
+
+    recompute: int
+    recompute_modules: int
+    recompute_layers_share: float
+    """Part of each stage's layers under full recompute; 1 = all."""
+
+    def apply(self, layout: Layout, model: ModelSpec) -> Layout:
+        layers = np.maximum(model.num_layers // np.maximum(np.asarray(layout.pp), 1), 1)
+        covered = np.maximum(np.round(layers * self.recompute_layers_share), 1).astype(np.int64)
+        return layout.replace(
+            recompute=self.recompute, recompute_modules=self.recompute_modules,
+            recompute_layers=covered if 0 < self.recompute_layers_share < 1 else 0,
+        )  # fmt: skip
+
+
+def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
+    """Recompute options beside 'none', cheapest first: modules, then a part of the layers, then all of them."""
+    trainer, model = job.trainer, job.model
+    if {"recompute", "recompute_modules", "recompute_layers"} & set(pins.values):
+        return []
+    levers = []
+    if "selective" in trainer.recompute:
+        known = module_mask(list(trainer.recompute_modules))
+        levers = [
+            Lever(recompute=Recompute.SELECTIVE, recompute_modules=mask, recompute_layers_share=1.0)
+            for mask in _module_sets(model, trainer)
+            if mask and mask & known == mask
+        ]
+    if "full" in trainer.recompute:
+        shares = (0.25, 0.5, 0.75, 1.0) if trainer.recompute_layers else (1.0,)
+        levers += [Lever(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share) for share in shares]
+    return levers
+
+
+def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
+    """Sets of modules worth repeating: cheap ones alone, cheap ones together, the whole MLP."""
+    core = Module.CORE_ATTENTION if trainer.attention == "unfused" else Module(0)
+    cheap = Module.NORM | Module.MLP_ACTIVATION | core
+    up = Module.MLA_UP_PROJECTION if model.is_mla else Module(0)
+    block = Module.MOE if model.is_moe else Module.MLP
+    sets = [core, up, Module.MLP_ACTIVATION | core, cheap, cheap | up, block | core, block | Module.NORM | core | up]
+    unique = {int(one): None for one in sets if one}
+    return list(unique)
+
+
+def stack(layouts: list[Layout]) -> Layout:
+    """Layouts of columns one after the other."""
+    sizes = [len(one) for one in layouts]
+    return Layout(
+        **{
+            name: np.concatenate([np.broadcast_to(np.asarray(getattr(one, name)), (n,)) for one, n in zip(layouts, sizes, strict=True)])
+            for name in FIELDS
+        }
+    )

@@ -1,0 +1,229 @@
+"""Trainer: what a training framework allows, stores, fuses and overlaps. All of it data in ``profiles/trainers``."""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from planner import library, units
+from planner.errors import PlannerError, nearest_first
+from planner.layout import MODULE_NAMES, NAMES
+
+OVERLAPS: dict[str, str] = {
+    "tp_backward": "tensor-parallel collectives of the column-parallel layers run beside the backward GEMMs",
+    "tp": "tensor-parallel collectives are split and pipelined with the GEMM they feed",
+    "cp": "key and value blocks travel the ring while attention works on the previous block",
+    "ep": "expert all-to-all runs beside the computation of another microbatch",
+    "gradients": "gradient buckets are reduced while the backward pass goes on",
+    "parameters": "weights are gathered while the computation goes on",
+    "pipeline": "pipeline sends and receives run beside the computation",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trainer:
+    """One generation of a training framework."""
+
+    name: str
+    """Name of the file."""
+    title: str
+    """Name and versions for people."""
+    source: str
+    """Where these facts come from."""
+
+    # What is legal.
+    tp: bool
+    """Tensor parallelism exists."""
+    pp: bool
+    """Pipeline parallelism exists."""
+    schedules: tuple[str, ...]
+    """Pipeline schedules it can run."""
+    uneven_stages: bool
+    """The first and the last pipeline stage may have fewer layers than the others."""
+    drops_remainder: bool
+    """Layers that do not divide by the stages are refused (true) or spread one by one (false)."""
+    zero: tuple[int, ...]
+    """State sharding levels."""
+    zero_with_pp: tuple[int, ...]
+    """State sharding levels that work with a pipeline."""
+    hsdp: bool
+    """States may be sharded over a part of the data parallel ranks."""
+    cp_methods: tuple[str, ...]
+    """Context parallel methods; empty = no context parallelism."""
+    expert_parallel: str
+    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, or 'none'."""
+    etp: bool
+    """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
+    sequence_parallel: str
+    """'optional', 'always' (whenever tp > 1) or 'never'."""
+    kv_replication: bool
+    """tp may be a multiple of the number of key-value heads."""
+    recompute: tuple[str, ...]
+    """Recompute modes."""
+    recompute_modules: tuple[str, ...]
+    """Modules that selective recompute knows; searched one by one and together."""
+    recompute_layers: bool
+    """Full recompute may cover a part of the layers of each stage."""
+    offload_optimizer: bool
+    """Optimizer states and step may live on the host."""
+    offload_activations: bool
+    """Activations may wait in host memory."""
+    interleaved_multiple: bool
+    """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
+    sequence_divisor: int
+    """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
+    precisions: tuple[str, ...]
+    """Precisions it trains in."""
+    optimizers: tuple[str, ...]
+    """Optimizers it has."""
+    order: str
+    """Its rank order, innermost first."""
+
+    # What is stored.
+    weight_bytes: float
+    """Bytes per parameter of the resident weights."""
+    weight_sharding_level: int
+    """Lowest zero level at which resident weights are sharded: 3 in ZeRO, 1 in FSDP (which then gathers them)."""
+    gathered_weight_bytes: float
+    """Bytes per parameter of weights that are gathered for computation."""
+    gradient_bytes: float
+    """Bytes per parameter of the resident gradients."""
+    gradient_reduce_bytes: float
+    """Bytes per parameter on the wire when gradients are reduced."""
+    optimizer_bytes: Mapping[str, float]
+    """Bytes per parameter of optimizer states and master weights, by optimizer."""
+    fp8_weight_bytes: float
+    """Further bytes per parameter that fp8 keeps (casted copies of the weights, forward and transposed)."""
+    fp8_activations: bool
+    """Inputs of linear layers are saved in fp8 when training in fp8."""
+    gathered_inputs: bool
+    """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
+    dropout: bool
+    """Dropout is used; its masks are saved."""
+    saved_norm_bytes: float
+    """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
+    logit_bytes: float
+    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
+    gathered_units: float
+    """Layers whose gathered weights are alive at once under zero 3 (current and prefetched)."""
+    bucket_parameters: float
+    """Parameters per gradient bucket."""
+    buffers_all_microbatches: bool
+    """Pipeline receive buffers are allocated for every microbatch, both directions."""
+    fragmentation: float
+    """Reserved over allocated memory, minus 1."""
+    memory_error: float
+    """Standard deviation of ln(measured / predicted peak memory)."""
+    time_error: float
+    """Standard deviation of ln(measured / predicted step time)."""
+
+    # What is fast.
+    attention: str
+    """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
+    attention_kernel: str
+    """'best' the device has, or 'fa2'."""
+    norm_passes: float
+    """Times a norm reads or writes its tensor, over the minimum: 1 = one fused kernel."""
+    elementwise_passes: float
+    """The same for activations, rotary embedding, dropout and residual additions."""
+    loss_passes: float
+    """The same for the cross entropy."""
+    host_time: float
+    """Seconds of host work per kernel launched."""
+    cuda_graphs: bool
+    """Layers are captured in CUDA graphs: the host launches one graph instead of many kernels."""
+    step_overhead: float
+    """Seconds per optimizer step that are neither computation nor communication (data, logging, gradient norm)."""
+    overlap: frozenset[str]
+    """Which communication hides behind computation; names of OVERLAPS."""
+
+    def replace(self, **changes: Any) -> Trainer:
+        return dataclasses.replace(self, **changes)
+
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "schedules": tuple(NAMES["schedule"].values()),
+    "cp_methods": tuple(NAMES["cp_method"].values()),
+    "expert_parallel": ("folded", "dp", "none"),
+    "sequence_parallel": ("optional", "always", "never"),
+    "recompute": tuple(NAMES["recompute"].values()),
+    "recompute_modules": tuple(MODULE_NAMES.values()),
+    "order": tuple(NAMES["order"].values()),
+    "attention": ("flash", "unfused"),
+    "attention_kernel": ("best", "fa2"),
+    "overlap": tuple(OVERLAPS),
+}
+
+
+_DURATIONS = ("host_time", "step_overhead")
+
+
+def load_trainer(name: str) -> Trainer:
+    """A trainer of the library by name, or of a user's own file by path. Raises PlannerError."""
+    path = library.find("trainers", name)
+    return trainer_from_dict({**_with_base(path), "name": path.stem}, where=str(path))
+
+
+def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
+    """The keys of a file, over those of the trainer that it ``extends`` (an older or derived generation)."""
+    data = library.read_yaml(path)
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if not isinstance(base, str) or depth > 3:
+        raise PlannerError(f"{path}: extends is {base!r}; it must name one trainer, at most four levels deep")
+    return {**_with_base(library.find("trainers", base), depth + 1), **data}
+
+
+def trainer_from_dict(data: Mapping[str, Any], *, where: str) -> Trainer:
+    """A trainer from plain data; every key must be there, known and of its kind. Raises PlannerError."""
+    hints = typing.get_type_hints(Trainer)
+    for key in data:
+        if key not in hints:
+            raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), hints)[0]}")
+    missing = [key for key in hints if key not in data]
+    if missing:
+        raise PlannerError(f"{where}: missing key '{missing[0]}'")
+    return Trainer(**{key: _read(key, data[key], hints[key], where) for key in hints})
+
+
+def _read(key: str, value: Any, kind: Any, where: str) -> Any:
+    """One value as the type of its field; choices are checked against what exists."""
+
+    def wrong(expected: str) -> PlannerError:
+        return PlannerError(f"{where}: {key} is {value!r}; it must be {expected}")
+
+    many = typing.get_origin(kind) in (tuple, frozenset)
+    if many:
+        if not isinstance(value, list):
+            raise wrong("a list")
+        element = typing.get_args(kind)[0]
+        if not all(isinstance(item, element) and not isinstance(item, bool) for item in value):
+            raise wrong(f"a list of {element.__name__} values")
+        for item in value:
+            if key in _CHOICES and item not in _CHOICES[key]:
+                raise wrong(f"a list of {', '.join(_CHOICES[key])}")
+        return frozenset(value) if typing.get_origin(kind) is frozenset else tuple(value)
+    if kind is bool or kind is str:
+        if not isinstance(value, kind):
+            raise wrong("true or false" if kind is bool else "a text")
+        if key in _CHOICES and value not in _CHOICES[key]:
+            raise wrong(f"one of {', '.join(_CHOICES[key])}")
+        return value
+    if key == "optimizer_bytes":
+        if not isinstance(value, Mapping) or not all(_is_number(number) for number in value.values()):
+            raise wrong("a mapping of optimizer to bytes per parameter")
+        return {str(name): float(number) for name, number in value.items()}
+    if key in _DURATIONS:
+        return units.parse(value, "seconds", what=f"{where}: {key}")
+    if not _is_number(value):
+        raise wrong("a number that is not negative")
+    return int(value) if kind is int else float(value)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15

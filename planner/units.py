@@ -1,0 +1,85 @@
+"""Units at the border: text with a unit in YAML and flags, plain floats in base units inside.
+
+Base units are bytes, bytes/s, FLOP, FLOP/s, seconds, watts and USD. Powers of 1000 and 1024 appear in this file only.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+
+from planner.errors import PlannerError
+
+KIB, MIB, GIB, TIB = (1024.0**n for n in range(1, 5))
+KILO, MEGA, GIGA, TERA, PETA, EXA = (1000.0**n for n in range(1, 7))
+
+_DECIMAL = {"": 1.0, "k": KILO, "K": KILO, "M": MEGA, "G": GIGA, "T": TERA, "P": PETA, "E": EXA}
+_BINARY = {"Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": TIB}
+
+_UNITS: dict[str, dict[str, float]] = {
+    "bytes": {f"{p}B": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+    "bytes/s": {
+        **{f"{p}B/s": f for p, f in {**_DECIMAL, **_BINARY}.items()},
+        **{f"{p}b/s": f / 8 for p, f in _DECIMAL.items()},
+    },
+    "FLOP/s": {f"{p}FLOP/s": f for p, f in _DECIMAL.items()},
+    "seconds": {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0, "days": 86400.0},
+    "watts": {"W": 1.0, "kW": KILO, "MW": MEGA},
+    "USD/h": {"USD/h": 1.0},
+    "tokens": {"": 1.0, "K": KILO, "M": MEGA, "B": GIGA, "T": TERA, "Ki": KIB, "Mi": MIB},
+}
+_EXAMPLES = {
+    "bytes": "79.6 GiB",
+    "bytes/s": "400 Gb/s or 3.35 TB/s",
+    "FLOP/s": "989.4 TFLOP/s",
+    "seconds": "2.5 us",
+    "watts": "700 W",
+    "USD/h": "2.69 USD/h",
+    "tokens": "4M",
+}
+_NUMBER = re.compile(r"^\s*([+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([A-Za-z/]*)\s*$")
+
+
+def parse(text: object, dimension: str, *, what: str = "value") -> float:
+    """A positive quantity in base units from text such as ``79.6 GiB``.
+
+    ``dimension`` is one of bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens. Raises PlannerError when the unit is
+    missing or of another dimension, or when the number is negative or not finite.
+    """
+    units = _UNITS[dimension]
+    match = _NUMBER.match(str(text))
+    if isinstance(text, bool) or match is None:
+        raise PlannerError(f"{what}: '{text}' is not a quantity; write it like {_EXAMPLES[dimension]}")
+    number, unit = float(match.group(1)), match.group(2)
+    if unit not in units:
+        problem = "has no unit" if unit == "" else f"has the unit '{unit}', which does not measure {dimension}"
+        raise PlannerError(f"{what}: '{text}' {problem}; write it like {_EXAMPLES[dimension]}")
+    value = number * units[unit]
+    if not math.isfinite(value) or value < 0:
+        raise PlannerError(f"{what}: '{text}' must be finite and not negative")
+    return value
+
+
+def format_bytes(value: float) -> str:
+    """Bytes as text that ``parse`` reads back: 85520809984.0 -> '79.65 GiB'."""
+    for unit, factor in (("TiB", TIB), ("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g} {unit}" if abs(value) < 1000 * factor else f"{value / factor:.0f} {unit}"
+    return f"{value:.0f} B"
+
+
+def format_seconds(value: float) -> str:
+    """Seconds as text that ``parse`` reads back: 0.0123 -> '12.3 ms'."""
+    if value >= 1:
+        return f"{value:.3g} s" if value < 1000 else f"{value:.0f} s"
+    if value >= 1e-3:
+        return f"{value * 1e3:.3g} ms"
+    return f"{value * 1e6:.3g} us"
+
+
+def format_count(value: float) -> str:
+    """A large count, short: 70553706496 -> '70.6B'."""
+    for unit, factor in (("T", TERA), ("B", GIGA), ("M", MEGA), ("K", KILO)):
+        if abs(value) >= factor:
+            return f"{value / factor:.4g}{unit}"
+    return f"{value:.4g}"

@@ -1,0 +1,105 @@
+"""Workload: what is trained. Model, sequence length, global batch, precision, optimizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.errors import PlannerError, UnknownNameError, nearest_first
+from planner import model as models
+from planner.model import ModelSpec
+
+PRECISIONS: dict[str, str] = {
+    "bf16": "bf16 compute, fp32 master weights",
+    "fp16": "fp16 compute with loss scaling, fp32 master weights",
+    "fp32": "fp32 everywhere",
+    "fp8": "fp8 linear layers, one scale per tensor (current or delayed), rest bf16",
+    "fp8_block": "fp8 linear layers, one scale per block of 128, rest bf16",
+    "mxfp8": "fp8 linear layers, one scale per 32 values, rest bf16",
+    "nvfp4": "fp4 linear layers, two-level scales, rest bf16",
+}
+OPTIMIZERS: dict[str, str] = {
+    "adam": "Adam, fp32 master weights and both moments in fp32",
+    "adam_bf16": "Adam, fp32 master weights, both moments in bf16",
+    "adam_8bit": "Adam, fp32 master weights, both moments in 8 bit",
+    "muon": "Muon, fp32 master weights and one momentum in fp32",
+    "sgd": "SGD with momentum in fp32, fp32 master weights",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """One training job, without saying where or how it runs."""
+
+    model: ModelSpec
+    """Architecture."""
+    sequence_length: int
+    """Tokens per sequence."""
+    global_batch_size: int
+    """Sequences per optimizer step."""
+    precision: str = "bf16"
+    """One of PRECISIONS."""
+    optimizer: str = "adam"
+    """One of OPTIMIZERS."""
+    lora_rank: int = 0
+    """Rank of the low-rank adapters on all linear layers; 0 = every weight is trained."""
+    expert_imbalance: float = 1.0
+    """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
+
+    def __post_init__(self) -> None:
+        if self.precision not in PRECISIONS:
+            raise UnknownNameError("precision", self.precision, PRECISIONS)
+        if self.optimizer not in OPTIMIZERS:
+            raise UnknownNameError("optimizer", self.optimizer, OPTIMIZERS)
+        for field, most in (("sequence_length", 2**27), ("global_batch_size", 2**24)):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+                raise PlannerError(f"{field} is {value!r}; it must be a whole number from 1 to {most}")
+        if isinstance(self.lora_rank, bool) or not isinstance(self.lora_rank, int) or not 0 <= self.lora_rank <= 65536:
+            raise PlannerError(f"lora_rank is {self.lora_rank!r}; it must be a whole number from 0 to 65536")
+        if not isinstance(self.expert_imbalance, (int, float)) or not 1.0 <= self.expert_imbalance <= 1024.0:
+            raise PlannerError(f"expert_imbalance is {self.expert_imbalance!r}; it must lie between 1 and 1024")
+
+    @property
+    def tokens(self) -> int:
+        """Tokens per optimizer step."""
+        return self.sequence_length * self.global_batch_size
+
+    def replace(self, **changes: Any) -> Workload:
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**data, "model": models.to_dict(self.model)}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any], *, where: str = "workload") -> Workload:
+        known = [field.name for field in dataclasses.fields(Workload)]
+        for key in data:
+            if key not in known:
+                raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), known)[0]}")
+        for key in ("model", "sequence_length", "global_batch_size"):
+            if key not in data:
+                raise PlannerError(f"{where}: missing key '{key}'")
+        if not isinstance(data["model"], Mapping):
+            raise PlannerError(f"{where}: model must be a mapping of its sizes")
+        try:
+            return Workload(**{**data, "model": models.from_dict(data["model"])})
+        except PlannerError as error:
+            raise PlannerError(f"{where}: {error}") from error
+
+
+def default_global_batch_size(model_parameters: float, sequence_length: int, num_gpus: int) -> int:
+    """A training-sized batch, in sequences: about 1M tokens for small models, 4M from 10B parameters, 16M from 300B.
+
+    The sizes that published pre-training runs use: GPT-3 0.5M-3.2M tokens [Brown 2020, table 2.1], Llama 2 and 3.1 8B
+    4M, Llama 3.1 405B 16M [Dubey 2024, section 3.4.1], DeepSeek-V3 63M at its end. Rounded down to a power of two, so
+    that it divides by every common data parallel degree, and never fewer sequences than GPUs.
+    """
+    tokens = 2**20 if model_parameters < 3e9 else 2**22 if model_parameters < 300e9 else 2**24
+    sequences = max(1, tokens // sequence_length)
+    power = 1 << (sequences.bit_length() - 1)
+    least = 1 << max(0, (num_gpus - 1).bit_length())
+    return max(power, least) if num_gpus <= 4096 else power
