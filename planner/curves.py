@@ -156,17 +156,17 @@ class Waves:
             "compute_units": self.compute_units,
         }
 
-    def factor(self, m: Column, n: Column) -> Column:
-        """Time over the time of a perfectly filled chip: min over tiles of cost x ceil(T/U) U x tile area / (M N).
+    def area(self, m: Column, n: Column) -> Column:
+        """Output elements that the chip works through for M x N: min over tiles of cost x ceil(T/U) U x tile area.
 
-        T = ceil(M/tm) ceil(N/tn) tiles on U compute units; the library picks the best tile. At least min(tile_cost).
+        T = ceil(M/tm) ceil(N/tn) tiles on U compute units; the library picks the best tile. Where T <= U the library
+        splits K instead, and what that loses is in the saturation constants: M N. Grows with M and N.
         """
         m, n = m[..., None], n[..., None]
         tiles_needed = np.ceil(m / self.tiles[:, 0]) * np.ceil(n / self.tiles[:, 1])
         area = np.ceil(tiles_needed / self.compute_units) * self.compute_units * self.tiles[:, 0] * self.tiles[:, 1]
-        # With fewer tiles than units the library splits K instead: the loss is then in the saturation constants.
-        area = np.where(tiles_needed <= self.compute_units, np.maximum(m * n, 1.0), area)
-        best: Column = np.min(self.tile_cost * area / (m * n), axis=-1)
+        area = np.where(tiles_needed <= self.compute_units, m * n, area)
+        best: Column = np.min(self.tile_cost * area, axis=-1)
         return best
 
 
@@ -174,8 +174,9 @@ class Waves:
 class GemmCurve:
     """Time of one dense GEMM of output M x N and reduction K.
 
-    t = r(M,N,K) [t0 + max(2MNK / (P e) (1 + m0/M)(1 + n0/N)(1 + k0/K) w(M,N), bytes / (W u))], and never below
-    2MNK / P: P peak, W memory bandwidth, w wave factor (1 without one), r residual grid (1 without one).
+    t = r(M,N,K) [t0 + max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u))], and never below 2MNK / P: P
+    peak, W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
+    With A = M N the first term is 2MNK/(P e) (1 + m0/M)(1 + n0/N)(1 + k0/K).
     """
 
     peak_name: str
@@ -242,10 +243,9 @@ class GemmCurve:
     def time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
         """Seconds of one GEMM; the equation is in the class."""
         flop = 2.0 * m * n * k
-        saturation = (1.0 + self.m0 / m) * (1.0 + self.n0 / n) * (1.0 + self.k0 / k)
-        compute = flop / (peak * self.efficiency) * saturation
-        if self.waves is not None:
-            compute = compute * self.waves.factor(m, n)
+        area = m * n if self.waves is None else self.waves.area(m, n)
+        outputs = area + self.m0 * n + self.n0 * m + self.m0 * self.n0
+        compute = 2.0 * outputs * (k + self.k0) / (peak * self.efficiency)
         memory = self.bytes_moved(m, n, k) / (bandwidth * self.memory_efficiency)
         total = self.launch + np.maximum(compute, memory)
         if self.grid is not None:
@@ -273,8 +273,9 @@ class GemmCurve:
 class AttentionCurve:
     """Time of one attention kernel: t = t0 + F / (P e) (1 + s0/S) max(1, c U / T), and never below F / P.
 
-    F FLOP, S keys a query sees at most, U compute units, T = batch x heads x ceil(s / 128) tiles: few heads leave units
-    idle. The constants are columns over the head size, interpolated linearly between the measured sizes.
+    F FLOP, S the keys that a query sees on average (s/2 when causal), U compute units, T = batch x heads x ceil(s / 128)
+    tiles: few heads leave units idle. The constants are columns over the head size (mean of that of keys and of values:
+    160 is MLA's 192 and 128), interpolated linearly between the measured sizes.
     """
 
     head_dims: Column
@@ -442,6 +443,8 @@ class NetworkCurve:
     bulk: Segment
     two_nodes: float | None = None
     """Efficiency of bulk on exactly two whole nodes where it was measured (NVLS tree, may pass 1); never extrapolated."""
+    inside: tuple[float, float, float] = (1.0, 0.0, 1.0)
+    """Part of the bus bandwidth inside a domain that is left across domains (racks): on two, less per doubling, least."""
     source: str = ""
     """Cluster the constants were fitted on."""
     errors: dict[str, Any] = field(default_factory=dict)
@@ -449,9 +452,13 @@ class NetworkCurve:
     @classmethod
     def from_dict(cls, data: object, where: str) -> NetworkCurve:
         """From a mapping with ``fast`` and ``bulk``."""
-        entry = checked(data, where, ("fast", "bulk"), ("two_nodes", "source", "errors"))
+        entry = checked(data, where, ("fast", "bulk"), ("two_nodes", "inside", "source", "errors"))
         two = entry.get("two_nodes")
+        inside = numbers(entry.get("inside", [1.0, 0.0, 1.0]), f"{where} inside", above=0.0)
+        if inside.shape != (3,) or inside[2] <= 0 or inside[0] < inside[2]:
+            raise PlannerError(f"{where}: inside holds three numbers: share on two domains, loss per doubling, least share")
         return cls(
+            inside=(float(inside[0]), float(inside[1]), float(inside[2])),
             fast=Segment.from_dict(entry["fast"], f"{where} fast"),
             bulk=Segment.from_dict(entry["bulk"], f"{where} bulk"),
             two_nodes=None if two is None else float(numbers(two, f"{where} two_nodes", above=0.01)),
@@ -462,7 +469,7 @@ class NetworkCurve:
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
         return {"fast": self.fast.to_dict(), "bulk": self.bulk.to_dict(), "two_nodes": self.two_nodes,
-                "source": self.source, "errors": self.errors}  # fmt: skip
+                "inside": list(self.inside), "source": self.source, "errors": self.errors}  # fmt: skip
 
     def time(self, transfer: Column, floor: Column, n: Column, nodes: Column, whole: Column, stretch: float) -> Column:
         """Seconds. ``transfer`` x at line rate; ``floor`` the transfer inside the nodes, which bounds both protocols.
@@ -472,5 +479,6 @@ class NetworkCurve:
         bulk = column(self.bulk.efficiency)
         if self.two_nodes is not None:
             bulk = np.where((nodes == 2.0) & (whole > 0), self.two_nodes, bulk)
+        floor = floor / np.maximum(self.inside[0] - self.inside[1] * np.log2(nodes / 2.0), self.inside[2])
         slow_start = stretch * self.fast.latency_of(n, nodes) + np.maximum(transfer / self.fast.efficiency, floor)
         return np.minimum(slow_start, stretch * self.bulk.latency_of(n, nodes) + np.maximum(transfer / bulk, floor))

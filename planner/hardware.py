@@ -148,8 +148,8 @@ class HardwareProfile:
     def peak(self, dtype: str) -> float:
         """Dense peak of a dtype or GEMM recipe, FLOP/s. Raises PlannerError when the device has none."""
         key = {"fp8_block": "fp8", "nvfp4": "fp4"}.get(dtype, dtype)
-        if key == "bf16" and key not in self.peak_flops:
-            key = "fp16"  # Volta trains in fp16; its tensor cores have no bf16
+        if key in ("bf16", "fp16") and key not in self.peak_flops:
+            key = {"bf16": "fp16", "fp16": "bf16"}[key]  # Volta has no bf16, Gaudi is listed without fp16
         if key not in self.peak_flops:
             known = ", ".join(self.peak_flops)
             raise PlannerError(f"{self.name} has no {key} tensor cores; choose one of {known}")
@@ -240,7 +240,8 @@ class HardwareProfile:
         flop = 2.0 * batch * heads * pairs * (d + d_v) * (1.0, 2.5)[which]
         tiles = batch * heads * np.ceil(s_q / 128.0)
         curve, peak, slowdown = self._attention_curve(kernel, dtype, pass_)
-        return (slowdown * curve.time(flop, keys, tiles, 0.5 * (d + d_v), peak, self.compute_units))[()]
+        span = pairs / np.maximum(s_q, 1.0)
+        return column(slowdown * curve.time(flop, span, tiles, 0.5 * (d + d_v), peak, self.compute_units))[()]
 
     def _attention_curve(self, kernel: str, dtype: str, pass_: str) -> tuple[AttentionCurve, float, float]:
         """Curve, peak and slowdown of a kernel; a dtype without its own curve runs on the bf16 one at the bf16 peak."""

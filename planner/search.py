@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time as clock
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.cost.exact import refine_bubble
-from planner.cost.step import Estimate, estimate, join
+from planner.cost.exact import refine
+from planner.cost.step import Estimate, estimate
 from planner.layout import Layout
 from planner.rules import Job, allowed, refusals
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
@@ -115,10 +114,7 @@ def _offload(run: _Run, candidates: list[Layout], peaks: list[NDArray[np.float64
 
 def _refined(job: Job, layouts: list[Layout], estimates: list[Estimate]) -> tuple[list[Layout], list[Estimate]]:
     """Finalists with the exact pipeline timeline in place of the closed form, best first."""
-    refined = [
-        dataclasses.replace(found, time={**found.time, "bubble": refine_bubble(job.workload, job.cluster, job.trainer, one, found)})
-        for one, found in zip(layouts, estimates, strict=True)
-    ]
+    refined = refine(job.workload, job.cluster, job.trainer, layouts, estimates)
     order = sorted(range(len(layouts)), key=lambda i: float(refined[i].step_time[0]))
     return [layouts[i] for i in order], [refined[i] for i in order]
 
@@ -184,4 +180,4 @@ class _Outcome:
     without_states: NDArray[np.float64]
 
 
-__all__ = ["SAFE", "Finding", "Pins", "fits", "join", "search"]
+__all__ = ["SAFE", "Finding", "Pins", "fits", "search"]

@@ -116,7 +116,7 @@ def fit_gemm(rows: list[dict[str, str]], recipe: str, peak: float, memory: float
 
     The thinned table holds few M between powers of two, so its held-out half cannot show what waves are worth: at N = K =
     4096 and M = 768, 1024, 1280, 1792, 2560, 2816 the full table gives 230, 166, 207, 195, 276, 216 TFLOP/s; the form
-    with waves says 202, 173, 228, 209, 259, 241, without them 191, 204, 213, 226, 235, 236.
+    with waves says 201, 174, 225, 208, 257, 239, without them 191, 204, 213, 226, 235, 236.
     """
     m, n, k, us = floats(rows, "m", "n", "k", "time_us")
     keep = (m >= 128) & (n >= 256) & (k >= 256)
@@ -152,7 +152,7 @@ def fit_gemm(rows: list[dict[str, str]], recipe: str, peak: float, memory: float
 # ---------------------------------------------------------------------------------------------------- attention
 
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
-HEAD_DIMS = (64, 128, 256)
+HEAD_DIMS = (64, 128, 160, 256)  # 160 stands for MLA: 192 for keys, 128 for values
 # Rows of kernels that training uses; where a device has none, a device of the same compute stands in.
 TRAINING_KERNELS = {
     "H100-SXM": ("H100-SXM", "H200-SXM"), "H200-SXM": ("H200-SXM",), "A100-SXM-80GB": ("A100-PCIe-80GB",),
@@ -162,11 +162,11 @@ TRAINING_KERNELS = {
 
 
 def attention_inputs(rows: list[dict[str, str]]) -> tuple[Column, Column, Column, Column]:
-    """FLOP (FlashAttention convention: causal halved, backward 2.5 x), keys, tiles and seconds of the rows."""
+    """FLOP (FlashAttention convention: causal halved, backward 2.5 x), mean keys, tiles and seconds of the rows."""
     batch, heads, d, d_v, s, causal, us = floats(rows, "batch", "heads", "head_dim", "head_dim_v", "seq", "causal", "time_us")
     backward = np.array([2.5 if row["pass"] == "bwd" else 1.0 for row in rows])
     flop = 2.0 * batch * heads * s * s * (d + d_v) * np.where(causal > 0, 0.5, 1.0) * backward
-    return flop, s, batch * heads * np.ceil(s / 128.0), us * 1e-6
+    return flop, s * np.where(causal > 0, 0.5, 1.0), batch * heads * np.ceil(s / 128.0), us * 1e-6
 
 
 def attention_model(p: Iterable[float], flop: Column, s: Column, tiles: Column, peak: float, units: float) -> Column:
@@ -202,7 +202,7 @@ def fit_attention_anchor(rows: list[dict[str, str]], base: Column, peak: float, 
         e, s0 = np.exp(p)
         return np.log(attention_model((base[0], e, s0, base[3]), flop, s, tiles, peak, units) / t)
 
-    if len(t) >= 10 and len(set(tiles.tolist())) >= 4:  # enough to see launch and idle units too
+    if len(t) >= 10 and len({row["heads"] for row in rows}) >= 4:  # enough to see launch and idle units too
         low, high = np.log([1e-6, 0.05, 1.0, 0.02]), np.log([1e-4, 1.0, 8e3, 4.0])
         start = np.clip(np.log(base), low + 1e-6, high - 1e-6)
         every = least_squares(
@@ -231,21 +231,20 @@ def build_attention(
         return [
             r for r in rows
             if r["gpu"] == device and r["impl"] in impl and r["pass"] == pass_ and r["window"] == "0"
-            and r["dtype"] in (DTYPES[dtype], "float16" if device == "RTX-4090" else "") and r["deterministic"] == "0"
-            and int(r["head_dim"]) == d and r["head_dim_v"] == r["head_dim"]
+            and r["dtype"] in (DTYPES[dtype], "float16" if device == "RTX-4090" else "")
+            and r["deterministic"] == ("1" if d == 160 and device == "H200-SXM" else "0")
+            and (r["head_dim"], r["head_dim_v"]) == (("192", "128") if d == 160 else (str(d), str(d)))
         ]  # fmt: skip
 
     def of(device: str, key: str) -> float:
         return float(specs[device][key] if key != "peak" else specs[device]["peak_dense_tflops"][dtype] * 1e12)
 
-    forward_found: dict[int, Column] = {}
     for dtype in dtypes:
-        # FA3's fp8 rows (763 TFLOP/s) are an inference path; the training kernel is cuDNN's (1042-1062).
-        training = ("cudnn", "te-cudnn/fa", "fa2") + (("fa3",) if dtype == "bf16" else ())
+        training = ("cudnn", "te-cudnn/fa", "fa2")
         peak, units = of(gpu, "peak"), of(gpu, "compute_units")
         base: dict[int, Column] = {}
         base_error: dict[int, list[float]] = {}
-        for d in HEAD_DIMS:
+        for d in (64, 128, 256):
             table_rows = select(gpu, dtype, "fwd", d, ("trtllm-gen/fmha", "fa2"))
             if len(table_rows) > 60:
                 base[d], base_error[d] = fit_attention_base(table_rows, peak, units)
@@ -254,9 +253,6 @@ def build_attention(
             found: dict[int, Column] = {}
             errors: dict[str, Any] = {}
             for d in HEAD_DIMS:
-                if pass_ == "fwd" and d == 128 and dtype == "bf16" and fa3:
-                    found[d], errors["128 (fa3, held out)"] = fit_attention_base(fa3, peak, units)
-                    continue
                 for device in TRAINING_KERNELS[gpu]:
                     anchor = select(device, dtype, pass_, d, training) if device != "A100-PCIe-80GB" or pass_ == "bwd" else []
                     if not anchor or (device == "RTX-4090" and pass_ == "fwd"):
@@ -266,12 +262,12 @@ def build_attention(
                         slow = np.median(floats(anchor, "tflops")[0]) / np.median(floats(forward, "tflops")[0])
                         found[d] = base[d] * np.array([1.0, float(slow), 1.0, 1.0])
                         errors[f"{d} (forward x {slow:.2f}, the ratio of RTX-4090)"] = "not measured here"
-                    elif len(anchor) >= 4:
+                    elif len(anchor) >= 3:
                         start = base.get(d, base.get(128))
                         assert start is not None
                         fitted, error = fit_attention_anchor(anchor, start, of(device, "peak"), of(device, "compute_units"))
                         if device != gpu and gpu in ("B300-SXM",):  # same kernels, other clock: ratio of the big tables
-                            fitted[1] *= base_ratio(rows, gpu, device, dtype, d)
+                            fitted[1] *= base_ratio(rows, gpu, device, dtype, 128 if d == 160 else d)
                         found[d] = fitted
                         errors[f"{d} ({len(anchor)} rows of {device}, in sample)"] = error
                     else:
@@ -282,31 +278,32 @@ def build_attention(
             if 128 not in found:
                 continue
             anchor_128, base_128 = found[128], base[128]
-            for d in HEAD_DIMS:
-                if d not in found and d in base:
+            for d in base:
+                if d not in found:
                     gain = anchor_128[1] / base_128[1]
                     found[d] = np.array([base[d][0], base[d][1] * gain, max(base[d][2], 0.0), base[d][3]])
                     if pass_ == "bwd":
                         found[d][2] = anchor_128[2]
                     label = f"{d} (forward table x {gain:.2f}, the ratio at 128)"
                     errors[label] = base_error[d] if pass_ == "fwd" else "not measured here"
-            if pass_ == "bwd":
-                for d, constants in found.items():  # a backward never outruns the forward of the same head size
-                    constants[1] = min(constants[1], forward_found[d][1])
-            else:
-                forward_found = found
-            dims = sorted(found)
-            columns = np.array([found[d] for d in dims])
-            columns[:, 1] = np.minimum(columns[:, 1], 0.98)
-            entries.append(
-                {
-                    "kernel": "best", "dtype": dtype, "pass": name, "head_dims": dims,
-                    "launch_us": [short(x * 1e6, 3) for x in columns[:, 0]],
-                    "efficiency": [short(x, 3) for x in columns[:, 1]], "s0": [short(x, 3) for x in columns[:, 2]],
-                    "c": [short(x, 3) for x in columns[:, 3]], "errors": errors,
-                }
-            )
+            entries.append(attention_entry("best", dtype, name, found, errors))
+        if fa3 and dtype == "bf16":
+            constants, error = fit_attention_base(fa3, peak, units)
+            found = {d: base[d] * np.array([1.0, constants[1] / base[128][1], 1.0, 1.0]) for d in base} | {128: constants}
+            entries.append(attention_entry("fa3", dtype, "forward", found, {"128 (fa3 rows, held out)": error}))
     return entries, remarks
+
+
+def attention_entry(kernel: str, dtype: str, pass_: str, found: dict[int, Column], errors: dict[str, Any]) -> dict[str, Any]:
+    """One entry of the file."""
+    dims = sorted(found)
+    columns = np.array([found[d] for d in dims])
+    columns[:, 1] = np.minimum(columns[:, 1], 0.98)
+    return {
+        "kernel": kernel, "dtype": dtype, "pass": pass_, "head_dims": dims,
+        "launch_us": [short(x * 1e6, 3) for x in columns[:, 0]], "efficiency": [short(x, 3) for x in columns[:, 1]],
+        "s0": [short(x, 3) for x in columns[:, 2]], "c": [short(x, 3) for x in columns[:, 3]], "errors": errors,
+    }  # fmt: skip
 
 
 def base_ratio(rows: list[dict[str, str]], gpu: str, device: str, dtype: str, d: int) -> float:
@@ -411,7 +408,8 @@ def inside_points(rows: list[dict[str, str]], gpu: str) -> dict[str, dict[int, d
 def resample(points: dict[float, float]) -> list[float]:
     """One time per octave from 512 B to 16 GiB: log-log inside, latency below, the last bus bandwidth above."""
     size = np.array(sorted(points))
-    time = np.maximum.accumulate(np.array([points[s] for s in size]))
+    # Noise adds time: a point above one of a larger size is a disturbed one, so the lower envelope from the right.
+    time = np.minimum.accumulate(np.array([points[s] for s in size])[::-1])[::-1]
     inside = np.exp(np.interp(np.log(SIZES), np.log(size), np.log(time)))
     return [short(x, 4) for x in inside * np.maximum(SIZES / size[-1], 1.0)]
 
@@ -719,12 +717,17 @@ def build_networks(rows: list[dict[str, str]]) -> dict[str, tuple[str, dict[str,
     }  # fmt: skip
     rack_gather = sweeps.ring("gcp-a4x-max", "all_gather", 8, 100e9)
     rack = {op: rack_gather for op in ("all_gather", "reduce_scatter", "broadcast")} | {
-        "all_reduce": {**b200["all_reduce"], "two_nodes": None,
-                       "source": "B200 latencies; between racks it is bound inside them (oci, 128 GPUs: 800 GB/s)"},
+        "all_reduce": {
+            **b200["all_reduce"], "two_nodes": None, "inside": [0.90, 0.12, 0.48],
+            "bulk": {**b200["all_reduce"]["bulk"], "latency": "0 us", "latency_per_doubling": "0 us", "latency_per_rank": "3.2 us"},
+            "source": "B200 latencies; racks: oci, 128 and 192 GPUs, 800 and 749 of 892 GB/s inside; coreweave, 1440 GPUs, slope 429, 4.6 ms",
+        },
         "all_to_all": {**exchange, "bulk": {**exchange["bulk"], "efficiency": 0.87},
                        "source": "B200 latencies; oci GB200, 128 and 192 GPUs: 45 and 42 of 50 GB/s per GPU (GB300: 24 of 100)"},
         "send_recv": b200["send_recv"],
     }  # fmt: skip
+    gb300 = rack | {"all_reduce": {**rack["all_reduce"], "inside": [0.79, 0.105, 0.42],
+                                   "source": "as gb200-nvl72, less by oci GB300, 128 GPUs: 738 of 930 GB/s inside"}}  # fmt: skip
     hdr_gather = sweeps.ring("alcf-sophia", "all_gather", 16, hdr)
     a100 = {op: hdr_gather for op in ("all_gather", "reduce_scatter", "broadcast")} | {
         "all_reduce": sweeps.tree("alcf-sophia", 16, hdr, 0.817, "coreweave, 64 GPUs, slope 163 of 200 GB/s", (13.5, 50.0)),
@@ -749,7 +752,7 @@ def build_networks(rows: list[dict[str, str]]) -> dict[str, tuple[str, dict[str,
     return {
         "h100-sxm": ("17.6 us", {"all_reduce": h100_reduce, **hopper}),
         "h200-sxm": ("17.6 us", {"all_reduce": h200_reduce, **hopper}),
-        "b200-sxm": ("14 us", b200), "b300-sxm": ("14 us", b300), "gb200-nvl72": ("14 us", rack), "gb300-nvl72": ("14 us", rack),
+        "b200-sxm": ("14 us", b200), "b300-sxm": ("14 us", b300), "gb200-nvl72": ("14 us", rack), "gb300-nvl72": ("14 us", gb300),
         "a100-sxm-80gb": ("17.6 us", a100), "mi355x": ("17.6 us", mi355x), "mi250x": ("17.6 us", slingshot),
         "l40s": ("17.6 us", {"all_reduce": h100_reduce, **hopper}),
         "rtx-pro-6000": ("17.6 us", {"all_reduce": h100_reduce, **hopper}),

@@ -16,6 +16,7 @@ from planner.cluster import Cluster, strides
 from planner.cost import operators as ops
 from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
+from planner.cost.distinct import distinct
 from planner.cost.operators import Collective, Floats, Number, Operator, Shard
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
@@ -54,11 +55,11 @@ class Blocks:
 
 def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Blocks:
     """The blocks of every candidate: distinct shapes are priced once, then gathered."""
-    distinct, inverse = distinct_shapes(layout)
-    shard = Shard(workload=workload, trainer=trainer, layout=distinct, ep_stride=_ep_stride(distinct))
-    stored = dataclasses.replace(shard, layout=distinct.replace(recompute=int(Recompute.NONE)))
+    shapes, inverse = distinct(layout, SHAPE_FIELDS, _ep_stride(layout))
+    shard = Shard(workload=workload, trainer=trainer, layout=shapes, ep_stride=_ep_stride(shapes))
+    stored = dataclasses.replace(shard, layout=shapes.replace(recompute=int(Recompute.NONE)))
     model = workload.model
-    nothing = np.zeros((len(distinct), len(QUANTITIES)))
+    nothing = np.zeros((len(shapes), len(QUANTITIES)))
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
     dense = _block(*ops.layer(shard, moe=False), shard, cluster) if has_dense else nothing
     moe = _block(*ops.layer(shard, moe=True), shard, cluster) if has_moe else nothing
@@ -74,35 +75,6 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         embedding=_block(*ops.embedding(stored), stored, cluster)[inverse],
         head=_block(*ops.head(stored), stored, cluster)[inverse],
     )
-
-
-def distinct_shapes(layout: Layout) -> tuple[Layout, NDArray[np.intp]]:
-    """Layout of the distinct combinations of the fields that shape a layer, and the row of each candidate in it.
-
-    Other fields keep the values of one of the candidates: no layer depends on them, but for the distance of expert
-    ranks, which is a field of its own here.
-    """
-    rows = len(layout)
-    columns = {name: np.asarray(getattr(layout, name)) for name in SHAPE_FIELDS}
-    columns["ep_stride"] = np.asarray(_ep_stride(layout)).astype(np.int64)
-    key = np.zeros(rows, dtype=np.int64)
-    for column in columns.values():
-        if column.ndim == 0:
-            continue
-        values, codes = np.unique(column, return_inverse=True) if rows < 4096 else _codes(column)
-        key = key * len(values) + codes
-    _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return layout.take(first), inverse
-
-
-def _codes(column: NDArray[np.integer]) -> tuple[NDArray[np.integer], NDArray[np.integer]]:
-    """Distinct values and the code of each row, without sorting when the values are small."""
-    if column.max() > 1 << 20:
-        return np.unique(column, return_inverse=True)
-    values = np.flatnonzero(np.bincount(column))
-    table = np.zeros(int(column.max()) + 1, dtype=np.int64)
-    table[values] = np.arange(len(values))
-    return values, table[column]
 
 
 def _ep_stride(layout: Layout) -> NDArray[np.integer]:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.cluster import Cluster
 from planner.cost.operators import Floats
-from planner.cost.stages import split_stages
-from planner.cost.step import Estimate, StageTimes, stage_times
+from planner.cost.stage_times import PricedStages, StageTable
+from planner.cost.step import Estimate
 from planner.cost.timeline import walked_time
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
@@ -40,47 +41,52 @@ def stage_layers(num_layers: int, layout: Layout) -> list[int]:
     return ([first] if first else []) + middle + ([last] if last else [])
 
 
-def durations(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> StageDurations:
-    """Durations of all stages: a rank's layers in equal chunks, the embedding in the first, the head in the last."""
-    times: StageTimes = stage_times(workload, cluster, trainer, layout)
-    stages = split_stages(workload.model, layout)
+def durations(workload: Workload, layout: Layout, priced: PricedStages) -> StageDurations:
+    """Durations of all stages of one layout: a rank's layers in equal chunks, the embedding in the first chunk, the
+    head in the last; each pass ends with the send to the next stage."""
+    times, stages = priced.times, priced.stages
     layers = np.array(stage_layers(workload.model.num_layers, layout), dtype=float)
     pp, vpp = int(layout.pp), chunks(layout)
     which = np.full(pp, 1)
     which[0], which[-1] = 0, 2
     counted = np.maximum((stages.dense + stages.moe)[0], 1.0)
-    ends_forward = times.of_ends("forward")[0]
-    ends_backward = times.of_ends("backward")[0]
-    ends_weight = times.of_ends("weight")[0]
+    v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
 
     def spread(total: Floats, ends: Floats) -> Floats:
-        """Layers' share on every chunk, then what only the first and the last stage carry."""
         body = (total - ends)[which] * layers / counted[which] / vpp
-        every = np.tile(body, vpp) if vpp == 1 or int(layout.schedule) == Schedule.INTERLEAVED else np.concatenate([body, body[::-1]])
+        every = np.concatenate([body, body[::-1]]) if v_shaped else np.tile(body, vpp)
         every[0] += ends[0]
-        every[-1] += ends[2] if int(layout.schedule) not in (Schedule.ZBV, Schedule.DUALPIPE_V) else 0.0
+        every[-1] += 0.0 if v_shaped else ends[2]
         return every
 
     return StageDurations(
-        forward=spread(times.forward[0], ends_forward),
-        backward=spread(times.backward[0], ends_backward),
-        weight=spread(times.part("wgrad")[0], ends_weight),
+        forward=spread(times.forward[0], times.ends_forward[0]),
+        backward=spread(times.backward[0], times.ends_backward[0]),
+        weight=spread(times.weight[0], times.ends_weight[0]),
     )
 
 
-def refine_bubble(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, found: Estimate
-) -> Floats:
-    """Seconds that the slowest stage idles, from the walked schedule; shape (1,). 0 without a pipeline."""
-    if int(layout.pp) == 1:
-        return np.zeros(1)
-    stage = durations(workload, cluster, trainer, layout)
-    vpp, m = chunks(layout), int(layout.num_microbatches)
-    walked = walked_time(
-        int(layout.schedule), int(layout.pp), vpp, m, stage.forward, stage.backward, stage.weight
-    )
-    busy = sum(float(found.time[part][0]) for part in _BUSY)
-    return np.array([max(walked - busy, 0.0)])
+def refine(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
+) -> list[Estimate]:
+    """The estimates of some layouts with the idle time of the walked schedule in place of the closed form's."""
+    stacked = Layout.stack(layouts)
+    table = StageTable(workload, cluster, trainer, stacked)
+    refined = []
+    for row, (layout, one) in enumerate(zip(layouts, found, strict=True)):
+        if int(layout.pp) == 1:
+            refined.append(one)
+            continue
+        priced = table.take(slice(row, row + 1))
+        stage = durations(workload, layout, priced)
+        send = 0.0 if "pipeline" in trainer.overlap else float(priced.send[0, 0]) / chunks(layout)
+        walked = walked_time(
+            int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
+            stage.forward + send, stage.backward + send, stage.weight,
+        )  # fmt: skip
+        busy = sum(float(one.time[part][0]) for part in _BUSY)
+        refined.append(dataclasses.replace(one, time={**one.time, "bubble": np.array([max(walked - busy, 0.0)])}))
+    return refined
 
 
 _BUSY = (

@@ -1,16 +1,14 @@
-"""Bytes per GPU of each pipeline stage, by component; shape (N, 3)."""
+"""Bytes per GPU of each pipeline stage: states, workspaces, buffers; shape (N, 3). What layers save is in blocks.py."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from planner.cluster import Cluster
-from planner.cost.blocks import INDEX, Blocks
 from planner.cost.operators import Floats
-from planner.cost.schedule import in_flight
 from planner.cost.stages import StageParameters, Stages
 from planner.cost.traffic import column, local_states, shard_groups, trained_parameters
-from planner.layout import Layout, Recompute
+from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -22,27 +20,7 @@ ALLOCATED = COMPONENTS[:5]
 RESERVED = COMPONENTS[:6]
 
 
-def stage_memory(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages,
-    parameters: StageParameters, blocks: Blocks, stage_saved: Floats,
-) -> dict[str, Floats]:  # fmt: skip
-    """Peak bytes by component. ``stage_saved`` are the bytes that a stage's layers save per microbatch."""
-    states = _states(workload, trainer, layout, parameters)
-    activations = _activations(layout, stages, blocks, stage_saved)
-    workspace = _workspace(workload, cluster, trainer, layout, stages, parameters, blocks)
-    allocated = sum(states.values()) + activations + workspace
-    rows = np.ones_like(activations)
-    return {
-        **states,
-        "activations": activations,
-        "workspace": workspace,
-        "fragmentation": trainer.fragmentation * allocated,
-        "communication_buffers": _communicators(cluster, layout) * rows,
-        "context": cluster.hardware.context_memory * rows,
-    }
-
-
-def _states(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
+def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
     """Weights, gradients and optimizer states.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
     zero = column(layout.zero)
     dense_shard, expert_shard = shard_groups(layout)
@@ -68,31 +46,15 @@ def _states(workload: Workload, trainer: Trainer, layout: Layout, parameters: St
 
 
 def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
-    """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight, worst stage, (N,)."""
+    """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
     each = trainer.optimizer_bytes[workload.optimizer] + trainer.gradient_bytes + trainer.weight_bytes
     share = column(layout.offload_optimizer) / 100.0
-    return (local_states(workload, layout, parameters) * share * each).max(axis=-1)
+    return local_states(workload, layout, parameters) * share * each
 
 
-def _activations(layout: Layout, stages: Stages, blocks: Blocks, stage_saved: Floats) -> Floats:
-    """What waits between forward and backward, and the larger of one layer's recomputed tensors and the loss.
-
-    in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient)
-    """
-    flight = in_flight(layout, stages.position)
-    saved = stage_saved + stages.embedding * blocks.embedding[:, None, INDEX["saved"]]
-    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
-    kept_on_gpu = np.where(offloaded, np.minimum(flight, 2.0 / np.maximum(stages.dense + stages.moe, 2.0)), flight)
-    working = np.maximum(
-        blocks.dense[:, None, INDEX["working"]] * (stages.dense > 0), blocks.moe[:, None, INDEX["working"]] * (stages.moe > 0)
-    )
-    loss = np.minimum(stages.head, 1.0) * blocks.head[:, None, INDEX["saved"]]
-    return kept_on_gpu * saved + np.maximum(working, loss)
-
-
-def _workspace(
+def workspace_bytes(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages,
-    parameters: StageParameters, blocks: Blocks,
+    parameters: StageParameters,
 ) -> Floats:  # fmt: skip
     """Library workspaces, gradients of activations, gathered weights and their unsharded gradients.
 
@@ -127,7 +89,7 @@ def _workspace(
     return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
 
 
-def _communicators(cluster: Cluster, layout: Layout) -> Floats:
+def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:
     """Buffers of the communicators that a rank opens: one per group larger than one, the world's included, (N, 1)."""
     hardware = cluster.hardware
     groups = sum((column(getattr(layout, name)) > 1).astype(float) for name in ("tp", "pp", "dp", "cp"))

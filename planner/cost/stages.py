@@ -18,8 +18,6 @@ from planner.workload import Workload
 class Stages:
     """Contents of the first, a middle and the last stage of every candidate."""
 
-    position: Floats
-    """Number of the stage: 0, 1 (or 0 where there is no middle), p - 1."""
     dense: Floats
     """Dense layers."""
     moe: Floats
@@ -30,6 +28,12 @@ class Stages:
     """Output heads: 1, and one more for every multi-token-prediction module."""
     weight: Floats
     """How many stages of the pipeline each of the three stands for: 1, p - 2, 1 (p = 1: 1, 0, 0)."""
+
+
+def stage_positions(layout: Layout) -> Floats:
+    """Numbers of the three stages: 0, 1 (0 where there is no middle), p - 1; shape (N, 3)."""
+    pp = np.atleast_1d(np.asarray(layout.pp, dtype=float))
+    return np.stack([np.zeros_like(pp), np.where(pp > 2, 1.0, 0.0), pp - 1], axis=-1)
 
 
 def split_stages(model: ModelSpec, layout: Layout) -> Stages:
@@ -61,7 +65,6 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     layers = layers + np.stack([single * model.mtp_layers, zero, one * model.mtp_layers], axis=-1)
     lonely = (pp <= 2).astype(float)
     return Stages(
-        position=np.stack([zero, np.where(pp > 2, 1.0, 0.0), pp - 1], axis=-1),
         dense=layers - moe,
         moe=moe,
         embedding=np.stack([one, lonely * one, single.astype(float)], axis=-1),
@@ -111,14 +114,14 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     twice when first and last stage differ.  [parameters.count_parameters]
     """
     model, counts = workload.model, count_parameters(workload.model)
-    tp = np.asarray(layout.tp, dtype=float)[..., None] * np.ones((1, 1))
+    tp = np.asarray(layout.tp, dtype=float)[..., None]
     repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
     attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
     mlp = counts.mlp_sharded / tp + counts.mlp_replicated
     beside = counts.shared_experts / tp + counts.router
     experts = counts.expert * model.num_experts / (
         np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
-    )[..., None] * np.ones((1, 1))  # fmt: skip
+    )[..., None]  # fmt: skip
     table = counts.input_embedding / tp
     tied_copy = table if model.tied_embeddings else 0.0
     head = np.minimum(stages.head, 1.0)

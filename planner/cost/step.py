@@ -6,14 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cluster import Cluster, strides
-from planner.cost.blocks import INDEX, QUANTITIES, Blocks, price_blocks
-from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED, host_bytes, stage_memory
-from planner.cost.operators import Floats, Shard
+from planner.cluster import Cluster
+from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED, workspace_bytes
+from planner.cost.operators import Floats
 from planner.cost.schedule import pipeline_time
-from planner.cost.stages import Stages, split_stages, stage_parameters
-from planner.cost.traffic import activation_offload, column, step_traffic
-from planner.layout import Layout, Recompute, Schedule
+from planner.cost.stage_times import SLOWEST, PricedStages, StageTable
+from planner.cost.traffic import column, data_parallel
+from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -115,10 +114,11 @@ def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Lay
     """Price every candidate; no legality is checked here (rules.py does)."""
     rows = len(layout)
     layout = Layout(**{n: np.broadcast_to(np.asarray(v), (rows,)) for n, v in layout.columns().items()})
-    pieces = [
-        _estimate_chunk(workload, cluster, trainer, layout.take(slice(start, start + CHUNK)))
-        for start in range(0, rows, CHUNK)
-    ]
+    table = StageTable(workload, cluster, trainer, layout)
+    pieces = []
+    for start in range(0, max(rows, 1), CHUNK):
+        piece = slice(start, start + CHUNK)
+        pieces.append(_estimate_chunk(workload, cluster, trainer, layout.take(piece), table.take(piece)))
     return pieces[0] if len(pieces) == 1 else join(pieces)
 
 
@@ -134,181 +134,97 @@ def join(pieces: list[Estimate]) -> Estimate:
     return Estimate(**{name: glue([getattr(piece, name) for piece in pieces]) for name in vars(pieces[0])})  # type: ignore[arg-type]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StageTimes:
-    """Seconds per microbatch of each stage, shape (N, 3)."""
-
-    totals: Floats
-    """Sum of the stage's blocks, shape (N, 3, quantities)."""
-    ends: Floats
-    """The part of it that is embedding and head, shape (N, 3, quantities)."""
-    host_forward: Floats
-    host_backward: Floats
-    pipeline_forward: Floats
-    pipeline_backward: Floats
-    pipeline_hidden: Floats
-
-    def part(self, name: str) -> Floats:
-        return self.totals[..., INDEX[name]]
-
-    @property
-    def forward(self) -> Floats:
-        communication = self.part("tp_forward") + self.part("cp_forward") + self.part("ep_forward")
-        return self.part("forward") + communication + self.host_forward + self.pipeline_forward
-
-    @property
-    def backward(self) -> Floats:
-        communication = self.part("tp_backward") + self.part("cp_backward") + self.part("ep_backward")
-        computation = self.part("dgrad") + self.part("wgrad") + self.part("recompute")
-        return computation + communication + self.host_backward + self.pipeline_backward
-
-    def of_ends(self, pass_: str) -> Floats:
-        """Seconds of embedding and head in a pass: forward, backward or weight (gradients alone)."""
-        names = {"forward": ("forward", "tp_forward"), "backward": ("dgrad", "wgrad", "tp_backward"), "weight": ("wgrad",)}
-        return np.sum([self.ends[..., INDEX[name]] for name in names[pass_]], axis=0)
-
-
-def stage_times(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> StageTimes:
-    """Seconds per microbatch of the three stages of every candidate."""
-    columns = Layout(**{name: np.atleast_1d(np.asarray(value)) for name, value in layout.columns().items()})
-    stages = split_stages(workload.model, columns)
-    blocks = price_blocks(workload, cluster, trainer, columns)
-    totals, ends, _ = stage_totals(columns, stages, blocks)
-    return _stage_times(workload, cluster, trainer, columns, totals, ends)
-
-
-def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
-    """Sum of the blocks of each stage, the part of it that is embedding and head, both (N, 3, quantities), and the
-    bytes that the stage's layers save, (N, 3)."""
-    covered = column(layout.recompute_layers)
-    layers = stages.dense + stages.moe
-    partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
-    share = np.where(partly, np.minimum(covered / np.maximum(layers, 1.0), 1.0), 1.0)
-    totals = (stages.dense * share)[..., None] * blocks.dense[:, None, :]
-    totals += (stages.moe * share)[..., None] * blocks.moe[:, None, :]
-    if np.any(partly):
-        totals += (stages.dense * (1.0 - share))[..., None] * blocks.dense_stored[:, None, :]
-        totals += (stages.moe * (1.0 - share))[..., None] * blocks.moe_stored[:, None, :]
-    saved = totals[..., INDEX["saved"]].copy()
-    ends = stages.embedding[..., None] * blocks.embedding[:, None, :]
-    ends += stages.head[..., None] * blocks.head[:, None, :]
-    totals += ends
-    return totals, ends, saved
-
-
-def _stage_times(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, totals: Floats, ends: Floats
-) -> StageTimes:
-    """Adds to the blocks what belongs to a stage: time the host needs beyond the GPU's, and sends to its neighbours."""
-    computed_forward = totals[..., INDEX["forward"]]
-    computed_backward = sum(totals[..., INDEX[name]] for name in ("dgrad", "wgrad", "recompute"))
-    host = trainer.host_time
-    host_forward = np.maximum(totals[..., INDEX["launches_forward"]] * host - computed_forward, 0.0)
-    host_backward = np.maximum(totals[..., INDEX["launches_backward"]] * host - computed_backward, 0.0)
-    send = _send_seconds(workload, cluster, trainer, layout)
-    hides = "pipeline" in trainer.overlap
-    added = np.zeros_like(send) if hides else send
-    return StageTimes(
-        totals=totals, ends=ends, host_forward=host_forward, host_backward=host_backward,
-        pipeline_forward=added * np.ones((1, 3)), pipeline_backward=added * np.ones((1, 3)),
-        pipeline_hidden=2.0 * (send - added) * np.ones((1, 3)),
-    )  # fmt: skip
-
-
-def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
-    """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N, 1).
-
-    T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather
-    the whole inside the node.  [Narayanan 2021, section 4.1]
-    """
-    shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
-    pp = np.asarray(layout.pp, dtype=float)
-    if np.all(pp == 1):
-        return np.zeros((len(layout), 1))
-    whole = shard.tokens * workload.model.hidden_size * shard.element
-    two = np.where(pp > 1, 2.0, 1.0)
-    send = cluster.collective_time("send_recv", whole / shard.tp, two, strides(layout)["pp"])
-    split = np.asarray(layout.sequence_parallel) == 1
-    gather = np.where(split, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
-    schedule = np.asarray(layout.schedule)
-    passes = np.where(schedule == Schedule.INTERLEAVED, np.asarray(layout.vpp, dtype=float), 1.0)
-    passes = np.where((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V), 2.0, passes)
-    return (np.where(pp > 1, send + gather, 0.0) * passes)[..., None]
-
-
-def _estimate_chunk(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Estimate:
-    stages = split_stages(workload.model, layout)
-    blocks = price_blocks(workload, cluster, trainer, layout)
-    totals, ends, saved = stage_totals(layout, stages, blocks)
-    times = _stage_times(workload, cluster, trainer, layout, totals, ends)
-    parameters = stage_parameters(workload, layout, stages)
-    memory = stage_memory(workload, cluster, trainer, layout, stages, parameters, blocks, saved)
-    time, hidden = _step_parts(workload, cluster, trainer, layout, stages, times, parameters, saved)  # type: ignore[arg-type]
+def _estimate_chunk(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
+) -> Estimate:
+    memory = _stage_memory(workload, cluster, trainer, layout, priced)
+    time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
     peak = sum(memory.values())
     worst = np.argmax(peak, axis=-1)
-    rows = np.arange(len(layout))
-    m = np.asarray(layout.num_microbatches, dtype=float)
-    forward_flop = (totals[..., INDEX["flop"]] * stages.weight).sum(axis=-1) / np.asarray(layout.pp)
-    dtype = workload.precision if workload.precision in ("fp32", "fp8_block", "nvfp4") else "bf16"
-    if workload.precision in ("fp8", "mxfp8"):
-        dtype = "fp8"
+    rows = np.arange(len(worst))
     return Estimate(
         time=time,
         hidden=hidden,
         memory={name: part[rows, worst] for name, part in memory.items()},
         stage=worst.astype(float),
-        host_memory=host_bytes(workload, trainer, layout, parameters),
-        flop=forward_flop * m * (3.0 if workload.lora_rank == 0 else 2.0),
+        host_memory=priced.states.host.max(axis=-1),
+        flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float) * workload.sequence_length / np.asarray(layout.num_gpus),
-        peak_flops=cluster.hardware.peak(dtype),
+        peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision)),
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,
     )
 
 
+def _stage_memory(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
+) -> dict[str, Floats]:
+    """Peak bytes of each stage by component, (N, 3).
+
+    Activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).
+    """
+    stages, times, flight = priced.stages, priced.times, priced.in_flight
+    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
+    if np.any(offloaded):  # two layers' inputs stay on the GPU, the others wait on the host
+        resident = np.minimum(flight, 2.0 / np.maximum(stages.dense + stages.moe, 2.0))
+        flight = np.where(offloaded, resident, flight)
+    activations = flight * (times.saved + times.embedding_saved) + np.maximum(times.working, times.loss)
+    workspace = workspace_bytes(workload, cluster, trainer, layout, stages, priced.parameters)
+    states = priced.states
+    allocated = states.weights + states.gradients + states.optimizer_states + activations + workspace
+    return {
+        "weights": states.weights,
+        "gradients": states.gradients,
+        "optimizer_states": states.optimizer_states,
+        "activations": activations,
+        "workspace": workspace,
+        "fragmentation": trainer.fragmentation * allocated,
+        "communication_buffers": states.buffers,
+        "context": np.full_like(activations, cluster.hardware.context_memory),
+    }
+
+
+def _peak_dtype(precision: str) -> str:
+    """Precision whose dense peak is the denominator of mfu."""
+    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+
+
 def _step_parts(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes,
-    parameters: object, saved: Floats,
-) -> tuple[dict[str, Floats], dict[str, Floats]]:  # fmt: skip
-    """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end."""
-    forward, backward = times.forward, times.backward
-    waiting = activation_offload(cluster, layout, saved, forward, backward)
-    both = forward + backward + waiting
-    slowest = np.argmax(both, axis=-1)
-    rows = np.arange(len(slowest))
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
+) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
+    """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
-    def at(values: Floats) -> Floats:
-        return values[rows, slowest]
-
+    Also hidden communication by kind, and model FLOP of one GPU: forward, and twice that backward (once when only
+    adapters are trained), averaged over the stages.
+    """
+    times, states = priced.times, priced.states
     m = np.asarray(layout.num_microbatches, dtype=float)
-    whole = pipeline_time(
-        layout, at(forward), at(backward + waiting), at(times.part("wgrad")), (both * stages.weight).sum(axis=-1)
-    )
-    traffic = step_traffic(workload, cluster, trainer, layout, parameters, forward, backward)  # type: ignore[arg-type]
-    end = np.argmax(traffic.data_exposed + traffic.optimizer + traffic.offload, axis=-1)
-    compute = at(times.part("forward") + times.part("dgrad") + times.part("wgrad"))
-    parts = {
-        "compute": m * compute,
-        "recompute": m * at(times.part("recompute")),
-        "host": m * at(times.host_forward + times.host_backward),
-        "tensor_communication": m * at(times.part("tp_forward") + times.part("tp_backward")),
-        "context_communication": m * at(times.part("cp_forward") + times.part("cp_backward")),
-        "expert_communication": m * at(times.part("ep_forward") + times.part("ep_backward")),
-        "pipeline_communication": m * at(times.pipeline_forward + times.pipeline_backward),
-        "bubble": whole - m * at(both),
-        "data_communication": traffic.data_exposed[rows, end],
-        "optimizer": traffic.optimizer[rows, end],
-        "offload": traffic.offload[rows, end] + m * at(waiting),
+    slowest = {name: times.of_slowest(name) for name in SLOWEST}
+    sent = 2.0 * priced.send[:, 0]
+    exposed_send = sent if "pipeline" not in trainer.overlap else np.zeros_like(sent)
+    forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
+    all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
+    idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
+    window = (times.forward + exposed_send[:, None] / 2.0, times.backward + exposed_send[:, None] / 2.0)
+    exposed, hidden = data_parallel(trainer, layout, priced.parameters, states.reduce, states.gather, *window)
+    end = np.argmax(exposed + states.optimizer + states.offload, axis=-1)
+    rows = np.arange(len(end))
+    time = {name: m * slowest[name] for name in PARTS[:6]} | {
+        "pipeline_communication": m * exposed_send,
+        "bubble": idle,
+        "data_communication": exposed[rows, end],
+        "optimizer": states.optimizer[rows, end],
+        "offload": states.offload[rows, end] + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.step_overhead),
     }
-    hidden = {
-        "tensor": m * at(times.part("tp_hidden")),
-        "context": m * at(times.part("cp_hidden")),
-        "expert": m * at(times.part("ep_hidden")),
-        "pipeline": m * at(times.pipeline_hidden),
-        "data": traffic.data_hidden[rows, end],
+    concealed = {
+        "tensor": m * slowest["tensor_hidden"],
+        "context": m * slowest["context_hidden"],
+        "expert": m * slowest["expert_hidden"],
+        "pipeline": m * (sent - exposed_send),
+        "data": hidden[rows, end],
     }
-    return parts, hidden
+    return time, concealed, slowest["flop"] * m * (3.0 if workload.lora_rank == 0 else 2.0)
 
 
-__all__ = ["COMPONENTS", "HIDDEN", "PARTS", "QUANTITIES", "Estimate", "StageTimes", "estimate", "join", "stage_times"]
+__all__ = ["COMPONENTS", "HIDDEN", "PARTS", "Estimate", "estimate", "join"]

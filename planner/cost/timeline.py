@@ -126,6 +126,60 @@ def _choose(
     return pending[0] if pending else None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One action in an order in which everything it waits for comes earlier."""
+
+    rank: int
+    stage: int
+    kind: str
+    microbatch: int
+    needs: tuple[tuple[int, bool], ...]
+    """Earlier steps whose results it waits for, and whether they come from another rank."""
+
+
+@lru_cache(maxsize=64)
+def program(schedule: int, pp: int, vpp: int, m: int) -> tuple[Step, ...]:
+    """All actions of all ranks in one order that respects every dependency; it does not depend on durations."""
+    orders = actions(schedule, pp, vpp, m)
+    stages = 1 + max(stage for order in orders for stage, _, _ in order)
+    number: dict[Action, int] = {}
+    cursor, steps, progress = [0] * pp, [], True
+    while progress:
+        progress = False
+        for rank, order in enumerate(orders):
+            while cursor[rank] < len(order):
+                stage, kind, i = order[cursor[rank]]
+                needs = _needs(stage, kind, i, stages, number)
+                if needs is None:
+                    break
+                remote = tuple((step, stage_rank(other, pp, vpp, schedule) != rank) for other, step in needs)
+                number[stage, kind, i] = len(steps)
+                steps.append(Step(rank=rank, stage=stage, kind=kind, microbatch=i, needs=remote))
+                cursor[rank] += 1
+                progress = True
+    if any(cursor[rank] < len(order) for rank, order in enumerate(orders)):
+        raise AssertionError(f"schedule {schedule} with pp {pp}, vpp {vpp}, m {m} does not come to an end")
+    return tuple(steps)
+
+
+def _needs(stage: int, kind: str, i: int, stages: int, number: dict[Action, int]) -> list[tuple[int, int]] | None:
+    """(stage, step) of what an action waits for; None when some of it has not come yet."""
+    found = []
+    if kind == "F":
+        wanted = [(stage - 1, "F")] if stage else []
+    elif kind == "W":
+        wanted = [(stage, "I")]
+    else:
+        wanted = [(stage, "F")] + ([(stage + 1, kind)] if stage < stages - 1 else [])
+    for other, needed in wanted:
+        step = number.get((other, needed, i))
+        if step is None:
+            return None
+        found.append((other, step))
+    return found
+
+
 def walk(
     schedule: int, pp: int, vpp: int, m: int, forward: Floats, backward: Floats, weight: Floats, send: float = 0.0
 ) -> list[Span]:
@@ -134,62 +188,45 @@ def walk(
     ``backward`` is I + W; ``send`` is added between ranks when an action waits for another rank's result. An action
     starts when its rank is free and its input is there.
     """
-    orders = actions(schedule, pp, vpp, m)
-    stages = len(forward)
+    steps = program(schedule, pp, vpp, m)
+    starts, ends = _run(steps, pp, forward, backward, weight, send)
+    return [
+        Span(rank=step.rank, stage=step.stage, kind=step.kind, microbatch=step.microbatch, start=start, end=end)
+        for step, start, end in zip(steps, starts, ends, strict=True)
+    ]
+
+
+def _run(
+    steps: tuple[Step, ...], pp: int, forward: Floats, backward: Floats, weight: Floats, send: float
+) -> tuple[list[float], list[float]]:
+    """Start and end of every step."""
     duration = {"F": forward.tolist(), "B": backward.tolist(), "I": (backward - weight).tolist(), "W": weight.tolist()}
-    finished: dict[Action, float] = {}
-    free, cursor = [0.0] * pp, [0] * pp
-    spans: list[Span] = []
-    progress = True
-    while progress:
-        progress = False
-        for rank in range(pp):
-            while cursor[rank] < len(orders[rank]):
-                stage, kind, i = orders[rank][cursor[rank]]
-                before = _inputs(stage, kind, i, stages, finished)
-                if before is None:
-                    break
-                arrival = max((time + (send if stage_rank(s, pp, vpp, schedule) != rank else 0.0) for s, time in before), default=0.0)
-                start = max(free[rank], arrival)
-                end = start + duration[kind][stage]
-                finished[stage, kind, i] = free[rank] = end
-                spans.append(Span(rank=rank, stage=stage, kind=kind, microbatch=i, start=start, end=end))
-                cursor[rank] += 1
-                progress = True
-    if any(cursor[rank] < len(orders[rank]) for rank in range(pp)):
-        raise AssertionError(f"schedule {schedule} with pp {pp}, vpp {vpp}, m {m} does not come to an end")
-    return spans
-
-
-def _inputs(stage: int, kind: str, i: int, stages: int, finished: dict[Action, float]) -> list[tuple[int, float]] | None:
-    """(stage, end) of what an action waits for; None when some of it has not run yet."""
-    if kind == "F":
-        needs = [(stage - 1, ("F",))] if stage else []
-    elif kind == "W":
-        needs = [(stage, ("I",))]
-    else:
-        needs = [(stage, ("F",))] + ([(stage + 1, ("B", "I"))] if stage < stages - 1 else [])
-    found = []
-    for other, kinds in needs:
-        ends = [finished[other, k, i] for k in kinds if (other, k, i) in finished]
-        if not ends:
-            return None
-        found.append((other, ends[0]))
-    return found
+    free, starts, ends = [0.0] * pp, [], []
+    for step in steps:
+        start = free[step.rank]
+        for earlier, remote in step.needs:
+            arrival = ends[earlier] + send if remote else ends[earlier]
+            if arrival > start:
+                start = arrival
+        end = start + duration[step.kind][step.stage]
+        free[step.rank] = end
+        starts.append(start)
+        ends.append(end)
+    return starts, ends
 
 
 def walked_time(
     schedule: int, pp: int, vpp: int, m: int, forward: Floats, backward: Floats, weight: Floats, send: float = 0.0
 ) -> float:
-    """Seconds of the whole pipeline; beyond 4 p microbatches the steady state repeats and is added, not walked.
+    """Seconds of the whole pipeline; beyond 3 p microbatches the steady state repeats and is added, not walked.
 
-    In the steady state one microbatch passes per (F + B) of the slowest rank, so a longer step only repeats it.
+    Every further p microbatches then add what the last p did.
     """
-    few = 4 * pp
-    if m > few + pp:
-        rest = (m - few) // pp * pp
-        short = walked_time(schedule, pp, vpp, m - rest, forward, backward, weight, send)
-        ranks = np.array([stage_rank(s, pp, vpp, schedule) for s in range(len(forward))])
-        slowest = float(np.bincount(ranks, weights=forward + backward, minlength=pp).max())
-        return short + rest * slowest
-    return max(span.end for span in walk(schedule, pp, vpp, m, forward, backward, weight, send))
+    few = 2 * pp
+    if m > few + 2 * pp:
+        rest = (m - few) // pp
+        short = walked_time(schedule, pp, vpp, m - rest * pp, forward, backward, weight, send)
+        longer = walked_time(schedule, pp, vpp, m - (rest - 1) * pp, forward, backward, weight, send)
+        return short + rest * (longer - short)
+    _, ends = _run(program(schedule, pp, vpp, m), pp, forward, backward, weight, send)
+    return max(ends)

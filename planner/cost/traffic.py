@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.cluster import Cluster, strides
@@ -15,18 +13,11 @@ from planner.trainer import Trainer
 from planner.workload import Workload
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepTraffic:
-    """Seconds per optimizer step of each of the three stages, shape (N, 3)."""
-
-    data_exposed: Floats
-    """Gradient and weight traffic that nothing hides."""
-    data_hidden: Floats
-    """Gradient and weight traffic beside computation."""
-    optimizer: Floats
-    """Update of the local states, gradient norm included."""
-    offload: Floats
-    """Host transfers and update of states on the host, beyond what the GPU's own update hides."""
+TRAFFIC_FIELDS = (
+    "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
+    "offload_optimizer",
+)  # fmt: skip
+"""Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 
 
 def column(value: object) -> Floats:
@@ -47,21 +38,14 @@ def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple
     return parameters.dense, parameters.expert
 
 
-def step_traffic(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters,
-    forward: Floats, backward: Floats,
-) -> StepTraffic:  # fmt: skip
-    """``forward`` and ``backward`` are a stage's seconds per microbatch, shape (N, 3): what traffic hides behind."""
-    exposed_data, hidden_data = _data_parallel(workload, cluster, trainer, layout, parameters, forward, backward)
-    optimizer, offload = _optimizer(workload, cluster, trainer, layout, parameters)
-    return StepTraffic(data_exposed=exposed_data, data_hidden=hidden_data, optimizer=optimizer, offload=offload)
-
-
-def _data_parallel(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters,
+def data_parallel(
+    trainer: Trainer, layout: Layout, parameters: StageParameters, gradients: Floats, weights: Floats,
     forward: Floats, backward: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Exposed and hidden seconds of gradients and weights.
+    """Exposed and hidden seconds per step of gradients and weights, each (N, 3).
+
+    ``gradients`` and ``weights`` are seconds to reduce and to gather a stage once, ``forward`` and ``backward`` seconds
+    per microbatch: what traffic hides behind.
 
     zero 0     all-reduce of the gradients once per step, beside the last backward pass
     zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
@@ -71,25 +55,21 @@ def _data_parallel(
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
     """
     zero, m = column(layout.zero), column(layout.num_microbatches)
-    gradients, weights = _reduce_and_gather(workload, cluster, trainer, layout, parameters)
-    single = zero <= 1
-    buckets = np.maximum((parameters.all) / trainer.bucket_parameters, 1.0)
+    buckets = np.maximum(parameters.dense + parameters.expert, 1.0) / trainer.bucket_parameters
 
     def hide(time: Floats, window: Floats, name: str) -> Floats:
-        return exposed(time, window, np.minimum(time / buckets, time)) if name in trainer.overlap else time
+        return exposed(time, window, time / np.maximum(buckets, 1.0)) if name in trainer.overlap else time
 
     gathered_once = (zero < 3) | (column(layout.pp) > 1)  # pipelines keep gathered weights between microbatches
     backward_traffic = gradients + np.where(gathered_once, 0.0, weights)
-    once = hide(gradients, backward, "gradients") + hide(np.where(zero == 1, weights, 0.0), forward, "parameters")
-    passes = np.where(gathered_once & (zero >= 3), 1.0, m)
-    every = m * hide(backward_traffic, backward, "gradients") + passes * hide(weights, forward, "parameters")
-    total_once = gradients + np.where(zero == 1, weights, 0.0)
-    total_every = m * backward_traffic + passes * weights
-    added = np.where(single, once, every)
-    return added, np.where(single, total_once, total_every) - added
+    passes = np.where(zero <= 1, 1.0, m)
+    gathers = np.where((zero <= 1) | (gathered_once & (zero >= 3)), 1.0, m) * (zero >= 1)
+    backward_traffic = np.where(zero <= 1, gradients, backward_traffic)
+    added = passes * hide(backward_traffic, backward, "gradients") + gathers * hide(weights, forward, "parameters")
+    return added, passes * backward_traffic + gathers * weights - added
 
 
-def _reduce_and_gather(
+def reduce_and_gather(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
 ) -> tuple[Floats, Floats]:
     """Seconds to reduce all gradients of a stage once, and to gather all its weights once; dense and expert parts."""
@@ -127,7 +107,7 @@ def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
     return 2.0 * trainer.gradient_bytes + 2.0 * states + trainer.weight_bytes
 
 
-def _optimizer(
+def optimizer_seconds(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
 ) -> tuple[Floats, Floats]:
     """Seconds of the update on the GPU and, for offloaded states, beyond it on the host.

@@ -1,0 +1,247 @@
+"""Seconds per microbatch of each pipeline stage: its blocks, what the host adds, and sends to its neighbours."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from planner.cluster import Cluster, strides
+from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
+from planner.cost.distinct import distinct
+from planner.cost.operators import Floats, Shard
+from planner.cost.memory import communicator_bytes, host_bytes, state_bytes
+from planner.cost.schedule import in_flight
+from planner.cost.stages import StageParameters, Stages, split_stages, stage_parameters, stage_positions
+from planner.cost.traffic import TRAFFIC_FIELDS, activation_offload, column, optimizer_seconds, reduce_and_gather
+from planner.layout import Layout, Recompute, Schedule
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+STAGE_FIELDS = (
+    *SHAPE_FIELDS, "order", "pp", "first_stage_layers", "last_stage_layers", "recompute_layers", "offload_activations",
+)  # fmt: skip
+SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_parallel", "order", "vpp", "schedule")
+FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
+SLOWEST = (
+    "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
+    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "all_stages", "flop",
+)  # fmt: skip
+"""Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
+backward includes waiting for offloaded activations; all_stages sums both passes over the pipeline; flop is the mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTimes:
+    """Seconds per microbatch of the three stages; arrays of shape (N, 3) unless stated."""
+
+    forward: Floats
+    """Forward pass: computation, exposed communication, host; without sends."""
+    backward: Floats
+    """Backward pass: recompute and waiting for offloaded activations included; without sends."""
+    weight: Floats
+    """The part of backward that is weight gradients."""
+    slowest: Floats
+    """What the slowest stage's time is made of, (N, len(SLOWEST))."""
+    saved: Floats
+    """Bytes that the layers save per microbatch."""
+    ends_forward: Floats
+    """The part of forward that is embedding and head."""
+    ends_backward: Floats
+    """The part of backward that is embedding and head."""
+    ends_weight: Floats
+    """Weight gradients of embedding and head."""
+    loss: Floats
+    """Bytes alive at the peak of the loss, shape (N, 3)."""
+    embedding_saved: Floats
+    """Bytes that the embedding saves per microbatch."""
+    working: Floats
+    """Bytes of one layer that recompute brings back."""
+
+    def of_slowest(self, name: str) -> Floats:
+        return self.slowest[:, SLOWEST.index(name)]
+
+    def take(self, rows: NDArray[np.intp]) -> StageTimes:
+        return StageTimes(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PricedStages:
+    """Everything about stages that many candidates share, priced once; ``take`` gathers it for some of them."""
+
+    stages: Stages
+    times: StageTimes
+    parameters: StageParameters
+    send: Floats
+    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N, 1)."""
+    states: States
+    """Model states and their traffic."""
+    in_flight: Floats
+    """Microbatches that wait for their backward pass at the peak, (N, 3)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class States:
+    """Model states of one rank of each stage, bytes and seconds, all (N, 3)."""
+
+    weights: Floats
+    gradients: Floats
+    optimizer_states: Floats
+    host: Floats
+    """Bytes in host memory."""
+    buffers: Floats
+    """Bytes of communicators."""
+    reduce: Floats
+    """Seconds to reduce all gradients once."""
+    gather: Floats
+    """Seconds to gather all weights once."""
+    optimizer: Floats
+    """Seconds of the update on the GPU."""
+    offload: Floats
+    """Seconds of transfers and update of offloaded states."""
+
+
+class StageTable:
+    """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows."""
+
+    def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> None:
+        v_shaped = np.isin(np.asarray(layout.schedule), (Schedule.ZBV, Schedule.DUALPIPE_V)).astype(np.int64)
+        expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
+        contents, self._content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
+        self._stages = split_stages(workload.model, contents)
+        blocks = price_blocks(workload, cluster, trainer, contents)
+        self._times = _stage_times(cluster, trainer, contents, self._stages, blocks)
+        self._parameters = stage_parameters(workload, contents, self._stages)
+        sends, self._send_rows = distinct(layout, SEND_FIELDS)
+        self._send = _send_seconds(workload, cluster, trainer, sends)
+        groups, self._group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
+        self._states = _states(workload, cluster, trainer, groups)
+        flights, self._flight_rows = distinct(layout, FLIGHT_FIELDS)
+        self._in_flight = in_flight(flights, stage_positions(flights))
+
+    def take(self, rows: slice) -> PricedStages:
+        content = self._content_rows[rows]
+        return PricedStages(
+            stages=_gather(self._stages, content),
+            times=self._times.take(content),
+            parameters=_gather(self._parameters, content),
+            send=self._send[self._send_rows[rows]],
+            states=_gather(self._states, self._group_rows[rows]),
+            in_flight=self._in_flight[self._flight_rows[rows]],
+        )
+
+
+def _states(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> States:
+    parameters = stage_parameters(workload, layout, split_stages(workload.model, layout))
+    reduce, gather = reduce_and_gather(workload, cluster, trainer, layout, parameters)
+    optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
+    each = np.ones((1, 3))
+    return States(
+        **state_bytes(workload, trainer, layout, parameters),
+        host=host_bytes(workload, trainer, layout, parameters),
+        buffers=communicator_bytes(cluster, layout) * each,
+        reduce=reduce, gather=gather, optimizer=optimizer, offload=offload,
+    )  # fmt: skip
+
+
+def _gather(value: Any, rows: NDArray[np.intp]) -> Any:
+    return type(value)(**{f.name: getattr(value, f.name)[rows] for f in dataclasses.fields(value)})
+
+
+def _stage_times(
+    cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks
+) -> StageTimes:
+    """Sum of the blocks of each stage.
+
+    The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
+    GPU's own time is a part of its own.
+    """
+    totals, ends, saved = _stage_totals(layout, stages, blocks)
+
+    def sum_of(table: Floats, *names: str) -> Floats:
+        return np.sum([table[..., INDEX[name]] for name in names], axis=0)
+
+    exposed_forward, exposed_backward = ("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward")
+    computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
+    host = [
+        np.maximum(sum_of(totals, name) * trainer.host_time - busy, 0.0)
+        for name, busy in zip(("launches_forward", "launches_backward"), computed, strict=True)
+    ]
+    forward = computed[0] + sum_of(totals, *exposed_forward) + host[0]
+    backward = computed[1] + sum_of(totals, *exposed_backward) + host[1]
+    waiting = activation_offload(cluster, layout, saved, forward, backward)
+    backward = backward + waiting
+    columns = np.stack(
+        [
+            sum_of(totals, "forward", "dgrad", "wgrad"), sum_of(totals, "recompute"), host[0] + host[1],
+            sum_of(totals, "tp_forward", "tp_backward"), sum_of(totals, "cp_forward", "cp_backward"),
+            sum_of(totals, "ep_forward", "ep_backward"),
+            sum_of(totals, "tp_hidden"), sum_of(totals, "cp_hidden"), sum_of(totals, "ep_hidden"),
+            waiting, forward, backward, sum_of(totals, "wgrad"),
+        ],
+        axis=-1,
+    )  # fmt: skip
+    both = forward + backward
+    slowest = columns[np.arange(len(both)), np.argmax(both, axis=-1)]
+    all_stages = (both * stages.weight).sum(axis=-1)
+    flop = (sum_of(totals, "flop") * stages.weight).sum(axis=-1) / np.asarray(layout.pp)
+    working = np.maximum(
+        blocks.dense[:, None, INDEX["working"]] * (stages.dense > 0),
+        blocks.moe[:, None, INDEX["working"]] * (stages.moe > 0),
+    )
+    return StageTimes(
+        forward=forward,
+        backward=backward,
+        weight=sum_of(totals, "wgrad"),
+        slowest=np.column_stack([slowest, all_stages, flop]),
+        saved=saved,
+        ends_forward=sum_of(ends, "forward", *exposed_forward),
+        ends_backward=sum_of(ends, "dgrad", "wgrad", *exposed_backward),
+        ends_weight=sum_of(ends, "wgrad"),
+        loss=np.minimum(stages.head, 1.0) * blocks.head[:, None, INDEX["saved"]],
+        embedding_saved=stages.embedding * blocks.embedding[:, None, INDEX["saved"]],
+        working=working,
+    )
+
+
+def _stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
+    """Sum of the blocks of each stage, the part of it that is embedding and head, both (N, 3, quantities), and the
+    bytes that the stage's layers save, (N, 3). Full recompute may cover a part of the layers only."""
+    covered = column(layout.recompute_layers)
+    layers = stages.dense + stages.moe
+    partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
+    share = np.where(partly, np.minimum(covered / np.maximum(layers, 1.0), 1.0), 1.0)
+    totals = (stages.dense * share)[..., None] * blocks.dense[:, None, :]
+    totals += (stages.moe * share)[..., None] * blocks.moe[:, None, :]
+    if np.any(partly):
+        totals += (stages.dense * (1.0 - share))[..., None] * blocks.dense_stored[:, None, :]
+        totals += (stages.moe * (1.0 - share))[..., None] * blocks.moe_stored[:, None, :]
+    saved = totals[..., INDEX["saved"]].copy()
+    ends = stages.embedding[..., None] * blocks.embedding[:, None, :]
+    ends += stages.head[..., None] * blocks.head[:, None, :]
+    totals += ends
+    return totals, ends, saved
+
+
+def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
+    """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N, 1).
+
+    T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather
+    the whole inside the node.  [Narayanan 2021, section 4.1]
+    """
+    shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
+    pp = np.asarray(layout.pp, dtype=float)
+    if np.all(pp == 1):
+        return np.zeros((len(layout), 1))
+    whole = shard.tokens * workload.model.hidden_size * shard.element
+    two = np.where(pp > 1, 2.0, 1.0)
+    send = cluster.collective_time("send_recv", whole / shard.tp, two, strides(layout)["pp"])
+    split = np.asarray(layout.sequence_parallel) == 1
+    gather = np.where(split, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
+    schedule = np.asarray(layout.schedule)
+    passes = np.where(schedule == Schedule.INTERLEAVED, np.asarray(layout.vpp, dtype=float), 1.0)
+    passes = np.where((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V), 2.0, passes)
+    return (np.where(pp > 1, send + gather, 0.0) * passes)[..., None]
