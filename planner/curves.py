@@ -89,7 +89,7 @@ class Grid:
     n: Column
     k: Column
     log_factor: Column
-    """Natural logarithm of measured / model at the nodes, shape (len(m), len(n), len(k))."""
+    """Logarithm of measured / model (both above the launch time) at the nodes, shape (len(m), len(n), len(k))."""
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Grid:
@@ -174,8 +174,8 @@ class Waves:
 class GemmCurve:
     """Time of one dense GEMM of output M x N and reduction K.
 
-    t = r(M,N,K) [t0 + max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u))], and never below 2MNK / P: P
-    peak, W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
+    t = t0 + r(M,N,K) max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u)), and never below 2MNK / P: P peak,
+    W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
     With A = M N the first term is 2MNK/(P e) (1 + m0/M)(1 + n0/N)(1 + k0/K).
     """
 
@@ -232,7 +232,9 @@ class GemmCurve:
         data["launch"] = f"{self.launch!r} s"
         data |= {name: list(getattr(self, name)) for name in ("pass_factor", "grouped_m0", "grouped_efficiency")}
         data["errors"] = self.errors
-        data |= {name: part.to_dict() for name, part in (("grid", self.grid), ("waves", self.waves)) if part is not None}
+        data |= {
+            name: part.to_dict() for name, part in (("grid", self.grid), ("waves", self.waves)) if part is not None
+        }
         return data
 
     def bytes_moved(self, m: Column, n: Column, k: Column) -> Column:
@@ -247,10 +249,10 @@ class GemmCurve:
         outputs = area + self.m0 * n + self.n0 * m + self.m0 * self.n0
         compute = 2.0 * outputs * (k + self.k0) / (peak * self.efficiency)
         memory = self.bytes_moved(m, n, k) / (bandwidth * self.memory_efficiency)
-        total = self.launch + np.maximum(compute, memory)
+        work = np.maximum(compute, memory)
         if self.grid is not None:
-            total = total * self.grid.factor(m, n, k)
-        return np.maximum(total, np.maximum(flop / peak, self.bytes_moved(m, n, k) / (20.0 * bandwidth)))
+            work = work * self.grid.factor(m, n, k)
+        return np.maximum(self.launch + work, flop / peak)
 
     def grouped_time(
         self, tokens: Column, m: Column, n: Column, k: Column, groups: Column, which: int, peak: float, bandwidth: float
@@ -273,7 +275,7 @@ class GemmCurve:
 class AttentionCurve:
     """Time of one attention kernel: t = t0 + F / (P e) (1 + s0/S) max(1, c U / T), and never below F / P.
 
-    F FLOP, S the keys that a query sees on average (s/2 when causal), U compute units, T = batch x heads x ceil(s / 128)
+    F FLOP, S the keys that a query sees on average (s/2 when causal), U compute units, T = batch x heads x ceil(s/128)
     tiles: few heads leave units idle. The constants are columns over the head size (mean of that of keys and of values:
     160 is MLA's 192 and 128), interpolated linearly between the measured sizes.
     """
@@ -359,7 +361,7 @@ class CollectiveCurve:
         return result
 
     def with_link(self, ratio: float) -> CollectiveCurve:
-        """The same curve on a link of ``ratio`` times the bandwidth: the time above the latency scales, not the latency."""
+        """The same curve on a link of ``ratio`` times the bandwidth: all but the latency scales."""
         latency = self.seconds[:, :1]
         return replace(self, seconds=latency + (self.seconds - latency) / ratio)
 
@@ -422,7 +424,9 @@ class Segment:
         values = {key: units.parse(entry[key], "seconds", what=f"{where} {key}") for key in times}
         efficiency = float(numbers(entry["efficiency"], f"{where} efficiency", above=0.0))
         if not 0 < efficiency <= 1:
-            raise PlannerError(f"{where}: efficiency {efficiency:g} is above the line rate of the NICs; it must be in 0..1")
+            raise PlannerError(
+                f"{where}: efficiency {efficiency:g} is above the line rate of the NICs; it must be in 0..1"
+            )
         return cls(efficiency=efficiency, **values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -442,9 +446,9 @@ class NetworkCurve:
     fast: Segment
     bulk: Segment
     two_nodes: float | None = None
-    """Efficiency of bulk on exactly two whole nodes where it was measured (NVLS tree, may pass 1); never extrapolated."""
+    """Efficiency of bulk on exactly two whole nodes where measured (NVLS tree, may pass 1); never extrapolated."""
     inside: tuple[float, float, float] = (1.0, 0.0, 1.0)
-    """Part of the bus bandwidth inside a domain that is left across domains (racks): on two, less per doubling, least."""
+    """Part of the bus bandwidth inside a rack that is left across racks: on two, loss per doubling, least."""
     source: str = ""
     """Cluster the constants were fitted on."""
     errors: dict[str, Any] = field(default_factory=dict)
@@ -456,7 +460,9 @@ class NetworkCurve:
         two = entry.get("two_nodes")
         inside = numbers(entry.get("inside", [1.0, 0.0, 1.0]), f"{where} inside", above=0.0)
         if inside.shape != (3,) or inside[2] <= 0 or inside[0] < inside[2]:
-            raise PlannerError(f"{where}: inside holds three numbers: share on two domains, loss per doubling, least share")
+            raise PlannerError(
+                f"{where}: inside holds three numbers: share on two domains, loss per doubling, least share"
+            )
         return cls(
             inside=(float(inside[0]), float(inside[1]), float(inside[2])),
             fast=Segment.from_dict(entry["fast"], f"{where} fast"),

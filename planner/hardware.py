@@ -44,7 +44,16 @@ _QUANTITIES = {
 _COUNTS = ("compute_units", "gpus_per_node", "scale_up_domain")
 _FACTORS = ("sustained_clock", "cpu_adam_bandwidth_fraction")
 _TEXTS = ("name", "device", "vendor", "arch")
-_OPTIONAL = ("prices", "sources", "notes", "unverified", "curves_from", "gemm_efficiency", "attention_efficiency", "kernels")
+_OPTIONAL = (
+    "prices",
+    "sources",
+    "notes",
+    "unverified",
+    "curves_from",
+    "gemm_efficiency",
+    "attention_efficiency",
+    "kernels",
+)
 _CURVES = ("gemm", "attention", "memory_fraction", "scale_up", "scale_out")
 _DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0}
 _LINK_TOLERANCE = 1.02  # timers and 1000-against-1024 rounding in published tables
@@ -125,7 +134,7 @@ class HardwareProfile:
     attention: dict[tuple[str, str, str], AttentionCurve]
     """By (kernel, dtype, pass)."""
     kernels: dict[str, Any]
-    """Attention kernels: ``best`` by pass and dtype; ``slowdown`` of a kernel that was measured only against the best."""
+    """Attention kernels that are the best one, and ``slowdown`` of those known only relative to the best."""
     memory_fraction: dict[str, float]
     """Part of memory_bandwidth that each class of memory-bound operation reaches."""
     scale_up: dict[str, CollectiveCurve]
@@ -275,7 +284,9 @@ class HardwareProfile:
         """
         curve = self.scale_up[COLLECTIVES[_index(op, COLLECTIVES, "collective")]]
         size, n = np.broadcast_arrays(column(size), column(n))
-        link = np.where(n <= self.scale_up_domain, self.scale_up_bandwidth, min(self.pcie_bandwidth, self.scale_up_bandwidth))
+        link = np.where(
+            n <= self.scale_up_domain, self.scale_up_bandwidth, min(self.pcie_bandwidth, self.scale_up_bandwidth)
+        )
         floor = np.where(n > 1.0, least_factor(op, n) * size / link, 0.0)
         return np.maximum(curve.time(size, n), floor)[()]
 
@@ -325,7 +336,7 @@ class HardwareProfile:
     # ------------------------------------------------------------------------------------------------ changes
 
     def scaled(self, **factors: float) -> HardwareProfile:
-        """A profile with some quantities multiplied, e.g. ``scaled(network_bandwidth=2)``; peak_flops scales all dtypes.
+        """A profile with some quantities multiplied: ``scaled(network_bandwidth=2)``; peak_flops means all dtypes.
 
         Curves follow: rates and fractions are relative to the peaks, and collectives keep their latency.
         """
@@ -441,7 +452,7 @@ def _with_relatives(data: dict[str, Any], where: str, family: str = "", depth: i
     """Curves that the file does not hold, taken from the relative that ``curves_from`` names per family.
 
     GEMM, attention and memory curves are relative to peaks and follow by themselves; scale_up times are stretched by
-    the ratio of the links; ``gemm_efficiency`` and ``attention_efficiency`` replace the efficiency of a recipe or a pass
+    the ratio of the links; ``gemm_efficiency`` and ``attention_efficiency`` replace that of a recipe or a pass
     where the device's own best rate was measured. ``family`` limits the work to one family (for a relative).
     """
     if "curves_from" not in data:
@@ -453,7 +464,9 @@ def _with_relatives(data: dict[str, Any], where: str, family: str = "", depth: i
     raw: dict[str, dict[str, Any]] = {}
     for key, name in relatives.items():
         if key not in (*FAMILIES, "pcie"):
-            raise PlannerError(f"{where}: unknown key 'curves_from {key}'; did you mean {nearest_first(key, FAMILIES)[0]}?")
+            raise PlannerError(
+                f"{where}: unknown key 'curves_from {key}'; did you mean {nearest_first(key, FAMILIES)[0]}?"
+            )
         if family and key != family and not (family == "scale_up" and key == "pcie"):
             continue
         if name not in raw:
@@ -502,7 +515,11 @@ def _joined_scale_up(
             other, name = raw[relatives[family]], f"{relatives[family]}.yaml"
             other_family = "scale_up" if other.get("scale_up_domain", 1) > 1 else "pcie"
             ratio = link / _links(other, name)[other_family]
-            plain = CollectiveCurve.from_dict(op, other["scale_up"][op], f"{name}: scale_up {op}").with_link(ratio).to_dict()
+            plain = (
+                CollectiveCurve.from_dict(op, other["scale_up"][op], f"{name}: scale_up {op}")
+                .with_link(ratio)
+                .to_dict()
+            )
             within = {n: row for n, row in plain["us"].items() if (n <= domain) == (family == "scale_up")}
             rows |= within or {n: row for n, row in plain["us"].items() if n not in rows}
             first_size = plain["first_size"]
@@ -533,7 +550,9 @@ def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
                 raise PlannerError(f"{where}: {family} has no '{key}'")
         for key in entries:
             if key not in known:
-                raise PlannerError(f"{where}: unknown key '{family} {key}'; did you mean {nearest_first(key, known)[0]}?")
+                raise PlannerError(
+                    f"{where}: unknown key '{family} {key}'; did you mean {nearest_first(key, known)[0]}?"
+                )
     return {
         "gemm": gemm,
         "attention": attention,
@@ -560,7 +579,9 @@ def _check_values(profile: HardwareProfile, where: str) -> None:
             raise PlannerError(f"{where}: gemm {recipe} runs at {curve.efficiency:.2f} of the peak; it cannot pass 1")
     for key, attention in profile.attention.items():
         if np.any(attention.efficiency > 1) or np.any(attention.efficiency <= 0):
-            raise PlannerError(f"{where}: attention {' '.join(key)} runs faster than the peak; efficiency must be in 0..1")
+            raise PlannerError(
+                f"{where}: attention {' '.join(key)} runs faster than the peak; efficiency must be in 0..1"
+            )
     for op, fraction in profile.memory_fraction.items():
         if fraction > 1:
             raise PlannerError(f"{where}: memory_fraction {op} is {fraction:.2f}, faster than the memory; at most 1")
@@ -574,6 +595,7 @@ def _check_values(profile: HardwareProfile, where: str) -> None:
                 worst = int(np.argmin(row / shortest))
                 rate = units.format_bytes(float(least_factor(op, group) * collective.sizes[worst] / row[worst]))
                 raise PlannerError(
-                    f"{where}: scale_up {op} on {group:.0f} GPUs moves {rate}/s at {units.format_bytes(collective.sizes[worst])}, "
+                    f"{where}: scale_up {op} on {group:.0f} GPUs moves {rate}/s at "
+                    f"{units.format_bytes(float(collective.sizes[worst]))}, "
                     f"above the link of {units.format_bytes(link)}/s"
                 )

@@ -159,7 +159,8 @@ class Layout:
 
     def __len__(self) -> int:
         """Number of candidates: 1 when every field is an integer."""
-        return max(np.size(getattr(self, name)) for name in FIELDS)
+        sizes = [len(value) for value in self.columns().values() if np.ndim(value)]
+        return sizes[0] if sizes else 1
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_] | slice) -> Layout:
         """The chosen rows of the columns; fields that are one integer for all stay so."""

@@ -10,16 +10,18 @@ from numpy.typing import NDArray
 
 from planner.cost.exact import refine
 from planner.cost.step import Estimate, estimate
-from planner.layout import Layout
+from planner.layout import FIELDS, Layout
 from planner.rules import Job, allowed, refusals
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
-FINALISTS = 3
+FINALISTS = 2
 """Layouts that go to the timeline, for every one that is asked for."""
 PIECE = 1 << 16
 """Candidates priced between two looks at the bound."""
+FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
+"""Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Finding:
     """Their estimates, columns of length 1."""
     fit: bool
     """The layouts fit; False: none of the space does, and these miss by the least."""
+    unlimited: tuple[Layout, Estimate] | None
+    """The fastest legal layout if memory were no limit."""
     searched: int
     """Layouts of the space, levers included."""
     legal: int
@@ -41,7 +45,7 @@ class Finding:
     fitting: int
     """Priced layouts that fit."""
     refused: dict[str, int]
-    """Layouts without levers that each rule refused."""
+    """When nothing is legal: layouts without levers that each rule refused."""
     seconds: float
     """Wall time."""
 
@@ -80,10 +84,11 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
         peaks.append(peak)
     _offload(run, candidates, peaks, pins)
     layouts, estimates = run.best()
-    size = len(base) * (1 + len(levers)) * (1 + len(OFFLOADS) * job.trainer.offload_optimizer)
-    ranked = _refined(job, layouts, estimates) if run.fitting else (layouts, estimates)
+    if run.fitting:
+        layouts, estimates = _refined(job, pins, layouts, estimates)
     return Finding(
-        layouts=ranked[0][:top], estimates=ranked[1][:top], fit=run.fitting > 0, searched=size, legal=run.legal,
+        layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
+        searched=len(base) * (1 + len(levers)) * (1 + len(OFFLOADS) * job.trainer.offload_optimizer), legal=run.legal,
         priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
     )  # fmt: skip
 
@@ -112,11 +117,57 @@ def _offload(run: _Run, candidates: list[Layout], peaks: list[NDArray[np.float64
         lowest = np.zeros(len(rows))
 
 
-def _refined(job: Job, layouts: list[Layout], estimates: list[Estimate]) -> tuple[list[Layout], list[Estimate]]:
-    """Finalists with the exact pipeline timeline in place of the closed form, best first."""
-    refined = refine(job.workload, job.cluster, job.trainer, layouts, estimates)
-    order = sorted(range(len(layouts)), key=lambda i: float(refined[i].step_time[0]))
-    return [layouts[i] for i in order], [refined[i] for i in order]
+def _refined(
+    job: Job, pins: Pins, layouts: list[Layout], estimates: list[Estimate]
+) -> tuple[list[Layout], list[Estimate]]:
+    """Finalists with the best split of layers over the stages, on the exact timeline of the pipeline, best first."""
+    variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
+    variants += _best_splits(job, pins, layouts)
+    refined = refine(job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants])
+    best: dict[tuple[int, ...], tuple[Layout, Estimate]] = {}
+    for (one, _), found in zip(variants, refined, strict=True):
+        key = _plan_key(one)
+        if key not in best or found.step_time[0] < best[key][1].step_time[0]:
+            best[key] = (one, found)
+    ranked = sorted(best.values(), key=lambda pair: float(pair[1].step_time[0]))
+    return [one for one, _ in ranked], [found for _, found in ranked]
+
+
+def _best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layout, Estimate]]:
+    """For each layout with a pipeline: the fastest split of layers near an even one that is legal and fits."""
+    if not job.trainer.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
+        return []
+    splits = [(owner, *split) for owner, one in enumerate(layouts) for split in _near_even(job.model.num_layers, int(one.pp))]
+    if not splits:
+        return []
+    owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*splits, strict=True))
+    candidates = Layout.stack(layouts).take(owner).replace(first_stage_layers=first, last_stage_layers=last)
+    mask = allowed(job, candidates)
+    candidates, owner = candidates.take(mask), owner[mask]
+    if not len(candidates):
+        return []
+    found = estimate(job.workload, job.cluster, job.trainer, candidates)
+    time = np.where(fits(job, found), found.step_time, np.inf)
+    best = []
+    for number in np.unique(owner):
+        rows = np.flatnonzero(owner == number)
+        row = int(rows[np.argmin(time[rows])])
+        if np.isfinite(time[row]):
+            best.append((candidates.row(row), found.row(row)))
+    return best
+
+
+def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
+    """Layers of the first and the last stage, where the stages between have the rounded-up share or one more."""
+    if pp < 2:
+        return []
+    ends = {total - middle * (pp - 2) for middle in (-(-total // pp), -(-(total + 2) // pp))}
+    return [(both - last, last) for both in ends for last in range(max(1, both // 2 - 2), both // 2 + 2) if both - last >= 1]
+
+
+def _plan_key(layout: Layout) -> tuple[int, ...]:
+    """What makes a plan a different one."""
+    return tuple(int(getattr(layout, name)) for name in FIELDS if name not in FINE)
 
 
 class _Run:
@@ -125,10 +176,11 @@ class _Run:
     def __init__(self, *, job: Job, wanted: int) -> None:
         self.job, self.wanted = job, wanted
         self.legal = self.priced = self.fitting = 0
-        self._fast: list[tuple[Layout, Estimate]] = []
-        self._close: list[tuple[Layout, Estimate]] = []
+        self.unlimited: tuple[Layout, Estimate] | None = None
+        self._fast: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
+        self._close: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
         self.bound = np.inf
-        """Step time of the last wanted layout that fits: nothing slower can be among the best."""
+        """Step time of the last wanted plan that fits: nothing slower can be among the best."""
 
     def price(self, layout: Layout) -> tuple[Layout, _Outcome]:
         """Price legal candidates piece by piece."""
@@ -150,25 +202,41 @@ class _Run:
     def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[np.float64], ...]:
         safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
         self.fitting += int(safe.sum())
+        fastest = int(np.argmin(time))
+        if self.unlimited is None or time[fastest] < self.unlimited[1].step_time[0]:
+            self.unlimited = piece.row(fastest), found.row(fastest)
         rows = np.flatnonzero(safe & (time < self.bound))
         if len(rows):
-            best = rows[np.argsort(time[rows], kind="stable")[: self.wanted]]
-            self._fast = self._merge(self._fast, piece, found, best, lambda one: float(one.step_time[0]))
+            self._fast = self._merge(self._fast, piece, found, rows, time)
             if len(self._fast) >= self.wanted:
-                self.bound = float(self._fast[-1][1].step_time[0])
-        elif not self._fast and len(time):
-            closest = np.argsort(peak, kind="stable")[: self.wanted]
-            self._close = self._merge(self._close, piece, found, closest, lambda one: float(one.memory_peak[0]))
+                self.bound = max(one[0] for one in self._fast.values())
+        elif not self._fast:
+            self._close = self._merge(self._close, piece, found, np.arange(len(peak)), peak)
         return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.fragmentation)
 
-    def _merge(self, kept, piece, found, rows, key):  # type: ignore[no-untyped-def]
-        fresh = [(piece.row(int(row)), found.row(int(row))) for row in rows]
-        return sorted([*kept, *fresh], key=lambda pair: key(pair[1]))[: self.wanted]
+    def _merge(
+        self, kept: dict[tuple[int, ...], tuple[float, Layout, Estimate]], piece: Layout, found: Estimate,
+        rows: NDArray[np.intp], value: NDArray[np.float64],
+    ) -> dict[tuple[int, ...], tuple[float, Layout, Estimate]]:  # fmt: skip
+        """The ``wanted`` plans of least value among those kept and some rows, one for each key."""
+        merged = dict(kept)
+        few = self.wanted * 64  # variants of one plan crowd together; an argsort of all rows would cost more than it finds
+        near = rows[np.argpartition(value[rows], few)[:few]] if len(rows) > few else rows
+        new = 0
+        for row in near[np.argsort(value[near], kind="stable")]:
+            one = piece.row(int(row))
+            key = _plan_key(one)
+            if key not in merged or value[row] < merged[key][0]:
+                merged[key] = (float(value[row]), one, found.row(int(row)))
+                new += 1
+            if new > self.wanted:
+                break
+        return dict(sorted(merged.items(), key=lambda item: item[1][0])[: self.wanted])
 
     def best(self) -> tuple[list[Layout], list[Estimate]]:
         """What fits, fastest first; or the closest, least memory first."""
         chosen = self._fast or self._close
-        return [one for one, _ in chosen], [found for _, found in chosen]
+        return [one for _, one, _ in chosen.values()], [found for _, _, found in chosen.values()]
 
 
 @dataclass(frozen=True, kw_only=True)

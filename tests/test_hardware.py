@@ -53,7 +53,9 @@ def test_round_trip(name: str) -> None:
     data = PROFILES[name].to_dict()
     again = HardwareProfile.from_dict(data)
     assert again.to_dict() == data
-    assert float(again.gemm_time(4096, 4096, 4096)) == pytest.approx(float(PROFILES[name].gemm_time(4096, 4096, 4096)), 1e-9)
+    assert float(again.gemm_time(4096, 4096, 4096)) == pytest.approx(
+        float(PROFILES[name].gemm_time(4096, 4096, 4096)), 1e-9
+    )
     dumped = library.dump_yaml(data)
     assert "scale_out" in dumped
 
@@ -149,7 +151,14 @@ def test_scale_out_points(name: str, op: str, size: float, n: int, network: floa
 
 
 @settings(max_examples=150, deadline=None)
-@given(any_profile(), SHAPES, SHAPES, SHAPES, st.sampled_from(PASSES), st.sampled_from(("bf16", "fp16", "fp8", "fp8_block")))
+@given(
+    any_profile(),
+    SHAPES,
+    SHAPES,
+    SHAPES,
+    st.sampled_from(PASSES),
+    st.sampled_from(("bf16", "fp16", "fp8", "fp8_block")),
+)
 def test_gemm_is_finite_and_below_the_peak(
     profile: HardwareProfile, m: float, n: float, k: float, pass_: str, dtype: str
 ) -> None:
@@ -250,11 +259,15 @@ def test_batch_equals_single(name: str) -> None:
         column = profile.gemm_time(m, n, k, pass_=pass_)
         np.testing.assert_array_equal(column, [profile.gemm_time(*x, pass_=pass_) for x in zip(m, n, k, strict=True)])
     column = profile.attention_time(2, groups, 1, 128, n, n)
-    np.testing.assert_allclose(column, [profile.attention_time(2, g, 1, 128, x, x) for g, x in zip(groups, n, strict=True)])
+    np.testing.assert_allclose(
+        column, [profile.attention_time(2, g, 1, 128, x, x) for g, x in zip(groups, n, strict=True)]
+    )
     for op in COLLECTIVES:
         size = m * 1e4
         column = profile.scale_up_time(op, size, groups)
-        np.testing.assert_array_equal(column, [profile.scale_up_time(op, s, g) for s, g in zip(size, groups, strict=True)])
+        np.testing.assert_array_equal(
+            column, [profile.scale_up_time(op, s, g) for s, g in zip(size, groups, strict=True)]
+        )
         column = profile.scale_out_time(op, size, groups, 4)
         np.testing.assert_array_equal(
             column, [profile.scale_out_time(op, s, g, 4) for s, g in zip(size, groups, strict=True)]
@@ -275,7 +288,9 @@ def test_limits() -> None:
 def test_two_node_all_reduce_is_not_extrapolated() -> None:
     """The NVLS tree of two B200 nodes passes the NICs; four nodes must not."""
     b200 = PROFILES["b200-sxm"]
-    bus = [bus_factor("all_reduce", 8 * g) * 8 * GIB / b200.scale_out_time("all_reduce", 8 * GIB, 8 * g, 8) for g in (2, 4)]
+    bus = [
+        bus_factor("all_reduce", 8 * g) * 8 * GIB / b200.scale_out_time("all_reduce", 8 * GIB, 8 * g, 8) for g in (2, 4)
+    ]
     assert bus[0] > 8 * b200.network_bandwidth > bus[1]
 
 
@@ -341,14 +356,29 @@ def faster_link() -> dict[str, Any]:
         (broken(peak_flops={"bf16": 989.4}), "f.yaml: peak_flops bf16: '989.4' has no unit"),
         (broken(gpus_per_node=-8), "f.yaml: gpus_per_node: -8 must be above 0"),
         (broken(sustained_clock="fast"), "f.yaml: sustained_clock: 'fast' is not a plain number"),
-        (broken(memory_fraction={**H100.memory_fraction, "copy": 1.2}), "memory_fraction copy is 1.20, faster than the memory"),
-        (broken(memory_fraction={**H100.memory_fraction, "coppy": 0.2}), "unknown key 'memory_fraction coppy'; did you mean copy"),
+        (
+            broken(memory_fraction={**H100.memory_fraction, "copy": 1.2}),
+            "memory_fraction copy is 1.20, faster than the memory",
+        ),
+        (
+            broken(memory_fraction={**H100.memory_fraction, "coppy": 0.2}),
+            "unknown key 'memory_fraction coppy'; did you mean copy",
+        ),
         (broken(usable_memory="96 GiB"), "usable_memory is larger than memory; check GB against GiB"),
         (faster_link(), r"scale_up all_gather on 8 GPUs moves .*/s at .*, above the link of 419.1 GiB/s"),
-        (broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "efficiency": 1.3}}), "gemm bf16 runs at 1.30 of the peak"),
+        (
+            broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "efficiency": 1.3}}),
+            "gemm bf16 runs at 1.30 of the peak",
+        ),
         (broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "m0": -1}}), "gemm bf16 m0: -1 must not be below 0"),
-        (broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "mo": 1}}), "gemm bf16: unknown key 'mo'; did you mean m0"),
-        (broken(prices=[{"usd_per_hour": "2 USD/h", "kind": "x", "date": "2026"}]), "prices: the key 'source' is missing"),
+        (
+            broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "mo": 1}}),
+            "gemm bf16: unknown key 'mo'; did you mean m0",
+        ),
+        (
+            broken(prices=[{"usd_per_hour": "2 USD/h", "kind": "x", "date": "2026"}]),
+            "prices: the key 'source' is missing",
+        ),
         (broken(curves_from={"gem": "h100-sxm"}), "unknown key 'curves_from gem'; did you mean gemm"),
     ],
 )

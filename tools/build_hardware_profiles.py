@@ -49,7 +49,12 @@ def error_of(predicted: Column, measured: Column) -> list[float]:
 
 # ---------------------------------------------------------------------------------------------------- GEMM
 
-OPERAND = {"bf16": ("bf16", 2.0, False), "fp8": ("fp8", 1.0, True), "fp8_block": ("fp8", 1.0, True), "nvfp4": ("fp4", 0.5, True)}
+OPERAND = {
+    "bf16": ("bf16", 2.0, False),
+    "fp8": ("fp8", 1.0, True),
+    "fp8_block": ("fp8", 1.0, True),
+    "nvfp4": ("fp4", 0.5, True),
+}
 TILES = [[256, 128], [128, 256], [128, 128], [256, 64], [64, 256], [128, 64], [64, 128], [64, 64]]
 GRIDS = {
     "x4": ([128, 512, 2048, 8192, 32768], [256, 1024, 4096, 16384, 65536]),
@@ -88,11 +93,15 @@ def fit_gemm_constants(
     return gemm_from(fit.x, recipe, units, waves)
 
 
-def fit_grid(curve: GemmCurve, shape: tuple[Column, Column, Column], t: Column, peak: float, memory: float, nodes: str) -> Grid:
+def fit_grid(
+    curve: GemmCurve, shape: tuple[Column, Column, Column], t: Column, peak: float, memory: float, nodes: str
+) -> Grid:
     """log(measured / model) at the nodes by ridge regression of the trilinear form (reweighted twice for outliers)."""
     axis_m, axis_nk = (np.array(values, float) for values in GRIDS[nodes])
     axes = (axis_m, axis_nk, axis_nk)
-    target = np.log(t / curve.time(*shape, peak, memory))
+    work = curve.time(*shape, peak, memory) - curve.launch
+    target = np.log(np.maximum(t - curve.launch, 0.3 * work) / work)
+    share = (work / (curve.launch + work)) ** 2  # what the launch time hides says little about the rate
     count = [len(axis) for axis in axes]
     matrix = np.zeros((len(t), math.prod(count)))
     parts = [Grid.weights(axis, x) for axis, x in zip(axes, shape, strict=True)]
@@ -102,16 +111,19 @@ def fit_grid(curve: GemmCurve, shape: tuple[Column, Column, Column], t: Column, 
             index = index * size + below + bit
             weight = weight * (fraction if bit else 1.0 - fraction)
         matrix[np.arange(len(t)), index] += weight
-    weight, solution = np.ones(len(t)), np.zeros(matrix.shape[1])
+    trust: Any = share
+    solution: Column = np.zeros(matrix.shape[1])
     for _ in range(3):
-        normal = matrix.T @ (matrix * weight[:, None]) + 0.3 * np.eye(matrix.shape[1])
-        solution = np.linalg.solve(normal, matrix.T @ (weight * target))
-        weight = 1.0 / np.maximum(1.0, np.abs(target - matrix @ solution) / 0.08)
+        normal = matrix.T @ (matrix * trust[:, None]) + 0.3 * np.eye(matrix.shape[1])
+        solution = np.asarray(np.linalg.solve(normal, matrix.T @ (trust * target)), float)
+        trust = share / np.maximum(1.0, np.abs(target - matrix @ solution) / 0.08)
     percent = np.clip(np.round(100.0 * np.exp(solution)), 60, 160)
     return Grid(m=axes[0], n=axes[1], k=axes[2], log_factor=np.log(percent / 100.0).reshape(count))
 
 
-def fit_gemm(rows: list[dict[str, str]], recipe: str, peak: float, memory: float, units: float, ampere: bool) -> GemmCurve:
+def fit_gemm(
+    rows: list[dict[str, str]], recipe: str, peak: float, memory: float, units: float, ampere: bool
+) -> GemmCurve:
     """The best of constants and constants x grid (x4, x2) by held-out error; with the wave factor on Ampere.
 
     The thinned table holds few M between powers of two, so its held-out half cannot show what waves are worth: at N = K =
@@ -163,7 +175,9 @@ TRAINING_KERNELS = {
 
 def attention_inputs(rows: list[dict[str, str]]) -> tuple[Column, Column, Column, Column]:
     """FLOP (FlashAttention convention: causal halved, backward 2.5 x), mean keys, tiles and seconds of the rows."""
-    batch, heads, d, d_v, s, causal, us = floats(rows, "batch", "heads", "head_dim", "head_dim_v", "seq", "causal", "time_us")
+    batch, heads, d, d_v, s, causal, us = floats(
+        rows, "batch", "heads", "head_dim", "head_dim_v", "seq", "causal", "time_us"
+    )
     backward = np.array([2.5 if row["pass"] == "bwd" else 1.0 for row in rows])
     flop = 2.0 * batch * heads * s * s * (d + d_v) * np.where(causal > 0, 0.5, 1.0) * backward
     return flop, s * np.where(causal > 0, 0.5, 1.0), batch * heads * np.ceil(s / 128.0), us * 1e-6
@@ -180,21 +194,24 @@ def fit_attention_base(rows: list[dict[str, str]], peak: float, units: float) ->
     """(t0, e, s0, c) of one head size from a large table, with held-out errors."""
     flop, s, tiles, t = attention_inputs(rows)
 
-    def fit(keep: Column) -> Column:
+    def fit(keep: Any) -> Column:
         def residual(p: Column) -> Column:
-            return np.log(attention_model(np.exp(p), flop[keep], s[keep], tiles[keep], peak, units) / t[keep])
+            model = attention_model(np.exp(p), flop[keep], s[keep], tiles[keep], peak, units)
+            return np.asarray(np.log(model / t[keep]), float)
 
         low, high = np.log([1e-6, 0.05, 1.0, 0.02]), np.log([6e-5, 1.0, 8e3, 4.0])
         start = np.log([8e-6, 0.5, 500.0, 0.5])
         result = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=100)
-        return np.exp(np.asarray(result.x, float))
+        return np.asarray(np.exp(result.x), float)
 
     half = RANDOM.random(len(t)) < 0.5
     error = error_of(attention_model(fit(half), flop[~half], s[~half], tiles[~half], peak, units), t[~half])
     return fit(np.ones(len(t), bool)), error
 
 
-def fit_attention_anchor(rows: list[dict[str, str]], base: Column, peak: float, units: float) -> tuple[Column, list[float]]:
+def fit_attention_anchor(
+    rows: list[dict[str, str]], base: Column, peak: float, units: float
+) -> tuple[Column, list[float]]:
     """Efficiency and s0 from the few rows of a training kernel; launch and c stay those of the large table."""
     flop, s, tiles, t = attention_inputs(rows)
 
@@ -215,7 +232,11 @@ def fit_attention_anchor(rows: list[dict[str, str]], base: Column, peak: float, 
         fitted = base * np.array([1.0, float(np.median(ratio)), 1.0, 1.0])
     else:
         result = least_squares(
-            residual, np.log([0.5, 500.0]), bounds=(np.log([0.05, 1.0]), np.log([1.0, 2e4])), loss="soft_l1", f_scale=0.1
+            residual,
+            np.log([0.5, 500.0]),
+            bounds=(np.log([0.05, 1.0]), np.log([1.0, 2e4])),
+            loss="soft_l1",
+            f_scale=0.1,
         )
         fitted = np.array([base[0], *np.exp(result.x), base[3]])
     return fitted, error_of(attention_model(fitted, flop, s, tiles, peak, units), t)
@@ -223,9 +244,9 @@ def fit_attention_anchor(rows: list[dict[str, str]], base: Column, peak: float, 
 
 def build_attention(
     rows: list[dict[str, str]], gpu: str, specs: dict[str, Any], dtypes: list[str]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Entries of the profile: forward and backward per dtype, over the head sizes; and remarks."""
-    entries, remarks = [], []
+) -> list[dict[str, Any]]:
+    """Entries of the profile: forward and backward per dtype, over the head sizes."""
+    entries: list[dict[str, Any]] = []
 
     def select(device: str, dtype: str, pass_: str, d: int, impl: tuple[str, ...]) -> list[dict[str, str]]:
         return [
@@ -254,7 +275,11 @@ def build_attention(
             errors: dict[str, Any] = {}
             for d in HEAD_DIMS:
                 for device in TRAINING_KERNELS[gpu]:
-                    anchor = select(device, dtype, pass_, d, training) if device != "A100-PCIe-80GB" or pass_ == "bwd" else []
+                    anchor = (
+                        select(device, dtype, pass_, d, training)
+                        if device != "A100-PCIe-80GB" or pass_ == "bwd"
+                        else []
+                    )
                     if not anchor or (device == "RTX-4090" and pass_ == "fwd"):
                         continue
                     if device == "RTX-4090":  # only its backward-to-forward rate carries over
@@ -265,7 +290,9 @@ def build_attention(
                     elif len(anchor) >= 3:
                         start = base.get(d, base.get(128))
                         assert start is not None
-                        fitted, error = fit_attention_anchor(anchor, start, of(device, "peak"), of(device, "compute_units"))
+                        fitted, error = fit_attention_anchor(
+                            anchor, start, of(device, "peak"), of(device, "compute_units")
+                        )
                         if device != gpu and gpu in ("B300-SXM",):  # same kernels, other clock: ratio of the big tables
                             fitted[1] *= base_ratio(rows, gpu, device, dtype, 128 if d == 160 else d)
                         found[d] = fitted
@@ -289,12 +316,16 @@ def build_attention(
             entries.append(attention_entry("best", dtype, name, found, errors))
         if fa3 and dtype == "bf16":
             constants, error = fit_attention_base(fa3, peak, units)
-            found = {d: base[d] * np.array([1.0, constants[1] / base[128][1], 1.0, 1.0]) for d in base} | {128: constants}
+            found = {d: base[d] * np.array([1.0, constants[1] / base[128][1], 1.0, 1.0]) for d in base} | {
+                128: constants
+            }
             entries.append(attention_entry("fa3", dtype, "forward", found, {"128 (fa3 rows, held out)": error}))
-    return entries, remarks
+    return entries
 
 
-def attention_entry(kernel: str, dtype: str, pass_: str, found: dict[int, Column], errors: dict[str, Any]) -> dict[str, Any]:
+def attention_entry(
+    kernel: str, dtype: str, pass_: str, found: dict[int, Column], errors: dict[str, Any]
+) -> dict[str, Any]:
     """One entry of the file."""
     dims = sorted(found)
     columns = np.array([found[d] for d in dims])
@@ -318,6 +349,12 @@ def base_ratio(rows: list[dict[str, str]], gpu: str, device: str, dtype: str, d:
 
     ours, theirs = rates(gpu), rates(device)
     return float(np.median([ours[key] / theirs[key] for key in ours if key in theirs]))
+
+
+def triple(values: Iterable[float]) -> tuple[float, float, float]:
+    """Forward, dgrad, wgrad, rounded."""
+    forward, dgrad, wgrad = (short(value, 3) for value in values)
+    return forward, dgrad, wgrad
 
 
 def short(value: float, digits: int = 4) -> float:
@@ -344,7 +381,8 @@ def fit_grouped_backward(rows: list[dict[str, str]], curve: GemmCurve, peak: flo
 
         def time(p: Column, w: int = which, s: Any = shape, m: Column = m, g: Column = groups) -> Column:
             trial = replace(curve, grouped_m0=(p[0],) * 3, grouped_efficiency=(min(p[1], 1.0),) * 3, grid=None)
-            return trial.grouped_time(m, *s, g, w, peak * level, memory) * 1.0
+            rows_, columns_, depth_ = s
+            return trial.grouped_time(m, rows_, columns_, depth_, g, w, peak * level, memory)
 
         fit = least_squares(lambda p, f=time, us=us: np.log(f(np.exp(p)) / (us * 1e-6)), np.log([150.0, 0.9]),
                             bounds=(np.log([1.0, 0.3]), np.log([3e3, 1.0])), loss="soft_l1", f_scale=0.1)  # fmt: skip
@@ -355,7 +393,9 @@ def fit_grouped_backward(rows: list[dict[str, str]], curve: GemmCurve, peak: flo
     return result
 
 
-def fit_grouped_forward(rows: list[dict[str, str]], gpu: str, curve: GemmCurve, peak: float, memory: float) -> dict[str, Any]:
+def fit_grouped_forward(
+    rows: list[dict[str, str]], gpu: str, curve: GemmCurve, peak: float, memory: float
+) -> dict[str, Any]:
     """(m_g, e_g) of the forward from fused expert FFNs (gate and up in one GEMM, activation, down), balanced router."""
     dtype = {"bf16": "bfloat16"}.get("bf16" if not curve.quantise else "fp8_block", "fp8_block")
     rows = [r for r in rows if r["gpu"] == gpu and r["dtype"] == dtype and r["distribution"] == "balanced"]
@@ -374,10 +414,10 @@ def fit_grouped_forward(rows: list[dict[str, str]], gpu: str, curve: GemmCurve, 
 
     half = RANDOM.random(len(t)) < 0.5
 
-    def fit(chosen: Column) -> Column:
+    def fit(chosen: Any) -> Column:
         result = least_squares(lambda p: np.log(time(np.exp(p)) / t)[chosen], np.log([100.0, 0.8]),
                                bounds=(np.log([1.0, 0.2]), np.log([3e3, 1.0])), loss="soft_l1", f_scale=0.1)  # fmt: skip
-        return np.exp(np.asarray(result.x, float))
+        return np.asarray(np.exp(result.x), float)
 
     error = error_of(time(fit(half))[~half], t[~half])
     m_g, e_g = fit(np.ones(len(t), bool))
@@ -432,7 +472,9 @@ def build_scale_up(rows: list[dict[str, str]], gpu: str) -> tuple[dict[str, Any]
             ratio = np.array([p[s] for s in sizes]) / np.interp(sizes, SIZES, latency + volume)
             row = latency + volume * np.exp(np.interp(np.log(SIZES), np.log(sizes), np.log(ratio)))
             curves[op][n] = [short(x, 4) for x in np.maximum.accumulate(row)]
-            remarks.append(f"{op} of {n}: shape of {nearest} GPUs, scaled to {len(p)} measured sizes from {sizes[0] / 2**20:.0f} MiB")
+            remarks.append(
+                f"{op} of {n}: shape of {nearest} GPUs, scaled to {len(p)} measured sizes from {sizes[0] / 2**20:.0f} MiB"
+            )
         curves[op] = dict(sorted(curves[op].items()))
     if "reduce_scatter" not in curves and "all_gather" in curves:
         curves["reduce_scatter"] = curves["all_gather"]
@@ -448,7 +490,9 @@ def build_scale_up(rows: list[dict[str, str]], gpu: str) -> tuple[dict[str, Any]
         first = min(curves["all_gather"])
         moved = np.array(curves["all_gather"][first]) * 1.0
         share = (first - 1) / first  # all_gather of S moves S (n-1)/n over the link; a send of that much
-        curves["send_recv"] = {2: [short(x, 4) for x in np.exp(np.interp(np.log(SIZES / share), np.log(SIZES), np.log(moved)))]}
+        curves["send_recv"] = {
+            2: [short(x, 4) for x in np.exp(np.interp(np.log(SIZES / share), np.log(SIZES), np.log(moved)))]
+        }
         curves["send_recv"][2][-1] = short(curves["send_recv"][2][-2] * 2, 4)
         remarks.append("send_recv: the all_gather of two that moves as many bytes; not measured")
     entry = {op: {"first_size": "512 B", "us": curves[op]} for op in COLLECTIVES}
@@ -471,22 +515,26 @@ def octave_error(points: dict[str, dict[int, dict[float, float]]]) -> float:
 
 def fit_network(size: Column, us: Column, n: int, ranks: int, op: str, line: float) -> tuple[Column, list[float]]:
     """(e1, a1, e2, a2) of t = min(a1 + x/e1, a2 + x/e2) on one measured sweep, best of nine starts, and its error."""
-    moved = size / n * (n - ranks) if op == "all_to_all" else bus_factor(op, n) * size / (1 if op == "send_recv" else ranks)
+    moved = (
+        size / n * (n - ranks) if op == "all_to_all" else bus_factor(op, n) * size / (1 if op == "send_recv" else ranks)
+    )
     moved, t = moved / line, us * 1e-6
 
     def time(p: Column) -> Column:
         e1, a1, e2, a2 = np.exp(p)
-        return np.minimum(a1 + moved / e1, a2 + moved / e2)
+        return np.asarray(np.minimum(a1 + moved / e1, a2 + moved / e2), float)
 
     def residual(p: Column) -> Column:
-        return np.log(time(p) / t)
+        return np.asarray(np.log(time(p) / t), float)
 
     low, high = np.log([1e-3, 1e-6, 0.03, 1e-6]), np.log([1.0, 1.0, 2.5, 1.0])
     best = None
     for share in (0.05, 0.15, 0.4):
         for late in (2.0, 4.0, 8.0):
             plateau = float(np.max(moved / t))
-            start = np.clip(np.log([share * plateau, float(t.min()), plateau, late * float(t.min())]), low + 1e-6, high - 1e-6)
+            start = np.clip(
+                np.log([share * plateau, float(t.min()), plateau, late * float(t.min())]), low + 1e-6, high - 1e-6
+            )
             fit = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, diff_step=1e-4)
             if best is None or fit.cost < best.cost:
                 best = fit
@@ -626,7 +674,9 @@ MEMORY |= {
 # ---------------------------------------------------------------------------------------------------- networks
 
 
-def seg(efficiency: float, latency_us: float = 0.0, per_rank_us: float = 0.0, per_doubling_us: float = 0.0) -> dict[str, Any]:
+def seg(
+    efficiency: float, latency_us: float = 0.0, per_rank_us: float = 0.0, per_doubling_us: float = 0.0
+) -> dict[str, Any]:
     """One protocol as it stands in the file."""
     return {
         "efficiency": short(min(efficiency, 1.0), 3),
@@ -662,7 +712,14 @@ class Sweeps:
         }  # fmt: skip
 
     def tree(
-        self, source: str, world: int, line: float, beyond: float, why: str, doubling: tuple[float, float], note: str = ""
+        self,
+        source: str,
+        world: int,
+        line: float,
+        beyond: float,
+        why: str,
+        doubling: tuple[float, float],
+        note: str = "",
     ) -> dict[str, Any]:
         """all_reduce: latency grows with log2(nodes); ``beyond`` is the efficiency on more than two nodes."""
         (e1, a1, e2, a2), error = self.fit(source, "all_reduce", world, line, note)
@@ -698,14 +755,18 @@ def build_networks(rows: list[dict[str, str]]) -> dict[str, tuple[str, dict[str,
         "broadcast": {**gather, "source": "as all_gather; not measured"}, "all_to_all": exchange, "send_recv": send,
     }  # fmt: skip
     ring = gather["bulk"]["efficiency"]
-    h200_reduce = sweeps.tree("report-h200-roce", 16, ib, ring, "the ring of all_gather; SHARP reaches 0.97", IB_DOUBLING)
+    h200_reduce = sweeps.tree(
+        "report-h200-roce", 16, ib, ring, "the ring of all_gather; SHARP reaches 0.97", IB_DOUBLING
+    )
     h100_reduce = {
         **h200_reduce, "two_nodes": 1.04,
         "source": "latencies of H200 RoCE; two nodes: median of 391, 415 and 464 GB/s at three sites; more: ring of all_gather",
     }  # fmt: skip
     b200 = {op: sweeps.ring("report-b200-ndr", op, 16, ib) for op in ("all_gather", "reduce_scatter")}
     b200 |= {"broadcast": {**b200["all_gather"], "source": "as all_gather; not measured"}, "all_to_all": exchange}
-    b200["all_reduce"] = sweeps.tree("report-b200-ndr", 16, ib, 0.955, "stas, 32 GPUs on EFA, 382 of 400 GB/s", IB_DOUBLING)
+    b200["all_reduce"] = sweeps.tree(
+        "report-b200-ndr", 16, ib, 0.955, "stas, 32 GPUs on EFA, 382 of 400 GB/s", IB_DOUBLING
+    )
     b200_send = sweeps.ring("report-b200-ndr", "send_recv", 16, ib, "tuned")
     b200["send_recv"] = {**b200_send, **{
         part: {**b200_send[part], "latency": f"{short(15 * float(b200_send[part]['latency_per_rank'].split()[0]), 3)} us",
@@ -744,7 +805,9 @@ def build_networks(rows: list[dict[str, str]]) -> dict[str, tuple[str, dict[str,
         "all_reduce": pollara_reduce, "all_to_all": pollara_exchange, "send_recv": send,
     }  # fmt: skip
     sling_gather = sweeps.ring("alcf-polaris", "all_gather", 32, 12.5e9, "setup 5")
-    sling_reduce = sweeps.tree("alcf-polaris", 8, 12.5e9, 0.77, "the same fabric, 32 GPUs", SLINGSHOT_DOUBLING, "setup 5")
+    sling_reduce = sweeps.tree(
+        "alcf-polaris", 8, 12.5e9, 0.77, "the same fabric, 32 GPUs", SLINGSHOT_DOUBLING, "setup 5"
+    )
     slingshot = {op: sling_gather for op in ("all_gather", "reduce_scatter", "broadcast")} | {
         "all_reduce": {**sling_reduce, "two_nodes": None}, "all_to_all": sweeps.ring("alcf-polaris", "all_to_all", 8, 12.5e9, "setup 5"),
         "send_recv": send,
@@ -771,7 +834,13 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
     domain = int(spec["scale_up"]["domain_gpus"])
     link = float(spec["scale_up"]["gbs_per_direction"]) if domain > 1 else pcie
     arch = str(spec["arch"])
-    host_key = "grace" if "Grace" in pcie_text else "box" if name.startswith("rtx-") and "pro" not in name else arch.split(" (")[0]
+    host_key = (
+        "grace"
+        if "Grace" in pcie_text
+        else "box"
+        if name.startswith("rtx-") and "pro" not in name
+        else arch.split(" (")[0]
+    )
     host_gib, host_bandwidth = HOST.get(host_key, (2048, 614.4))
     peaks = {k: v for k, v in spec["peak_dense_tflops"].items() if k in ("bf16", "fp16", "fp32", "tf32", "fp8", "fp4")}
     prices = []
@@ -779,7 +848,14 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
         value = str(entry["usd_per_gpu_hour"])
         ends = [float(x) for x in value.split("-")]
         kind = str(entry["kind"]) + (f" {value}, the middle" if len(ends) == 2 else "")
-        prices.append({"usd_per_hour": f"{short(sum(ends) / len(ends))} USD/h", "kind": kind, "date": str(entry["date"]), "source": str(entry["source"])})
+        prices.append(
+            {
+                "usd_per_hour": f"{short(sum(ends) / len(ends))} USD/h",
+                "kind": kind,
+                "date": str(entry["date"]),
+                "source": str(entry["source"]),
+            }
+        )
     notes = [str(spec["note"])] if spec.get("note") else []
     notes += [
         f"network: {nic_note}",
@@ -787,7 +863,9 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
         "cpu_adam_bandwidth_fraction: 10e9 parameters in 2.57 s on 256 GB/s (ZeRO-Offload paper, CPU-Adam on DGX-2), from memory, not re-checked",
     ]
     if name == "mi250x":
-        notes.append("one rank is one GCD: everything here is half a package; 200 GB/s per direction to the GCD beside it, 50-100 to others")
+        notes.append(
+            "one rank is one GCD: everything here is half a package; 200 GB/s per direction to the GCD beside it, 50-100 to others"
+        )
     unverified = [*map(str, spec.get("unverified", ())), "compute_units", "peak_flops.fp32", "pcie_bandwidth", "host_memory",
                   "host_memory_bandwidth", "cpu_adam_bandwidth_fraction"]  # fmt: skip
     half = 0.5 if name == "mi250x" else 1.0
@@ -824,7 +902,9 @@ def source_text(codes: Iterable[str], sources: dict[str, Any]) -> dict[str, str]
     result = {}
     for code in sorted(set(codes)):
         entry = sources[code]
-        place = f"{entry['repo']} @{entry['commit'][:7]}" if "commit" in entry else entry.get("repo", entry.get("doc", ""))
+        place = (
+            f"{entry['repo']} @{entry['commit'][:7]}" if "commit" in entry else entry.get("repo", entry.get("doc", ""))
+        )
         path = entry.get("path") or (entry.get("doc") if "repo" in entry else "") or ""
         result[code] = f"{place}{' ' + path if path else ''} ({entry['licence']}; trust {entry['trust']})"
     return result
@@ -884,8 +964,8 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         curve = replace(
             curve,
             pass_factor=(1.0, 1.0, {"Ampere": 1.053, "Blackwell": 1.075, "Blackwell Ultra": 1.075}.get(spec["arch"], 1.064)),
-            grouped_m0=tuple(short(forward["m"] * x, 3) for x in ratio_m),
-            grouped_efficiency=tuple(short(min(forward["e"] * x, 1.0), 3) for x in ratio_e),
+            grouped_m0=triple(forward["m"] * x for x in ratio_m),
+            grouped_efficiency=triple(min(forward["e"] * x, 1.0) for x in ratio_e),
             errors=curve.errors | {"grouped_forward_median_p90_percent": forward["error"],
                                    "grouped_rows": forward["rows"] or "B200 constants"},
         )  # fmt: skip
@@ -900,12 +980,15 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
             plain["grid"]["percent"] = [[round(x) for x in row] for row in plain["grid"]["percent"]]
         gemm[recipe] = plain
     data["gemm"] = gemm
-    dtypes = ["bf16"] + (["fp8"] if name in ("h100-sxm", "h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72", "b300-sxm") else [])
-    data["attention"], _ = build_attention(raw["attention"], device, specs, dtypes)
+    dtypes = ["bf16"] + (
+        ["fp8"] if name in ("h100-sxm", "h200-sxm", "b200-sxm", "gb200-nvl72", "gb300-nvl72", "b300-sxm") else []
+    )
+    data["attention"] = build_attention(raw["attention"], device, specs, dtypes)
     data["kernels"] = kernels(spec["arch"])
     data["memory_fraction"] = {op: value for op, (value, _) in MEMORY[name].items()}
     measured = {family: "measured" for family in ("gemm", "attention", "memory", "scale_up", "scale_out")}
-    remarks, error = [], math.nan
+    remarks: list[str] = []
+    error = math.nan
     if name == "l40s":
         data["curves_from"] = {"pcie": "rtx-pro-6000"}
         measured["scale_up"] = "scaled from rtx-pro-6000 (its own table has PCIe P2P off)"
@@ -918,7 +1001,9 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
     if name in ("l40s", "rtx-pro-6000"):
         measured["scale_out"] = "scaled from h100-sxm"
     if name == "h100-sxm":
-        measured["scale_out"] = "all_reduce measured at two and eight nodes, rings from h200-sxm, all_to_all from b200-sxm"
+        measured["scale_out"] = (
+            "all_reduce measured at two and eight nodes, rings from h200-sxm, all_to_all from b200-sxm"
+        )
         measured["memory"] = "part measured, part from a100, h100-pcie and h200"
     data["scale_out"] = scale_out
     data["measured"] = measured
@@ -927,7 +1012,8 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
     data["sources"] = {
         **COMMON_SOURCES,
         "memory_fraction": {op: text for op, (_, text) in MEMORY[name].items()},
-        "scale_up": remarks + ([f"one time per octave; log-log between: median error below {error} percent"] if remarks else []),
+        "scale_up": remarks
+        + ([f"one time per octave; log-log between: median error below {error} percent"] if remarks else []),
         "gemm_passes": "dgrad 1.00, wgrad with fp32 accumulation 1/0.95 on A100, 1/0.93 on B200 (simumax); between them on others",
         "grouped": f"B200 grouped rows (simumax), errors {grouped['errors']}; forward of others: fused expert FFNs (aic-trt)",
         "tables": source_text(codes & set(sources), sources),
@@ -996,7 +1082,9 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
         data["scale_out"] = networks[name][1]
         measured["scale_out"] = "constants of Slingshot-11 from Polaris (A100)"
     data["measured"] = measured
-    codes = {r["source"] for table_name in raw for r in raw[table_name] if r["gpu"] == device and r["source"] in sources}
+    codes = {
+        r["source"] for table_name in raw for r in raw[table_name] if r["gpu"] == device and r["source"] in sources
+    }
     data["sources"] = {**COMMON_SOURCES, **notes, "tables": source_text(codes, sources)}
     return data
 
@@ -1004,7 +1092,9 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
 def main(arguments: list[str]) -> None:
     """Build all files, or those named."""
     directory, only = Path(arguments[0]), arguments[1:]
-    raw = {name: table(directory, f"{name}.csv") for name in ("gemm", "attention", "membound", "moe_gemm", "collectives")}
+    raw = {
+        name: table(directory, f"{name}.csv") for name in ("gemm", "attention", "membound", "moe_gemm", "collectives")
+    }
     specs = yaml.safe_load((directory / "specs.yaml").read_text(encoding="utf-8"))["gpus"]
     sources = yaml.safe_load((directory / "sources.yaml").read_text(encoding="utf-8"))
     target = Path(__file__).resolve().parent.parent / "profiles" / "hardware"

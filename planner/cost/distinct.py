@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 
 from planner.layout import Layout
 
-SMALL_TABLE = 1 << 23
-"""Keys below this are numbered with a table; larger ones by sorting."""
+TABLE_PER_ROW = 64
+"""Keys below this times the number of rows are numbered with a table; larger ones by sorting, which costs as much."""
 
 
 def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer]) -> tuple[Layout, NDArray[np.intp]]:
@@ -25,7 +25,7 @@ def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer
         codes, count = _codes(values)
         if count > 1:
             key, size = key * count + codes, size * count
-    if size <= SMALL_TABLE:
+    if size <= TABLE_PER_ROW * rows:
         first = np.full(size, -1, dtype=np.intp)
         first[key[::-1]] = np.arange(rows - 1, -1, -1)
         used = np.flatnonzero(first >= 0)

@@ -1,0 +1,124 @@
+"""Defaults an engineer would choose, each said aloud with the flag that changes it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from planner.cluster import Cluster
+from planner.cost.parameters import total_parameters
+from planner.detect import local_device, profile_of
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.model import ModelSpec, load_model
+from planner.plan import Assumption
+from planner.rules import Job, check_workload
+from planner.trainer import load_trainer
+from planner.units import format_count, format_seconds
+from planner.workload import OPTIMIZERS, Workload, default_global_batch_size
+
+HARDWARE = "h100-sxm"
+TRAINER = "megatron"
+SEQUENCE_LENGTH = 8192
+"""Longest default sequence: what recent models are pre-trained with before their context is extended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """What a user said; None = not said."""
+
+    model: str | ModelSpec
+    """Name or path, or the model itself."""
+    num_gpus: int
+    hardware: str | None = None
+    trainer: str | None = None
+    sequence_length: int | None = None
+    global_batch_size: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    lora_rank: int = 0
+    expert_imbalance: float | None = None
+    network_bandwidth: float | None = None
+    """Bytes/s per GPU, one direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedJob:
+    """A request with its defaults filled in."""
+
+    job: Job
+    hardware: str
+    trainer: str
+    assumptions: tuple[Assumption, ...]
+
+
+def resolve(request: Request) -> ResolvedJob:
+    """Load what is named, choose what is not, and say so. Raises PlannerError."""
+    assumed: list[Assumption] = []
+    model = load_model(request.model) if isinstance(request.model, str) else request.model
+    hardware_name = request.hardware or _hardware(assumed)
+    hardware = load_hardware(hardware_name)
+    if request.network_bandwidth is not None:
+        hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
+    cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
+    trainer_name = request.trainer or TRAINER
+    trainer = load_trainer(trainer_name)
+    if request.trainer is None:
+        assumed.append(Assumption(what="trainer", value=trainer_name, why=trainer.title, flag="--trainer"))
+    length = request.sequence_length
+    if length is None:
+        length = min(model.max_sequence_length, SEQUENCE_LENGTH)
+        why = f"pre-training length; the model was published for {model.max_sequence_length}"
+        assumed.append(Assumption(what="sequence length", value=f"{length} tokens", why=why, flag="--sequence-length"))
+    precision = request.precision or ("fp16" if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops else "bf16")
+    if request.precision is None:
+        why = "mixed precision with fp32 master weights"
+        assumed.append(Assumption(what="precision", value=precision, why=why, flag="--precision"))
+    optimizer = request.optimizer or "adam"
+    if request.optimizer is None:
+        assumed.append(Assumption(what="optimizer", value=optimizer, why=OPTIMIZERS[optimizer], flag="--optimizer"))
+    imbalance = request.expert_imbalance or 1.0
+    if model.is_moe and request.expert_imbalance is None:
+        why = "balanced routing; the busiest rank over the mean, a skewed router reaches 1.5 to 4"
+        assumed.append(Assumption(what="expert imbalance", value="1.0", why=why, flag="--expert-imbalance"))
+    if length < 1:
+        raise PlannerError(f"sequence_length is {length}; it must be a whole number from 1")
+    batch = request.global_batch_size
+    if batch is None:
+        batch = default_global_batch_size(total_parameters(model), length, request.num_gpus)
+        value = f"{batch} sequences ({format_count(batch * length)} tokens)"
+        why = "a pre-training batch for a model of this size"
+        assumed.append(Assumption(what="global batch", value=value, why=why, flag="--global-batch-size"))
+    workload = Workload(
+        model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
+        lora_rank=request.lora_rank, expert_imbalance=imbalance,
+    )  # fmt: skip
+    check_workload(workload, cluster, trainer)
+    if request.network_bandwidth is None:
+        assumed += _network(cluster)
+    job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    return ResolvedJob(job=job, hardware=hardware_name, trainer=trainer_name, assumptions=tuple(assumed))
+
+
+def _hardware(assumed: list[Assumption]) -> str:
+    """The local GPU when there is one that the library knows, else the common training card."""
+    device = local_device()
+    profile = profile_of(device) if device else None
+    if profile:
+        why = f"found here: {device}"
+    elif device:
+        why = f"the local {device} is not in the library"
+    else:
+        why = "no GPU found on this machine"
+    assumed.append(Assumption(what="hardware", value=profile or HARDWARE, why=why, flag="--hardware"))
+    return profile or HARDWARE
+
+
+def _network(cluster: Cluster) -> list[Assumption]:
+    """The network between nodes, when the job needs one."""
+    hardware = cluster.hardware
+    if cluster.num_gpus <= cluster.domain:
+        return []
+    value = f"{hardware.network_bandwidth * 8 / 1e9:.0f} Gb/s per GPU, {format_seconds(hardware.network_latency)}"
+    why = f"of profile {hardware.name}; {cluster.num_nodes} nodes of {hardware.gpus_per_node:.0f} GPUs"
+    return [Assumption(what="network", value=value, why=why, flag="--network-bandwidth")]

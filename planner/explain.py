@@ -1,0 +1,121 @@
+"""Why the first layout won: what the next one pays for, and which constraint binds."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.memory import COMPONENTS
+from planner.cost.step import PARTS, Estimate
+from planner.layout import NAMES, Layout, Recompute, module_names
+from planner.search import SAFE, Finding
+from planner.units import GIB
+
+PART_TEXT = {
+    "compute": "computation", "recompute": "recompute", "host": "kernel launches",
+    "tensor_communication": "tensor-parallel communication", "context_communication": "context-parallel communication",
+    "expert_communication": "expert all-to-all", "pipeline_communication": "pipeline sends", "bubble": "pipeline bubble",
+    "data_communication": "gradient and weight traffic", "optimizer": "optimizer step",
+    "offload": "optimizer states on the host", "overhead": "fixed overhead",
+}  # fmt: skip
+COMPONENT_TEXT = {
+    "weights": "weights", "gradients": "gradients", "optimizer_states": "optimizer states", "activations": "activations",
+    "workspace": "workspace", "fragmentation": "fragmentation", "communication_buffers": "communication buffers",
+    "context": "driver context",
+}  # fmt: skip
+
+
+def layout_text(layout: Layout) -> str:
+    """A layout in one line, as flags are named; what is at its default is left out."""
+    words = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "cp", "ep", "etp") if _shown(layout, name)]
+    words += [f"vpp {layout.vpp}"] if layout.vpp != 1 else []
+    words += [f"b {layout.micro_batch_size}", f"m {layout.num_microbatches}"]
+    words += [f"zero {layout.zero}"] if layout.zero else []
+    words += [f"shard {layout.dp_shard}"] if layout.dp_shard and layout.dp_shard != layout.dp else []
+    words += [NAMES["cp_method"][int(layout.cp_method)]] if layout.cp != 1 else []
+    words += [NAMES["schedule"][int(layout.schedule)]] if layout.pp != 1 and layout.vpp == 1 else []
+    if layout.first_stage_layers or layout.last_stage_layers:
+        words.append(f"ends {layout.first_stage_layers or 'even'}/{layout.last_stage_layers or 'even'} layers")
+    return ", ".join([*words, *levers(layout)])
+
+
+def _shown(layout: Layout, name: str) -> bool:
+    return name in ("tp", "pp", "dp") or getattr(layout, name) != 1
+
+
+def levers(layout: Layout) -> list[str]:
+    """What a layout gives up to save memory, in words."""
+    words = []
+    if layout.recompute == Recompute.SELECTIVE:
+        words.append(f"recompute {'+'.join(module_names(int(layout.recompute_modules)))}")
+    elif layout.recompute == Recompute.FULL:
+        part = f" of {layout.recompute_layers} layers per stage" if layout.recompute_layers else ""
+        words.append(f"full recompute{part}")
+    if layout.offload_optimizer:
+        words.append(f"{layout.offload_optimizer} % of the optimizer states on the host")
+    if layout.offload_activations:
+        words.append("activations on the host")
+    return words
+
+
+def why_first(finding: Finding) -> str:
+    """Against the runner-up, and what stands in the way of a faster layout."""
+    sentences = []
+    if levers(finding.layouts[0]):
+        sentences.append(f"To fit, it takes {' and '.join(levers(finding.layouts[0]))}.")
+    if len(finding.layouts) > 1:
+        sentences.append(_against_runner_up(finding))
+    else:
+        sentences.append("No other plan fits.")
+    return " ".join([*sentences, binding(finding)])
+
+
+def _against_runner_up(finding: Finding) -> str:
+    first, second = finding.estimates[0], finding.estimates[1]
+    behind = second.step_time[0] / first.step_time[0] - 1.0
+    pays, saves = differences(second, first)
+    text = f"The runner-up ({layout_text(finding.layouts[1])}) is {100 * behind:.1f} % slower"
+    if behind < 0.005:
+        text = f"The runner-up ({layout_text(finding.layouts[1])}) is as fast within 0.5 %"
+    if pays:
+        text += f": it pays {' and '.join(pays[:2])}"
+    if saves:
+        text += f", and saves {saves[0]}" if pays else f": it saves {saves[0]}"
+    return text + "."
+
+
+def differences(one: Estimate, other: Estimate) -> tuple[list[str], list[str]]:
+    """What ``one`` pays more for than ``other`` and what it saves, in seconds by part, largest first."""
+    gaps = sorted(((float(one.time[part][0] - other.time[part][0]), part) for part in PARTS), key=lambda gap: -abs(gap[0]))
+    least = 0.002 * float(other.step_time[0])
+    pays = [f"{gap:.3g} s more for {PART_TEXT[part]}" for gap, part in gaps if gap > least]
+    saves = [f"{-gap:.3g} s of {PART_TEXT[part]}" for gap, part in gaps if gap < -least]
+    return pays, saves
+
+
+def binding(finding: Finding) -> str:
+    """Which constraint binds: memory, a lack of legal layouts, or the largest loss of time beside computation."""
+    first = finding.estimates[0]
+    if finding.unlimited is not None:
+        free_layout, free = finding.unlimited
+        gain = 1.0 - float(free.step_time[0] / first.step_time[0])
+        over = float(free.memory_peak[0] - free.usable_memory) / GIB
+        if gain > 0.01:
+            need = f"it needs {over:.1f} GiB more than the card has" if over > 0 else (
+                f"its chance of running out is {100 * float(free.out_of_memory_probability[0]):.0f} %, above {100 * SAFE:.0f} %"
+            )  # fmt: skip
+            return f"Memory binds: without its limit {layout_text(free_layout)} would be {100 * gain:.1f} % faster, but {need}."
+    losses = {part: float(first.time[part][0]) for part in PARTS if part not in ("compute", "overhead")}
+    part = max(losses, key=lambda name: losses[name])
+    share = losses[part] / float(first.step_time[0])
+    if share < 0.02:
+        return f"Computation binds: {100 * float(first.time['compute'][0] / first.step_time[0]):.0f} % of the step are kernels."
+    what = "The network binds" if "communication" in part else "Time is lost"
+    return f"{what}: the largest loss beside computation is {PART_TEXT[part]}, {100 * share:.1f} % of the step."
+
+
+def misses_by(found: Estimate) -> tuple[float, str]:
+    """GiB that the closest attempt lacks to be safe, and the largest component of its memory."""
+    peak = float(found.memory_peak[0])
+    safe_peak = found.usable_memory * float(np.exp(-found.memory_error * np.log(1.0 / SAFE - 1.0) / 1.702))
+    largest = max(COMPONENTS, key=lambda name: float(found.memory[name][0]))
+    return (peak - safe_peak) / GIB, largest
