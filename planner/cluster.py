@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Order
 
@@ -26,14 +26,15 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, bool) or not isinstance(self.num_gpus, int) or not 1 <= self.num_gpus <= 2**21:
-            raise PlannerError(f"the number of GPUs is {self.num_gpus!r}; it must be a whole number from 1 to {2**21}")
+            raise PlannerError(f"the number of GPUs is {shown(self.num_gpus)}; it must be a whole number from 1 to {2**21}")
 
     @property
     def num_nodes(self) -> int:
+        """Hosts in the job; the last may be partly used."""
         return math.ceil(self.num_gpus / self.hardware.gpus_per_node)
 
     @property
-    def domain(self) -> int:
+    def domain(self) -> float:
         """GPUs that reach each other over the fast local link (NVLink domain; the node where there is only PCIe)."""
         return max(self.hardware.scale_up_domain, self.hardware.gpus_per_node if self._pcie_box else 1)
 
@@ -44,7 +45,8 @@ class Cluster:
     def ranks_per_domain(self, n: object, stride: object) -> Floats:
         """Ranks of a group of ``n``, ``stride`` apart, that share one scale-up domain: D / stride, from 1 to n."""
         inside = np.floor(self.domain / np.maximum(np.asarray(stride, dtype=float), 1.0))
-        return np.clip(inside, 1.0, np.asarray(n, dtype=float))
+        ranks: Floats = np.clip(inside, 1.0, np.asarray(n, dtype=float))
+        return ranks
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of a group of ``n`` ranks ``stride`` apart; ``size`` bytes as nccl-tests counts them.

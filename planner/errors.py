@@ -17,6 +17,15 @@ class UnknownNameError(PlannerError):
         super().__init__(f"unknown {kind} '{name}'; known, nearest first: {', '.join(nearest_first(name, known))}")
 
 
+def shown(value: object) -> str:
+    """A value for a message: as Python writes it, cut when long; some integers and nested data cannot be written."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # more than 4300 digits
+        return f"a {type(value).__name__} that is far too large"
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically)."""
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError, nearest_first, shown
 
 Column = int | NDArray[np.integer]
 """An integer, or a column of integers: one per candidate."""
@@ -141,6 +141,7 @@ class Layout:
 
     @property
     def num_gpus(self) -> Column:
+        """GPUs in the job."""
         return self.tp * self.pp * self.dp * self.cp
 
     @property
@@ -155,6 +156,7 @@ class Layout:
 
     @property
     def global_batch_size(self) -> Column:
+        """Sequences per optimizer step."""
         return self.micro_batch_size * self.num_microbatches * self.dp
 
     def __len__(self) -> int:
@@ -175,6 +177,7 @@ class Layout:
         return {name: getattr(self, name) for name in FIELDS}
 
     def replace(self, **changes: Column) -> Layout:
+        """The layout with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @staticmethod
@@ -199,10 +202,13 @@ class Layout:
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, where: str = "layout") -> Layout:
         """One layout from plain data. Raises PlannerError that names the key, what was found and what is allowed."""
+        if not isinstance(data, Mapping):
+            raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
         values: dict[str, int] = {}
         for key, value in data.items():
             if key not in FIELDS:
-                raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), FIELDS)[0]}")
+                text = key if isinstance(key, str) else shown(key)
+                raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, FIELDS)[0]}")
             values[key] = _read_field(key, value, where)
         return Layout(**values)
 
@@ -238,7 +244,8 @@ def choice(field: str, text: object, *, where: str = "layout") -> int:
     for number, name in NAMES[field].items():
         if name == text:
             return number
-    raise PlannerError(f"{where}: {field} '{text}' is not one of {', '.join(NAMES[field].values())}")
+    written = text if isinstance(text, str) else shown(text)
+    raise PlannerError(f"{where}: {field} '{written}' is not one of {', '.join(NAMES[field].values())}")
 
 
 def _read_field(key: str, value: Any, where: str) -> int:
@@ -250,10 +257,10 @@ def _read_field(key: str, value: Any, where: str) -> int:
         return module_mask(value, where=f"{where}: recompute_modules")
     if key in BOOLEANS:
         if not isinstance(value, bool):
-            raise PlannerError(f"{where}: {key} is {value!r}; write true or false")
+            raise PlannerError(f"{where}: {key} is {shown(value)}; write true or false")
         return int(value)
     least = 0 if key in MAY_BE_ZERO else 1
     most = {"zero": 3, "offload_optimizer": 100}.get(key, LARGEST)
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise PlannerError(f"{where}: {key} is {value!r}; it must be a whole number from {least} to {most}")
+        raise PlannerError(f"{where}: {key} is {shown(value)}; it must be a whole number from {least} to {most}")
     return value

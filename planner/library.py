@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from planner.errors import PlannerError, UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, shown
 
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -18,7 +18,7 @@ _DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 def profiles_directory() -> Path:
     """``profiles/`` of the checkout, or the copy installed inside the package."""
     here = Path(__file__).resolve().parent
-    for candidate in (here.parent / "profiles", here / "profiles"):
+    for candidate in (here / "profiles", here.parent / "profiles"):
         if (candidate / "hardware").is_dir():
             return candidate
     raise PlannerError(f"the data files of planner are missing beside {here}; install the package again")
@@ -33,11 +33,15 @@ def find(kind: str, name: str) -> Path:
     """Path of a library file by name, or of a user's own YAML file by path. Raises UnknownNameError."""
     if name.endswith((".yaml", ".yml")) or os.sep in name:
         path = Path(name)
-        if not path.is_file():
+        try:
+            found = path.is_file()
+        except OSError as error:  # too long a name, a directory that may not be entered
+            raise PlannerError(f"{shown(name)}: cannot be read ({error.strerror})") from error
+        if not found:
             raise PlannerError(f"no such file: {name}")
         return path
     path = profiles_directory() / kind / f"{name}.yaml"
-    if not path.is_file():
+    if len(name) > 200 or not path.is_file():  # file systems refuse to look for longer names
         raise UnknownNameError({"models": "model", "trainers": "trainer"}.get(kind, kind), name, names(kind))
     return path
 
@@ -53,7 +57,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise PlannerError(f"{path}{where}: {problem}") from error
     except (OSError, UnicodeDecodeError) as error:
         raise PlannerError(f"{path}: cannot be read ({error})") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, LookupError, AttributeError) as error:  # the last two: after !!tag
         raise PlannerError(f"{path}: not valid YAML ({error})") from error
     if not isinstance(data, dict):
         raise PlannerError(f"{path}: expected a mapping of keys to values, found {type(data).__name__}")
@@ -67,15 +71,15 @@ def dump_yaml(data: dict[str, Any]) -> str:
 
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all: temporary file in the same directory, then rename."""
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+        with temporary.open("x", encoding="utf-8") as stream:
             stream.write(text)
         os.replace(temporary, path)
     except OSError as error:
         raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
+    except UnicodeEncodeError as error:
+        raise PlannerError(f"{path}: cannot be written ({error.reason})") from error
     finally:
-        Path(temporary).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)

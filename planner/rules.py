@@ -119,8 +119,9 @@ def _schedule_holds(job: Job, layout: Layout) -> object:
 
 def _microbatches_hold(job: Job, layout: Layout) -> object:
     schedule, pp, m = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.num_microbatches)
-    interleaved = (schedule == Schedule.INTERLEAVED) & job.trainer.interleaved_multiple
-    return (~interleaved | (m % np.maximum(pp, 1) == 0)) & ((schedule != Schedule.DUALPIPE_V) | (m >= 2 * pp))
+    interleaved = schedule == Schedule.INTERLEAVED
+    group = np.maximum(pp, 1) if job.trainer.interleaved_multiple else np.maximum(m // np.maximum(pp, 1), 1)
+    return (~interleaved | (m % group == 0)) & ((schedule != Schedule.DUALPIPE_V) | (m >= 2 * pp))
 
 
 def _kv_heads_hold(job: Job, layout: Layout) -> object:
@@ -282,7 +283,8 @@ RULES: tuple[Rule, ...] = (
         name="microbatches",
         holds=_microbatches_hold,
         sentence=lambda job, x: f"{x.num_microbatches} microbatches with schedule {NAMES['schedule'][int(x.schedule)]} and pp "
-        f"{x.pp}: interleaved_1f1b needs a multiple of pp, dualpipe_v at least 2 pp; change micro_batch_size or the batch",
+        f"{x.pp}: interleaved_1f1b needs a multiple of "
+        f"{'pp' if job.trainer.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; change micro_batch_size or the batch",
     ),
     Rule(
         name="batch",

@@ -12,7 +12,7 @@ from planner.cost.exact import refine
 from planner.cost.step import Estimate, estimate
 from planner.layout import FIELDS, Layout
 from planner.rules import Job, allowed, refusals
-from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
+from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers, stack
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -67,28 +67,21 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     started = clock.perf_counter()
     pins = pins or Pins()
     run = _Run(job=job, wanted=top * FINALISTS)
-    base = base_layouts(job, pins)
-    legal = base.take(allowed(job, base))
-    refused = {} if len(legal) else refusals(job, base)
+    base = _pinned_levers(base_layouts(job, pins), pins)
+    plain = base.take(allowed(job, base))
+    refused = {} if len(plain) else refusals(job, base)
     levers = recompute_levers(job, pins)
-    plain, plain_estimate = run.price(_pinned_levers(legal, pins))
-    open_rows, peak = run.open(plain, plain_estimate)
-    candidates = [open_rows]
-    peaks = [peak]
-    if levers and len(open_rows):
-        with_recompute = stack([lever.apply(open_rows, job.model) for lever in levers])
-        with_recompute = with_recompute.take(allowed(job, with_recompute))
-        rows, found = run.price(with_recompute)
-        still_open, peak = run.open(rows, found)
-        candidates.append(still_open)
-        peaks.append(peak)
-    _offload(run, candidates, peaks, pins)
+    shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
+    if len(plain) * (1 + len(levers)) * (1 + len(shares)) <= PIECE:
+        _at_once(run, plain, levers, shares)
+    else:
+        _in_waves(run, plain, levers, shares)
     layouts, estimates = run.best()
     if run.fitting:
         layouts, estimates = _refined(job, pins, layouts, estimates)
     return Finding(
         layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
-        searched=len(base) * (1 + len(levers)) * (1 + len(OFFLOADS) * job.trainer.offload_optimizer), legal=run.legal,
+        searched=len(base) * (1 + len(levers)) * (1 + len(shares)), legal=run.legal,
         priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
     )  # fmt: skip
 
@@ -99,22 +92,33 @@ def _pinned_levers(layout: Layout, pins: Pins) -> Layout:
     return layout.replace(**fixed)
 
 
-def _offload(run: _Run, candidates: list[Layout], peaks: list[NDArray[np.float64]], pins: Pins) -> None:
-    """Moves optimizer states to the host, in steps, for what does not fit without and could fit with it."""
-    if not run.job.trainer.offload_optimizer or "offload_optimizer" in pins.values:
+def _at_once(run: _Run, plain: Layout, levers: list[Lever], shares: tuple[int, ...]) -> None:
+    """A small space: everything in one go, which costs less than deciding what to leave out."""
+    if not len(plain):
         return
-    rows = stack(candidates)
-    lowest = np.concatenate(peaks)
-    for share in OFFLOADS:
-        if not len(rows):
-            return
-        moved = rows.replace(offload_optimizer=share)
+    with_levers = stack([plain, *(lever.apply(plain, run.job.model) for lever in levers)])
+    everything = stack([with_levers, *(with_levers.replace(offload_optimizer=share) for share in shares)])
+    run.price(everything.take(allowed(run.job, everything)))
+
+
+def _in_waves(run: _Run, plain: Layout, levers: list[Lever], shares: tuple[int, ...]) -> None:
+    """A large space: levers only for layouts that do not fit without and are not already too slow."""
+    open_rows, lowest = run.open(plain, run.price(plain))
+    rows, peaks = [open_rows], [lowest]
+    if levers and len(open_rows):
+        recomputed = stack([lever.apply(open_rows, run.job.model) for lever in levers])
+        recomputed = recomputed.take(allowed(run.job, recomputed))
+        still_open, lowest = run.open(recomputed, run.price(recomputed))
+        rows.append(still_open)
+        peaks.append(lowest)
+    left, lowest = stack(rows), np.concatenate(peaks)
+    for share in shares:
+        moved = left.replace(offload_optimizer=share)
         mask = allowed(run.job, moved)
         if run.fitting:  # without anything that fits, the closest attempt is wanted as well
             mask &= lowest <= run.job.cluster.hardware.usable_memory
-        priced, found = run.price(moved.take(mask))
-        rows, _ = run.open(priced, found)
-        lowest = np.zeros(len(rows))
+        moved = moved.take(mask)
+        left, lowest = run.open(moved, run.price(moved))
 
 
 def _refined(
@@ -182,7 +186,7 @@ class _Run:
         self.bound = np.inf
         """Step time of the last wanted plan that fits: nothing slower can be among the best."""
 
-    def price(self, layout: Layout) -> tuple[Layout, _Outcome]:
+    def price(self, layout: Layout) -> _Outcome:
         """Price legal candidates piece by piece."""
         self.legal += len(layout)
         outcomes = []
@@ -192,7 +196,7 @@ class _Run:
             outcomes.append(self._keep(piece, found))
         self.priced += len(layout)
         joined = [np.concatenate(parts) for parts in zip(*outcomes, strict=True)] if outcomes else [np.zeros(0)] * 3
-        return layout, _Outcome(safe=joined[0].astype(bool), time=joined[1], without_states=joined[2])
+        return _Outcome(safe=joined[0].astype(bool), time=joined[1], without_states=joined[2])
 
     def open(self, layout: Layout, outcome: _Outcome) -> tuple[Layout, NDArray[np.float64]]:
         """Candidates that do not fit and are not too slow already; and their peak without any optimizer states."""

@@ -50,6 +50,8 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
             tables.append(_combinations(job, pins, tp, pp, cp))
     filled = [table for table in tables if table.size]
     rows = np.concatenate(filled) if filled else np.zeros((0, len(_VARIED)), dtype=np.int64)
+    for number, name in enumerate(_VARIED):  # a pin on something that a degree of 1 or the model fixes leaves nothing
+        rows = rows[rows[:, number] == pins.values[name]] if name in pins.values else rows
     values = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
     return Layout(**{**_constant(job, pins), **values})
 
@@ -115,28 +117,28 @@ def _pipelines(job: Job, pins: Pins, pp: int) -> list[tuple[int, int, int, int]]
         return [(1, Schedule.ONE_F_ONE_B, 0, 0)]
     found = []
     names = {name: number for number, name in NAMES["schedule"].items()}
-    for first, last, largest in _splits(job.model, job.trainer, pp):
+    for first, last, largest in _splits(job.model, job.trainer, pins, pp):
         for name in job.trainer.schedules:
             schedule = names[name]
             if schedule == Schedule.INTERLEAVED:
-                vpps = [v for v in divisors(largest) if 1 < v <= LARGEST_VPP]
+                vpps = [v for v in divisors(largest) if v > 1 and (v <= LARGEST_VPP or v == pins.values.get("vpp"))]
             else:
                 vpps = [2] if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V) else [1]
             found += [(v, schedule, first, last) for v in vpps]
-    pinned = pins.values
-    return [
-        row for row in found
-        if row[0] == pinned.get("vpp", row[0]) and row[1] == pinned.get("schedule", row[1])
-        and row[2] == pinned.get("first_stage_layers", row[2]) and row[3] == pinned.get("last_stage_layers", row[3])
-    ]  # fmt: skip
+    return found
 
 
-def _splits(model: ModelSpec, trainer: Trainer, pp: int) -> list[tuple[int, int, int]]:
+def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tuple[int, int, int]]:
     """(first, last, layers of a middle stage): even when it divides, else the middle rounded up and the ends sharing the rest.
 
-    A split with lighter ends is also tried when it divides, as the ends carry embedding and loss.
+    A split with lighter ends is also tried when it divides, as the ends carry embedding and loss. Pinned ends are taken
+    as they are.
     """
     total, splits = model.num_layers, []
+    first, last = (pins.values.get(f"{end}_stage_layers", 0) for end in ("first", "last"))
+    if first or last:
+        rest = pp - (first > 0) - (last > 0)
+        return [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
     if total % pp == 0:
         splits.append((0, 0, total // pp))
     elif not trainer.drops_remainder:

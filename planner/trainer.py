@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library, units
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import MODULE_NAMES, NAMES
 
 OVERLAPS: dict[str, str] = {
@@ -142,6 +142,7 @@ class Trainer:
     """Which communication hides behind computation; names of OVERLAPS."""
 
     def replace(self, **changes: Any) -> Trainer:
+        """The trainer with some facts changed."""
         return dataclasses.replace(self, **changes)
 
 
@@ -160,6 +161,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 
 _DURATIONS = ("host_time", "step_overhead")
+_ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 
 def load_trainer(name: str) -> Trainer:
@@ -181,21 +183,28 @@ def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
 
 def trainer_from_dict(data: Mapping[str, Any], *, where: str) -> Trainer:
     """A trainer from plain data; every key must be there, known and of its kind. Raises PlannerError."""
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
     hints = typing.get_type_hints(Trainer)
     for key in data:
         if key not in hints:
-            raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), hints)[0]}")
+            text = key if isinstance(key, str) else shown(key)
+            raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, hints)[0]}")
     missing = [key for key in hints if key not in data]
     if missing:
         raise PlannerError(f"{where}: missing key '{missing[0]}'")
-    return Trainer(**{key: _read(key, data[key], hints[key], where) for key in hints})
+    trainer = Trainer(**{key: _read(key, data[key], hints[key], where) for key in hints})
+    for optimizer in trainer.optimizers:
+        if optimizer not in trainer.optimizer_bytes:
+            raise PlannerError(f"{where}: optimizer_bytes has no '{optimizer}', which optimizers lists")
+    return trainer
 
 
 def _read(key: str, value: Any, kind: Any, where: str) -> Any:
     """One value as the type of its field; choices are checked against what exists."""
 
     def wrong(expected: str) -> PlannerError:
-        return PlannerError(f"{where}: {key} is {value!r}; it must be {expected}")
+        return PlannerError(f"{where}: {key} is {shown(value)}; it must be {expected}")
 
     many = typing.get_origin(kind) in (tuple, frozenset)
     if many:
@@ -204,6 +213,8 @@ def _read(key: str, value: Any, kind: Any, where: str) -> Any:
         element = typing.get_args(kind)[0]
         if not all(isinstance(item, element) and not isinstance(item, bool) for item in value):
             raise wrong(f"a list of {element.__name__} values")
+        if element is int and not all(0 <= item <= 3 for item in value):
+            raise wrong("a list of zero levels from 0 to 3")
         for item in value:
             if key in _CHOICES and item not in _CHOICES[key]:
                 raise wrong(f"a list of {', '.join(_CHOICES[key])}")
@@ -217,11 +228,17 @@ def _read(key: str, value: Any, kind: Any, where: str) -> Any:
     if key == "optimizer_bytes":
         if not isinstance(value, Mapping) or not all(_is_number(number) for number in value.values()):
             raise wrong("a mapping of optimizer to bytes per parameter")
-        return {str(name): float(number) for name, number in value.items()}
+        if not all(isinstance(name, str) for name in value):
+            raise wrong("a mapping of optimizer to bytes per parameter")
+        return {name: float(number) for name, number in value.items()}
     if key in _DURATIONS:
         return units.parse(value, "seconds", what=f"{where}: {key}")
     if not _is_number(value):
         raise wrong("a number that is not negative")
+    if key in _ABOVE_ZERO and value <= 0:
+        raise wrong("above 0")
+    if kind is int and not float(value).is_integer():
+        raise wrong("a whole number")
     return int(value) if kind is int else float(value)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 
 KIB, MIB, GIB, TIB = (1024.0**n for n in range(1, 5))
 KILO, MEGA, GIGA, TERA, PETA, EXA = (1000.0**n for n in range(1, 7))
@@ -47,8 +47,9 @@ def parse(text: object, dimension: str, *, what: str = "value") -> float:
     missing or of another dimension, or when the number is negative or not finite.
     """
     units = _UNITS[dimension]
-    match = _NUMBER.match(str(text))
-    if isinstance(text, bool) or match is None:
+    text = text if isinstance(text, str) and len(text) <= 60 else shown(text)
+    match = _NUMBER.match(text)
+    if match is None:
         raise PlannerError(f"{what}: '{text}' is not a quantity; write it like {_EXAMPLES[dimension]}")
     number, unit = float(match.group(1)), match.group(2)
     if unit not in units:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.errors import PlannerError, UnknownNameError, nearest_first
 from planner import model as models
+from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
 from planner.model import ModelSpec
 
 PRECISIONS: dict[str, str] = {
@@ -49,18 +49,21 @@ class Workload:
     """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise UnknownNameError("precision", self.precision, PRECISIONS)
-        if self.optimizer not in OPTIMIZERS:
-            raise UnknownNameError("optimizer", self.optimizer, OPTIMIZERS)
+        for field, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+            name = getattr(self, field)
+            if not isinstance(name, str):
+                raise PlannerError(f"{field} is {shown(name)}; it must be a text")
+            if name not in known:
+                raise UnknownNameError(field, name, known)
         for field, most in (("sequence_length", 2**27), ("global_batch_size", 2**24)):
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise PlannerError(f"{field} is {value!r}; it must be a whole number from 1 to {most}")
+                raise PlannerError(f"{field} is {shown(value)}; it must be a whole number from 1 to {most}")
         if isinstance(self.lora_rank, bool) or not isinstance(self.lora_rank, int) or not 0 <= self.lora_rank <= 65536:
-            raise PlannerError(f"lora_rank is {self.lora_rank!r}; it must be a whole number from 0 to 65536")
-        if not isinstance(self.expert_imbalance, (int, float)) or not 1.0 <= self.expert_imbalance <= 1024.0:
-            raise PlannerError(f"expert_imbalance is {self.expert_imbalance!r}; it must lie between 1 and 1024")
+            raise PlannerError(f"lora_rank is {shown(self.lora_rank)}; it must be a whole number from 0 to 65536")
+        busiest = self.expert_imbalance
+        if isinstance(busiest, bool) or not isinstance(busiest, (int, float)) or not 1.0 <= busiest <= 1024.0:
+            raise PlannerError(f"expert_imbalance is {shown(busiest)}; it must lie between 1 and 1024")
 
     @property
     def tokens(self) -> int:
@@ -68,18 +71,24 @@ class Workload:
         return self.sequence_length * self.global_batch_size
 
     def replace(self, **changes: Any) -> Workload:
+        """The workload with some fields changed. Raises PlannerError."""
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
+        """Plain data for YAML or JSON; ``from_dict`` reads it back."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**data, "model": models.to_dict(self.model)}
 
     @staticmethod
     def from_dict(data: Mapping[str, Any], *, where: str = "workload") -> Workload:
+        """A workload from plain data. Raises PlannerError that names the key and what is allowed."""
+        if not isinstance(data, Mapping):
+            raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
         known = [field.name for field in dataclasses.fields(Workload)]
         for key in data:
             if key not in known:
-                raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), known)[0]}")
+                text = key if isinstance(key, str) else shown(key)
+                raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, known)[0]}")
         for key in ("model", "sequence_length", "global_batch_size"):
             if key not in data:
                 raise PlannerError(f"{where}: missing key '{key}'")

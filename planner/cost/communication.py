@@ -35,9 +35,20 @@ def collective_seconds(collective: Collective, cluster: Cluster) -> Floats:
     n = np.asarray(collective.n, dtype=float)
     if np.all(n <= 1):
         return np.zeros(np.broadcast_shapes(n.shape, np.shape(collective.size)))
-    ranks = np.where(n > 1, 2.0, 1.0) if collective.op == "send_recv" else n
-    time = cluster.collective_time(collective.op, collective.size, ranks, collective.stride)
+    if collective.op == "send_recv":
+        return hop_seconds(cluster, collective.size, n, collective.stride) * collective.count
+    time = cluster.collective_time(collective.op, collective.size, n, collective.stride)
     return np.where(n > 1, time * collective.count, 0.0)
+
+
+def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Floats:
+    """Seconds of one hop between neighbours of a ring or chain of ``n`` ranks: the slowest hop, 0 for n = 1.
+
+    All hops run in step, so one that leaves the scale-up domain sets the pace; it has one NIC, its neighbours the others.
+    """
+    n = np.asarray(n, dtype=float)
+    distance = np.where(n * stride > cluster.domain, cluster.domain, stride)
+    return np.where(n > 1, cluster.collective_time("send_recv", size, np.minimum(n, 2.0), distance), 0.0)
 
 
 def exposed_seconds(

@@ -46,6 +46,7 @@ def durations(workload: Workload, layout: Layout, priced: PricedStages) -> Stage
     head in the last; each pass ends with the send to the next stage."""
     times, stages = priced.times, priced.stages
     layers = np.array(stage_layers(workload.model.num_layers, layout), dtype=float)
+    layers[-1] += workload.model.mtp_layers  # [stages.split_stages: prediction modules sit on the last stage]
     pp, vpp = int(layout.pp), chunks(layout)
     which = np.full(pp, 1)
     which[0], which[-1] = 0, 2
@@ -84,7 +85,8 @@ def refine(
             int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
             stage.forward + send, stage.backward + send, stage.weight,
         )  # fmt: skip
-        busy = sum(float(one.time[part][0]) for part in _BUSY)
+        waiting = float(priced.times.of_slowest("waiting")[0]) * int(layout.num_microbatches)
+        busy = sum(float(one.time[part][0]) for part in _BUSY) + waiting
         refined.append(dataclasses.replace(one, time={**one.time, "bubble": np.array([max(walked - busy, 0.0)])}))
     return refined
 

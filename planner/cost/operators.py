@@ -177,12 +177,13 @@ class Shard:
 
     @cached_property
     def expert_rows(self) -> Floats:
-        """Token copies that one rank's experts process: the busiest rank's, T_tp K etp imbalance.
+        """Token copies that one rank's experts process: the busiest rank's, T / t K etp imbalance.
 
         Routed tokens are first split over tp (sequence parallelism); a balanced all-to-all gives every rank as many
-        copies as it sent, and the etp ranks that share experts see each other's.
+        copies as it sent, and the etp ranks that share experts see each other's. Without sequence parallelism etp = tp
+        and all of these ranks hold the same tokens: T K.
         """
-        sent = self.tokens_split * self.model.top_k
+        sent = self.tokens / self.tp * self.model.top_k
         return sent * self.etp * np.where(self.ep * self.etp > 1, self.workload.expert_imbalance, 1.0)
 
 

@@ -21,19 +21,20 @@ def in_flight(layout: Layout, position: Floats) -> Floats:
 
     gpipe          m
     1f1b, zb_h1    min(m, p - i)                                            [Narayanan 2021, section 2.2]
-    interleaved    min(m v, 2 (p - i - 1) + (v - 1) p + 1) / v              [Megatron warm-up microbatches]
+    interleaved    min(m v, 2 (p - i - 1) + (v - 1) g + 1) / v              [Megatron warm-up microbatches]
+                   g microbatches in a round: p, or m / max(1, m // p) where p does not divide m  [torch pipelining]
                    at i = 0: p (1 + (p - 1) / (p v))                        [Korthikanti 2022, section 4.2.3]
     zbv            min(m, p): the same on every rank                        [Qi 2024, section 6]
-    dualpipe_v     min(m, p + 1)                                            [DeepSeek, DualPipe, memory table]
+    dualpipe_v     min(m, p + 1/2): P + 1 of the P = 2 p stages             [DeepSeek, DualPipe, memory table]
     """
     pp, vpp, m = _columns(layout)
     schedule = np.asarray(layout.schedule)[..., None]
     plain = np.minimum(m, pp - position)
-    chunks = 2.0 * (pp - position - 1.0) + (vpp - 1.0) * pp + 1.0
+    chunks = 2.0 * (pp - position - 1.0) + (vpp - 1.0) * m / np.maximum(m // pp, 1.0) + 1.0
     result = np.where(schedule == Schedule.INTERLEAVED, np.minimum(m * vpp, chunks) / vpp, plain)
     result = np.where(schedule == Schedule.GPIPE, m, result)
     result = np.where(schedule == Schedule.ZBV, np.minimum(m, pp), result)
-    result = np.where(schedule == Schedule.DUALPIPE_V, np.minimum(m, pp + 1.0), result)
+    result = np.where(schedule == Schedule.DUALPIPE_V, np.minimum(m, pp + 0.5), result)
     return np.where(pp == 1, 1.0, result)
 
 
@@ -45,21 +46,26 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
 
     gpipe, 1f1b    (m - 1) max + sum                          = m max + (p - 1) max with equal stages
     interleaved    m max + (sum - max) / v                    [Narayanan 2021, section 2.2]
+                   and (p - m) max (1 - 1/v) more with m < p: too few to keep all virtual stages of a rank apart
     zb_h1          m max + (p - 1) (F + B - 2 W), at least 0  [Qi 2024, table 2, with B including W]
+                   and (p - m) W more with m < p: too few weight gradients to fill the gaps
     zbv            m max + (p - 1) (F + B - 3 W), at least 0  [Qi 2024, section 6]
-    dualpipe_v     m max + (p / 2 - 1) (F + B + B - 3 W), at least 0    [DeepSeek-V3, table 2]
+    dualpipe_v     m max + (p - 1) / 2 (F + B + B - 3 W), at least 0    [DeepSeek-V3, table 2; its P = 2 p stages of
+                   half a rank's layers each: (P / 2 - 1) of half the seconds]
+    V shapes take at least p (F + B - W): the first microbatch forth and back, which counts with few microbatches.
     """
     schedule = np.asarray(layout.schedule)
     pp, vpp, m = (column[..., 0] for column in _columns(layout))
     slowest = forward + backward
     fill = total - slowest
-    fill = np.where(schedule == Schedule.INTERLEAVED, fill / vpp, fill)
-    uneven = np.maximum(fill - (pp - 1.0) * slowest, 0.0)
-    h1 = np.maximum((pp - 1.0) * (slowest - 2.0 * weight), 0.0) + uneven
+    few = np.maximum(pp - m, 0.0)
+    fill = np.where(schedule == Schedule.INTERLEAVED, fill / vpp + few * slowest * (1.0 - 1.0 / vpp), fill)
+    h1 = np.maximum((pp - 1.0) * (slowest - 2.0 * weight) + few * weight, 0.0)
     fill = np.where(schedule == Schedule.ZB_H1, h1, fill)
-    v_shaped = np.maximum((pp - 1.0) * (slowest - 3.0 * weight), 0.0) + uneven
+    chain = np.maximum(pp * (slowest - weight) - m * slowest, 0.0)
+    v_shaped = np.maximum((pp - 1.0) * (slowest - 3.0 * weight), chain)
     fill = np.where(schedule == Schedule.ZBV, v_shaped, fill)
-    dual = np.maximum((pp / 2.0 - 1.0) * (slowest + backward - 3.0 * weight), 0.0) + uneven
+    dual = np.maximum((pp - 1.0) / 2.0 * (slowest + backward - 3.0 * weight), chain)
     fill = np.where(schedule == Schedule.DUALPIPE_V, dual, fill)
     return m * slowest + np.where(pp == 1, 0.0, fill)
 

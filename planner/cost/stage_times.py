@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
+from planner.cost.communication import hop_seconds
 from planner.cost.distinct import distinct
 from planner.cost.operators import Floats, Shard
 from planner.cost.memory import communicator_bytes, host_bytes, state_bytes
@@ -237,8 +238,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     if np.all(pp == 1):
         return np.zeros((len(layout), 1))
     whole = shard.tokens * workload.model.hidden_size * shard.element
-    two = np.where(pp > 1, 2.0, 1.0)
-    send = cluster.collective_time("send_recv", whole / shard.tp, two, strides(layout)["pp"])
+    send = hop_seconds(cluster, whole / shard.tp, pp, np.asarray(strides(layout)["pp"]))
     split = np.asarray(layout.sequence_parallel) == 1
     gather = np.where(split, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
     schedule = np.asarray(layout.schedule)

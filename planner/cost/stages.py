@@ -49,7 +49,7 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     given_last = np.broadcast_to(np.asarray(layout.last_stage_layers, dtype=float), (rows,))
     even = (total - given_first - given_last) / np.maximum(pp - (given_first > 0) - (given_last > 0), 1.0)
     first = np.where(given_first > 0, given_first, np.ceil(even))
-    last = np.where(given_last > 0, given_last, np.maximum(np.floor(even), total - (pp - 1) * np.ceil(even)))
+    last = np.where(given_last > 0, given_last, np.floor(even))
     single = pp == 1
     first, last = np.where(single, total, first), np.where(single, total, last)
     first = np.where((pp == 2) & (given_first == 0), total - last, first)

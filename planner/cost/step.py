@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -150,7 +151,7 @@ def _estimate_chunk(
         host_memory=priced.states.host.max(axis=-1),
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float) * workload.sequence_length / np.asarray(layout.num_gpus),
-        peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision)),
+        peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,
     )
@@ -184,8 +185,10 @@ def _stage_memory(
     }
 
 
-def _peak_dtype(precision: str) -> str:
-    """Precision whose dense peak is the denominator of mfu."""
+def _peak_dtype(precision: str, known: Collection[str]) -> str:
+    """Precision whose dense peak is the denominator of mfu; fp32 runs as tf32 where the device has it."""
+    if precision == "fp32" and "tf32" in known:
+        return "tf32"
     return {"fp16": "bf16", "mxfp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(precision, precision)
 
 

@@ -48,19 +48,20 @@ def actions(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...
 def _one_f_one_b(rank: int, pp: int, vpp: int, m: int) -> tuple[Action, ...]:
     """Warm-up forwards, then one forward and one backward in turn, then the rest.
 
-    Chunks are visited in groups of p microbatches; warm-up is p - i - 1 microbatches, with virtual stages
-    2 (p - i - 1) + (v - 1) p.  [Narayanan 2021, section 2.2; Megatron Core schedules]
+    Chunks are visited in groups of g microbatches; warm-up is p - i - 1 microbatches, with virtual stages
+    2 (p - i - 1) + (v - 1) g.  [Narayanan 2021, section 2.2; Megatron Core schedules]
+    g is p, or m / max(1, m // p) where p does not divide m  [torch.distributed.pipelining, ScheduleInterleaved1F1B].
     """
     total = m * vpp
+    width = m // max(1, m // pp) if vpp > 1 else m
 
     def chunk(number: int, backward: bool) -> Action:
-        group, within = divmod(number, pp * vpp)
-        width = min(pp, m - group * pp)  # the last group may hold fewer microbatches
-        virtual = within // width if width else 0
+        group, within = divmod(number, width * vpp)
+        virtual, place = divmod(within, width)
         virtual = vpp - 1 - virtual if backward else virtual
-        return virtual * pp + rank, "B" if backward else "F", group * pp + within % max(width, 1)
+        return virtual * pp + rank, "B" if backward else "F", group * width + place
 
-    warm = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * pp
+    warm = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * width
     warm = min(warm, total)
     order = [chunk(i, False) for i in range(warm)]
     for i in range(total - warm):
@@ -222,11 +223,11 @@ def walked_time(
 
     Every further p microbatches then add what the last p did.
     """
-    few = 2 * pp
-    if m > few + 2 * pp:
-        rest = (m - few) // pp
-        short = walked_time(schedule, pp, vpp, m - rest * pp, forward, backward, weight, send)
-        longer = walked_time(schedule, pp, vpp, m - (rest - 1) * pp, forward, backward, weight, send)
+    few, step = 2 * pp, m // max(1, m // pp) if schedule == Schedule.INTERLEAVED else pp
+    if m > few + 2 * step:
+        rest = (m - few) // step
+        short = walked_time(schedule, pp, vpp, m - rest * step, forward, backward, weight, send)
+        longer = walked_time(schedule, pp, vpp, m - (rest - 1) * step, forward, backward, weight, send)
         return short + rest * (longer - short)
     _, ends = _run(program(schedule, pp, vpp, m), pp, forward, backward, weight, send)
     return max(ends)

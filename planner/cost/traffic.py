@@ -49,8 +49,11 @@ def data_parallel(
 
     zero 0     all-reduce of the gradients once per step, beside the last backward pass
     zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
-    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass, with zero 3 and
-               more than the current units resident for every backward pass as well  [FSDP, arXiv 2304.11277, section 3]
+    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass where resident
+               weights are sharded (else once per step), with zero 3 for every backward pass as well
+               [FSDP, arXiv 2304.11277, section 3]
+    pipelines  once per step at every level: gathered weights and unsharded gradients stay between microbatches
+               [torch.distributed.pipelining, stage.backward_maybe_with_nosync]
 
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
     """
@@ -60,11 +63,10 @@ def data_parallel(
     def hide(time: Floats, window: Floats, name: str) -> Floats:
         return exposed(time, window, time / np.maximum(buckets, 1.0)) if name in trainer.overlap else time
 
-    gathered_once = (zero < 3) | (column(layout.pp) > 1)  # pipelines keep gathered weights between microbatches
-    backward_traffic = gradients + np.where(gathered_once, 0.0, weights)
-    passes = np.where(zero <= 1, 1.0, m)
-    gathers = np.where((zero <= 1) | (gathered_once & (zero >= 3)), 1.0, m) * (zero >= 1)
-    backward_traffic = np.where(zero <= 1, gradients, backward_traffic)
+    once = (zero <= 1) | (column(layout.pp) > 1)
+    backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
+    passes = np.where(once, 1.0, m)
+    gathers = np.where(once | (zero < trainer.weight_sharding_level), 1.0, m) * (zero >= 1)
     added = passes * hide(backward_traffic, backward, "gradients") + gathers * hide(weights, forward, "parameters")
     return added, passes * backward_traffic + gathers * weights - added
 
@@ -82,7 +84,7 @@ def reduce_and_gather(
     weights: Floats = np.zeros_like(parameters.dense)
     whole = (parameters.dense, parameters.expert)
     for learned, resident, group, distance in (
-        (trained[0], whole[0], dense_shard, column(stride["cp"])),
+        (trained[0], whole[0], dense_shard, np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"]))),
         (trained[1], whole[1], expert_shard, column(stride["edp"])),
     ):
         if not np.any(resident):
@@ -92,7 +94,7 @@ def reduce_and_gather(
         scattered = cluster.collective_time("reduce_scatter", size, group, distance)
         if np.any(replicas > 1):
             scattered = scattered + cluster.collective_time("all_reduce", size / group, replicas, distance * group)
-        gathered_size = np.where(zero >= 3, resident, learned) * trainer.gathered_weight_bytes
+        gathered_size = np.where(zero >= trainer.weight_sharding_level, resident, learned) * trainer.gathered_weight_bytes
         gradients = gradients + np.where(zero == 0, replicated, scattered)
         weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
     return gradients, np.where(zero == 0, 0.0, weights)
@@ -125,7 +127,9 @@ def optimizer_seconds(
         return on_gpu, np.zeros_like(on_gpu)
     moved = updated * host_share
     transfer = moved * (trainer.gradient_bytes + trainer.weight_bytes) / hardware.pcie_bandwidth
-    per_gpu = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / hardware.gpus_per_node
+    per_gpu = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / min(
+        hardware.gpus_per_node, cluster.num_gpus
+    )
     return on_gpu, np.maximum(transfer, moved * bytes_each / per_gpu)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console
@@ -10,12 +11,14 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.advice import Advice
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
 from planner.plan import Assumption, Plan, Prediction
 from planner.search import SAFE
+
+if TYPE_CHECKING:
+    from planner.advice import Advice
 
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
 COMPONENT_MARKS = "WGOAwfcx"

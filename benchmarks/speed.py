@@ -1,0 +1,108 @@
+"""How fast the planner is: whole processes against bare imports, searches, layouts per second. Ratios in one run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from planner.cluster import Cluster  # noqa: E402
+from planner.cost.step import estimate  # noqa: E402
+from planner.hardware import load_hardware  # noqa: E402
+from planner.model import load_model  # noqa: E402
+from planner.rules import Job, allowed  # noqa: E402
+from planner.search import Pins, search  # noqa: E402
+from planner.space import base_layouts, recompute_levers, stack  # noqa: E402
+from planner.trainer import load_trainer  # noqa: E402
+from planner.workload import Workload  # noqa: E402
+
+BARE = [sys.executable, "-c", "import numpy, yaml, click, rich"]
+PLAN = [sys.executable, "-m", "cli", "--model", "llama-70b", "--gpus", "8"]
+ACCURACY = [sys.executable, "-m", "cli", "accuracy", "--json"]
+JOBS = (("llama-405b", 16384, 8192, 2048), ("deepseek-v3", 2048, 4096, 15360), ("gpt-1t", 16384, 2048, 3072))
+
+
+def process_seconds(command: list[str], repeats: int) -> list[float]:
+    """CPU seconds (user and system) of a command and its children, each repeat."""
+    found = []
+    for _ in range(repeats):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return found
+
+
+def job(name: str, gpus: int, length: int, batch: int) -> Job:
+    workload = Workload(model=load_model(name), sequence_length=length, global_batch_size=batch)
+    cluster = Cluster(hardware=load_hardware("h100-sxm"), num_gpus=gpus)
+    return Job(workload=workload, cluster=cluster, trainer=load_trainer("megatron"))
+
+
+def layouts_per_second(one: Job, bare: float) -> tuple[float, float, int]:
+    """Fully priced layouts of a real search space, per second and per bare-import time."""
+    base = base_layouts(one, Pins())
+    legal = base.take(allowed(one, base))
+    layouts = stack([legal, *(lever.apply(legal, one.model) for lever in recompute_levers(one, Pins()))])
+    times = []
+    for _ in range(3):
+        started = time.process_time()
+        estimate(one.workload, one.cluster, one.trainer, layouts)
+        times.append(time.process_time() - started)
+    rate = len(layouts) / min(times)
+    return rate, rate * bare, len(layouts)
+
+
+def measure(repeats: int, accuracy: bool) -> dict[str, float]:
+    process_seconds(PLAN, 1)  # writes the byte code that an installed package has
+    bare = statistics.median(process_seconds(BARE, repeats))
+    figures = {"bare imports, CPU s": bare}
+    figures["plan llama-70b on 8 / bare imports"] = statistics.median(process_seconds(PLAN, repeats)) / bare
+    for name, gpus, length, batch in JOBS:
+        one = job(name, gpus, length, batch)
+        started = time.process_time()
+        finding = search(one)
+        spent = time.process_time() - started
+        figures[f"search {name} on {gpus}, CPU s"] = spent
+        figures[f"search {name} on {gpus} / bare imports"] = spent / bare
+        figures[f"search {name} on {gpus}, layouts of the space"] = finding.searched
+        figures[f"search {name} on {gpus}, layouts priced"] = finding.priced
+        rate, relative, count = layouts_per_second(one, bare)
+        figures[f"price {name} on {gpus}, layouts"] = count
+        figures[f"price {name} on {gpus}, layouts per CPU s"] = rate
+        figures[f"price {name} on {gpus}, layouts per bare imports"] = relative
+    figures["peak memory of the searches, GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    if accuracy:
+        spent = process_seconds(ACCURACY, 1)[0]
+        figures["accuracy over all runs, CPU s"] = spent
+        figures["accuracy over all runs / bare imports"] = spent / bare
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=7, help="repeats of the whole processes (default 7)")
+    parser.add_argument("--no-accuracy", action="store_true", help="leave out the accuracy command")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    options = parser.parse_args()
+    np.seterr(all="raise", under="ignore")
+    figures = measure(options.repeats, not options.no_accuracy)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return
+    for name, value in figures.items():
+        print(f"{name:60} {value:14,.3f}" if value < 1000 else f"{name:60} {value:14,.0f}")
+
+
+if __name__ == "__main__":
+    main()
