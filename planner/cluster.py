@@ -79,5 +79,5 @@ def strides(layout: Layout) -> dict[str, object]:
         "pp": np.where(pp_inside, tp * cp, np.where(ep_outside, tp * cp * dp // layout.ep, tp * cp * dp)),
         "etp": 1,
         "ep": np.where(ep_outside, layout.num_gpus // layout.ep, layout.etp),
-        "edp": np.where(ep_outside, layout.etp, layout.etp * layout.ep),
+        "edp": np.where(ep_outside, layout.etp, layout.etp * layout.ep * np.where(pp_inside, pp, 1)),
     }

@@ -72,9 +72,9 @@ def format_bytes(value: float) -> str:
 def format_seconds(value: float) -> str:
     """Seconds as text that ``parse`` reads back: 0.0123 -> '12.3 ms'."""
     if value >= 1:
-        return f"{value:.3g} s" if value < 1000 else f"{value:.0f} s"
+        return f"{value:.3g} s" if value < 999.5 else f"{value:.0f} s"
     if value >= 1e-3:
-        return f"{value * 1e3:.3g} ms"
+        return f"{value * 1e3:.3g} ms" if value < 0.9995 else "1 s"
     return f"{value * 1e6:.3g} us"
 
 

@@ -101,11 +101,12 @@ class Workload:
 
 
 def default_global_batch_size(model_parameters: float, sequence_length: int, num_gpus: int) -> int:
-    """A training-sized batch, in sequences: about 1M tokens for small models, 4M from 10B parameters, 16M from 300B.
+    """A training-sized batch, in sequences: about 1M tokens for small models, 4M from 3B parameters, 16M from 300B.
 
     The sizes that published pre-training runs use: GPT-3 0.5M-3.2M tokens [Brown 2020, table 2.1], Llama 2 and 3.1 8B
     4M, Llama 3.1 405B 16M [Dubey 2024, section 3.4.1], DeepSeek-V3 63M at its end. Rounded down to a power of two, so
-    that it divides by every common data parallel degree, and never fewer sequences than GPUs.
+    that it divides by every common data parallel degree, and, up to 4096 GPUs, never fewer sequences
+    than GPUs.
     """
     tokens = 2**20 if model_parameters < 3e9 else 2**22 if model_parameters < 300e9 else 2**24
     sequences = max(1, tokens // sequence_length)

@@ -78,7 +78,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(
             shard.batch, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q, attention.seq_kv, True,
-            pass_, "bf16", window, value_dim, shard.trainer.attention_kernel,
+            pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
     windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0
@@ -97,6 +97,13 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     pairs = (1.0 - windowed) * pairs + windowed * within
     flop = 2.0 * shard.batch * attention.heads * pairs * (model.head_dim + value_dim)
     return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
+
+
+def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:
+    """The trainer's kernel where the device has it; else the best, as torch picks cuDNN where flash attention 2 is absent."""
+    kernel = shard.trainer.attention_kernel
+    kinds = {kind for kind, _, _ in hardware.attention} | {*hardware.kernels.get("same_as_best", ())}
+    return kernel if kernel in kinds | {*hardware.kernels.get("slowdown", {})} else "best"
 
 
 def repeated(operator_module: int, shard: Shard) -> Floats:

@@ -1,0 +1,573 @@
+"""Floors 0 to 2: units, errors, library, layout, workload, trainer, cluster. Every sentence that a user may see."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from planner import library, units
+from planner.cluster import Cluster, strides
+from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
+from planner.hardware import HardwareProfile, load_hardware
+from planner.layout import (
+    BOOLEANS,
+    FIELDS,
+    LARGEST,
+    MAY_BE_ZERO,
+    NAMES,
+    Layout,
+    Module,
+    Order,
+    Schedule,
+    choice,
+    module_mask,
+    module_names,
+)
+from planner.model import load_model
+from planner.trainer import Trainer, load_trainer, trainer_from_dict
+from planner.workload import Workload, default_global_batch_size
+
+LLAMA = load_model("llama-3-8b")
+HUGE = 1 << 20_000
+"""An integer of more than 4300 digits, which Python refuses to write."""
+
+
+def sentence(call: Any, *arguments: Any, **named: Any) -> str:
+    """The sentence of the PlannerError that a call raises."""
+    with pytest.raises(PlannerError) as found:
+        call(*arguments, **named)
+    return str(found.value)
+
+
+# ------------------------------------------------------------------------------------------------ units
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "value"),
+    [
+        ("79.6 GiB", "bytes", 79.6 * 2**30),
+        ("80 GB", "bytes", 80e9),
+        ("1 KiB", "bytes", 1024.0),
+        ("1 kB", "bytes", 1000.0),
+        ("512B", "bytes", 512.0),
+        ("400 Gb/s", "bytes/s", 5e10),
+        ("400 GB/s", "bytes/s", 4e11),
+        ("1 GiB/s", "bytes/s", 2.0**30),
+        ("3.35 TB/s", "bytes/s", 3.35e12),
+        ("989.4 TFLOP/s", "FLOP/s", 9.894e14),
+        (" 2.5e1 us ", "seconds", 2.5e-5),
+        ("2 min", "seconds", 120.0),
+        (".7 kW", "watts", 700.0),
+        ("2.69 USD/h", "USD/h", 2.69),
+        ("4M", "tokens", 4e6),
+        ("8Ki", "tokens", 8192.0),
+        (4096, "tokens", 4096.0),
+        ("0 B", "bytes", 0.0),
+    ],
+)
+def test_parse(text: object, dimension: str, value: float) -> None:
+    assert units.parse(text, dimension) == pytest.approx(value, rel=1e-15)
+
+
+@pytest.mark.parametrize(
+    ("text", "dimension", "message"),
+    [
+        ("80", "bytes", "memory: '80' has no unit; write it like 79.6 GiB"),
+        (80, "bytes", "memory: '80' has no unit; write it like 79.6 GiB"),
+        ("80 Gb", "bytes", "memory: '80 Gb' has the unit 'Gb', which does not measure bytes; write it like 79.6 GiB"),
+        ("80 gb/s", "bytes/s", "memory: '80 gb/s' has the unit 'gb/s', which does not measure bytes/s; write it like "
+         "400 Gb/s or 3.35 TB/s"),
+        ("1 Gib/s", "bytes/s", "memory: '1 Gib/s' has the unit 'Gib/s', which does not measure bytes/s; write it like "
+         "400 Gb/s or 3.35 TB/s"),
+        ("fast", "FLOP/s", "memory: 'fast' is not a quantity; write it like 989.4 TFLOP/s"),
+        ("", "seconds", "memory: '' is not a quantity; write it like 2.5 us"),
+        (True, "tokens", "memory: 'True' is not a quantity; write it like 4M"),
+        (None, "watts", "memory: 'None' is not a quantity; write it like 700 W"),
+        ([1], "USD/h", "memory: '[1]' is not a quantity; write it like 2.69 USD/h"),
+        ("1,5 GiB", "bytes", "memory: '1,5 GiB' is not a quantity; write it like 79.6 GiB"),
+        (HUGE, "tokens", "memory: 'a int that is far too large' is not a quantity; write it like 4M"),
+        ("-1 GiB", "bytes", "memory: '-1 GiB' must be finite and not negative"),
+        ("1e400 B", "bytes", "memory: '1e400 B' must be finite and not negative"),
+    ],
+)  # fmt: skip
+def test_parse_refuses(text: object, dimension: str, message: str) -> None:
+    assert sentence(units.parse, text, dimension, what="memory") == message
+
+
+@given(st.floats(0.0, 1e18))
+def test_bytes_round_trip(value: float) -> None:
+    again = units.parse(units.format_bytes(value), "bytes")
+    assert again == pytest.approx(value, rel=5.01e-4, abs=0.51)
+
+
+@given(st.floats(1e-12, 1e9))
+def test_seconds_round_trip(value: float) -> None:
+    text = units.format_seconds(value)
+    assert units.parse(text, "seconds") == pytest.approx(value, rel=5.01e-3)
+    assert "e+" not in text
+
+
+@given(st.floats(1.0, 9.999e15))
+def test_count_round_trip(value: float) -> None:
+    assert units.parse(units.format_count(value), "tokens") == pytest.approx(value, rel=5.01e-4)
+
+
+# ------------------------------------------------------------------------------------------------ errors
+
+
+def test_nearest_first() -> None:
+    assert nearest_first("h100", ["mi300x", "a100-sxm-80gb", "h100-sxm"])[0] == "h100-sxm"
+    assert nearest_first("X", ["b", "a"]) == ["a", "b"]
+    assert str(UnknownNameError("trainer", "megatrn", ["fsdp", "megatron"])) == (
+        "unknown trainer 'megatrn'; known, nearest first: megatron, fsdp"
+    )
+    assert isinstance(UnknownNameError("a", "b", []), PlannerError)
+
+
+def test_shown() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    assert (shown("a"), shown(1.5), shown(loop)) == ("'a'", "1.5", "[[...]]")
+    assert shown("x" * 100) == "'" + "x" * 56 + "..."
+    assert shown([HUGE]) == "a list that is far too large"
+
+
+# ------------------------------------------------------------------------------------------------ library
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a: 1\nb: [1, 2\nc: 3\n", "{path} line 3: did not find expected ',' or ']'"),
+        (b"a: 1\n b: 2\n", "{path} line 2: mapping values are not allowed in this context"),
+        (b'name: x\ntext: "cut off', '{path} line 2: found unexpected end of stream'),
+        (b"- 1\n- 2\n", "{path}: expected a mapping of keys to values, found list"),
+        (b"", "{path}: expected a mapping of keys to values, found NoneType"),
+        (b"just text", "{path}: expected a mapping of keys to values, found str"),
+        (b"day: 2024-13-45", "{path}: not valid YAML (month must be in 1..12)"),
+        (b"a: \x00", "{path}: not YAML"),
+    ],
+)
+def test_broken_yaml_says_where(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_bytes(content)
+    assert sentence(library.read_yaml, path) == message.format(path=path)
+
+
+@pytest.mark.parametrize("content", [b"\x89PNG\r\n\xff\xfe", bytes(range(256)), b"a: !!int ''", b"!!timestamp no",
+                                     b"a: !!bool x", b"a: " + b"9" * 5000, b"a: " + b"[" * 5000])  # fmt: skip
+def test_no_file_is_a_traceback(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "odd.yaml"
+    path.write_bytes(content)
+    assert sentence(library.read_yaml, path).startswith(str(path))
+
+
+def test_files_that_are_not_there(tmp_path: Path) -> None:
+    assert sentence(library.read_yaml, tmp_path / "no.yaml").startswith(f"{tmp_path / 'no.yaml'}: cannot be read (")
+    assert sentence(library.find, "trainers", "mine.yaml") == "no such file: mine.yaml"
+    assert sentence(library.find, "hardware", "h100-sxn").startswith(
+        "unknown hardware 'h100-sxn'; known, nearest first: h100-sxm, "
+    )
+    assert sentence(library.find, "trainers", "x" * 5000).startswith("unknown trainer")
+    assert "cannot be read (File name too long)" in sentence(library.find, "trainers", f"./{'x' * 5000}")
+    assert library.find("trainers", "megatron").is_file()
+    assert set(library.names("trainers")) >= {"megatron", "torchtitan", "deepspeed"}
+
+
+@given(st.dictionaries(st.text(max_size=8), st.one_of(st.integers(), st.text(max_size=8), st.booleans()), max_size=4))
+def test_dump_reads_back(data: dict[str, Any]) -> None:
+    assert yaml.safe_load(library.dump_yaml(data)) == data
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
+def test_an_interrupted_write_leaves_the_old_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop: BaseException
+) -> None:
+    path = tmp_path / "plan.yaml"
+    library.write_whole(path, "old")
+
+    def fail(*_: object) -> None:
+        raise stop
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises((KeyboardInterrupt, PlannerError)) as found:
+            library.write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert [one.name for one in tmp_path.iterdir()] == ["plan.yaml"]
+    if isinstance(stop, OSError):
+        assert str(found.value) == f"{path}: cannot be written (No space left on device)"
+
+
+def test_write_whole_refuses(tmp_path: Path) -> None:
+    missing = tmp_path / "no" / "plan.yaml"
+    assert sentence(library.write_whole, missing, "x") == f"{missing}: cannot be written (No such file or directory)"
+    assert sentence(library.write_whole, tmp_path / "half.yaml", "\ud800").endswith("(surrogates not allowed)")
+    assert "cannot be written" in sentence(library.write_whole, tmp_path / ("y" * 250), "x")
+    assert list(tmp_path.iterdir()) == []
+    library.write_whole(tmp_path / "a.yaml", "x")
+    plain = tmp_path / "plain"
+    plain.touch()
+    assert (tmp_path / "a.yaml").stat().st_mode == plain.stat().st_mode  # readable by whom the user's umask allows
+
+
+# ------------------------------------------------------------------------------------------------ layout
+
+
+def one_field(name: str) -> st.SearchStrategy[int]:
+    """Any legal value of a field of Layout."""
+    if name in NAMES:
+        return st.sampled_from(sorted(NAMES[name]))
+    if name == "recompute_modules":
+        return st.integers(0, 2 * max(Module) - 1)
+    if name in BOOLEANS:
+        return st.integers(0, 1)
+    most = {"zero": 3, "offload_optimizer": 100}.get(name, LARGEST)
+    return st.integers(0 if name in MAY_BE_ZERO else 1, most)
+
+
+layouts = st.fixed_dictionaries({name: one_field(name) for name in FIELDS}).map(lambda values: Layout(**values))
+
+
+@given(layouts)
+def test_layout_round_trip(layout: Layout) -> None:
+    data = layout.to_dict()
+    assert Layout.from_dict(data) == layout
+    assert Layout.from_dict(yaml.safe_load(library.dump_yaml(data))) == layout
+
+
+@given(st.lists(layouts, min_size=1, max_size=5), st.integers(0, 4))
+def test_columns_are_rows(many: list[Layout], number: int) -> None:
+    stacked = Layout.stack(many)
+    number %= len(many)
+    assert len(stacked) == len(many)
+    assert stacked.row(number) == many[number]
+    assert stacked.take(np.array([number])).row(0) == many[number]
+    for name in ("num_gpus", "edp", "shard", "global_batch_size"):
+        assert int(np.asarray(getattr(stacked, name))[number]) == int(np.asarray(getattr(many[number], name)))
+
+
+def test_layout_names() -> None:
+    assert module_names(module_mask("mlp, norm,")) == ["norm", "mlp"]
+    assert module_mask(["core_attention", "moe"]) == Module.CORE_ATTENTION | Module.MOE
+    assert choice("schedule", "zbv") == Schedule.ZBV
+    assert len(Layout()) == 1 and len(Layout(tp=np.array([1, 2, 4]))) == 3
+    assert Layout(dp=8).replace(dp_shard=4).shard == 4 and Layout(dp=8).shard == 8
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"tpp": 2}, "layout: unknown key 'tpp'; nearest: vpp"),
+        ({"microbatch_size": 2}, "layout: unknown key 'microbatch_size'; nearest: micro_batch_size"),
+        ({3: 2}, "layout: unknown key '3'; nearest: "),
+        ({"tp": "2"}, "layout: tp is '2'; it must be a whole number from 1 to 16777216"),
+        ({"tp": 2.0}, "layout: tp is 2.0; it must be a whole number from 1 to 16777216"),
+        ({"tp": True}, "layout: tp is True; it must be a whole number from 1 to 16777216"),
+        ({"pp": 0}, "layout: pp is 0; it must be a whole number from 1 to 16777216"),
+        ({"dp": LARGEST + 1}, "layout: dp is 16777217; it must be a whole number from 1 to 16777216"),
+        ({"cp": HUGE}, "layout: cp is a int that is far too large; it must be a whole number from 1 to 16777216"),
+        ({"zero": 4}, "layout: zero is 4; it must be a whole number from 0 to 3"),
+        ({"offload_optimizer": 101}, "layout: offload_optimizer is 101; it must be a whole number from 0 to 100"),
+        ({"sequence_parallel": 1}, "layout: sequence_parallel is 1; write true or false"),
+        ({"schedule": "2f2b"}, "layout: schedule '2f2b' is not one of gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, dualpipe_v"),
+        ({"recompute": 2}, "layout: recompute '2' is not one of none, selective, full"),
+        ({"cp_method": ["ring"]}, "layout: cp_method '['ring']' is not one of ring, a2a, allgather"),
+        ({"recompute_modules": ["nrm"]}, "layout: recompute_modules: unknown module 'nrm'; known: core_attention, norm, "
+         "mlp_activation, mlp, moe, mla_up_projection, shared_experts"),
+        ({"recompute_modules": 3}, "layout: recompute_modules must be a list of core_attention, norm, mlp_activation, mlp, "
+         "moe, mla_up_projection, shared_experts"),
+        ([1], "layout: expected a mapping of keys to values, found list"),
+    ],
+)  # fmt: skip
+def test_layout_refuses(data: Any, message: str) -> None:
+    assert sentence(Layout.from_dict, data).startswith(message)
+
+
+# ------------------------------------------------------------------------------------------------ workload
+
+
+def test_workload_round_trip() -> None:
+    job = Workload(model=LLAMA, sequence_length=8192, global_batch_size=512, precision="fp8", lora_rank=8)
+    assert Workload.from_dict(job.to_dict()) == job
+    assert job.tokens == 8192 * 512
+    assert job.replace(optimizer="sgd").optimizer == "sgd"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sequence_length": 0}, "sequence_length is 0; it must be a whole number from 1 to 134217728"),
+        ({"sequence_length": True}, "sequence_length is True; it must be a whole number from 1 to 134217728"),
+        ({"global_batch_size": 2.5}, "global_batch_size is 2.5; it must be a whole number from 1 to 16777216"),
+        ({"global_batch_size": HUGE}, "global_batch_size is a int that is far too large; it must be a whole number"),
+        ({"precision": "bf61"}, "unknown precision 'bf61'; known, nearest first: bf16, "),
+        ({"precision": ["bf16"]}, "precision is ['bf16']; it must be a text"),
+        ({"optimizer": "adamw"}, "unknown optimizer 'adamw'; known, nearest first: adam, "),
+        ({"optimizer": None}, "optimizer is None; it must be a text"),
+        ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number from 0 to 65536"),
+        ({"expert_imbalance": 0.5}, "expert_imbalance is 0.5; it must lie between 1 and 1024"),
+        ({"expert_imbalance": float("nan")}, "expert_imbalance is nan; it must lie between 1 and 1024"),
+        ({"expert_imbalance": True}, "expert_imbalance is True; it must lie between 1 and 1024"),
+        ({"sequence_len": 1}, "unknown key 'sequence_len'; nearest: sequence_length"),
+        ({"model": "llama-3-8b"}, "model must be a mapping of its sizes"),
+        ({"model": {"name": "x"}}, "model: missing num_layers"),
+    ],
+)
+def test_workload_refuses(change: dict[str, Any], message: str) -> None:
+    data = Workload(model=LLAMA, sequence_length=8192, global_batch_size=512).to_dict() | change
+    assert sentence(Workload.from_dict, data).startswith(f"workload: {message}")
+
+
+def test_workload_needs_its_keys() -> None:
+    data = Workload(model=LLAMA, sequence_length=8192, global_batch_size=512).to_dict()
+    for key in ("model", "sequence_length", "global_batch_size"):
+        cut = {name: value for name, value in data.items() if name != key}
+        assert sentence(Workload.from_dict, cut, where="a.yaml") == f"a.yaml: missing key '{key}'"
+    assert sentence(Workload.from_dict, None) == "workload: expected a mapping of keys to values, found NoneType"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "length", "gpus", "batch"),
+    [
+        (1e9, 8192, 8, 128),  # 1M tokens
+        (8e9, 8192, 8, 512),  # 4M tokens
+        (405e9, 8192, 16384, 2048),  # 16M tokens
+        (8e9, 131072, 256, 256),  # not fewer sequences than GPUs
+        (8e9, 3000, 1, 1024),  # a power of two below 4M tokens
+        (8e9, 2**25, 3, 4),
+    ],
+)
+def test_default_global_batch_size(parameters: float, length: int, gpus: int, batch: int) -> None:
+    assert default_global_batch_size(parameters, length, gpus) == batch
+
+
+# ------------------------------------------------------------------------------------------------ trainer
+
+
+def trainer_data(name: str = "megatron") -> dict[str, Any]:
+    """A whole trainer file, bases joined."""
+    data: dict[str, Any] = {}
+    path: Path | None = library.find("trainers", name)
+    while path is not None:
+        found = library.read_yaml(path)
+        base = found.pop("extends", None)
+        data = {**found, **data}
+        path = library.find("trainers", base) if base else None
+    return {**data, "name": name}
+
+
+@pytest.mark.parametrize("name", library.names("trainers"))
+def test_trainer_of_the_library(name: str) -> None:
+    trainer = load_trainer(name)
+    assert trainer == trainer_from_dict(trainer_data(name), where=name)
+    assert trainer.title and trainer.source
+    assert set(trainer.zero_with_pp) <= set(trainer.zero)
+    assert set(trainer.optimizers) <= set(trainer.optimizer_bytes)
+    assert ("selective" in trainer.recompute) == bool(trainer.recompute_modules)
+    assert bool(trainer.schedules)
+    assert trainer.replace(tp=False).tp is False
+
+
+def test_trainer_extends(tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("extends: megatron\nhost_time: 3 us\n")
+    mine = load_trainer(str(tmp_path / "mine.yaml"))
+    assert mine == load_trainer("megatron").replace(name="mine", host_time=3e-6)
+    loop = tmp_path / "loop.yaml"
+    loop.write_text(f"extends: {loop}\n")
+    assert sentence(load_trainer, str(loop)) == (
+        f"{loop}: extends is {str(loop)!r}; it must name one trainer, at most four levels deep"
+    )
+    loop.write_text("extends: [megatron]\n")
+    assert "extends is ['megatron']; it must name one trainer" in sentence(load_trainer, str(loop))
+    loop.write_text("extends: megatorn\n")
+    assert sentence(load_trainer, str(loop)).startswith("unknown trainer 'megatorn'; known, nearest first: megatron")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"host_tme": "3 us"}, "t: unknown key 'host_tme'; nearest: host_time"),
+        ({"tp": 1}, "t: tp is 1; it must be true or false"),
+        ({"title": 3}, "t: title is 3; it must be a text"),
+        ({"attention": "fast"}, "t: attention is 'fast'; it must be one of flash, unfused"),
+        ({"schedules": "1f1b"}, "t: schedules is '1f1b'; it must be a list"),
+        ({"schedules": [1]}, "t: schedules is [1]; it must be a list of str values"),
+        ({"schedules": ["2f2b"]}, "t: schedules is ['2f2b']; it must be a list of gpipe, 1f1b, "),
+        ({"overlap": ["tps"]}, "t: overlap is ['tps']; it must be a list of tp_backward, tp, "),
+        ({"zero": [True]}, "t: zero is [True]; it must be a list of int values"),
+        ({"zero": [4]}, "t: zero is [4]; it must be a list of zero levels from 0 to 3"),
+        ({"optimizer_bytes": {"adam": "12"}}, "t: optimizer_bytes is {'adam': '12'}; it must be a mapping of optimizer to"),
+        ({"optimizer_bytes": {"adam": 12}}, "t: optimizer_bytes has no 'adam_bf16', which optimizers lists"),
+        ({"host_time": 7}, "t: host_time: '7' has no unit; write it like 2.5 us"),
+        ({"norm_passes": -1}, "t: norm_passes is -1; it must be a number that is not negative"),
+        ({"norm_passes": float("nan")}, "t: norm_passes is nan; it must be a number that is not negative"),
+        ({"sequence_divisor": 1.5}, "t: sequence_divisor is 1.5; it must be a whole number"),
+        ({"bucket_parameters": 0}, "t: bucket_parameters is 0; it must be above 0"),
+        ({"memory_error": 0.0}, "t: memory_error is 0.0; it must be above 0"),
+    ],
+)
+def test_trainer_refuses(change: dict[str, Any], message: str) -> None:
+    assert sentence(trainer_from_dict, trainer_data() | change, where="t").startswith(message)
+
+
+def test_trainer_needs_every_key() -> None:
+    data = trainer_data()
+    for key in data:
+        cut = {name: value for name, value in data.items() if name != key}
+        assert sentence(trainer_from_dict, cut, where="t") == f"t: missing key '{key}'"
+    assert sentence(trainer_from_dict, 3, where="t") == "t: expected a mapping of keys to values, found int"
+
+
+# ------------------------------------------------------------------------------------------------ any data at all
+
+scalars = st.one_of(
+    st.none(), st.booleans(), st.integers(-3, 2**30), st.just(HUGE), st.floats(), st.text(max_size=12),
+    st.sampled_from(["adam", "bf16", "1f1b", "ring", "3 us", "none", "mlp,norm"]), st.just(datetime.date(2026, 1, 1)),
+)  # fmt: skip
+anything = st.recursive(
+    scalars,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(scalars.filter(lambda x: x == x), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def some_of(data: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Data whose keys are mostly right, some values replaced by anything; or anything at all."""
+    changed = st.dictionaries(st.sampled_from(sorted(data)) | st.text(max_size=6), anything, max_size=3)
+    removed = st.sets(st.sampled_from(sorted(data)), max_size=1)
+    whole = st.tuples(changed, removed).map(
+        lambda pair: {key: value for key, value in (data | pair[0]).items() if key not in pair[1]}
+    )
+    return whole | anything
+
+
+MEGATRON = trainer_data()
+JOB = Workload(model=LLAMA, sequence_length=8192, global_batch_size=512).to_dict()
+
+
+@settings(max_examples=400, deadline=None)
+@given(some_of(Layout().to_dict()), some_of(JOB), some_of(MEGATRON), anything, st.sampled_from(sorted(units._UNITS)))
+def test_only_planner_errors_come_out(layout: Any, workload: Any, trainer: Any, text: Any, dimension: str) -> None:
+    for read in (
+        lambda: Layout.from_dict(layout),
+        lambda: Workload.from_dict(workload),
+        lambda: trainer_from_dict(trainer, where="fuzz"),
+        lambda: units.parse(text, dimension),
+    ):
+        try:
+            result = read()
+        except PlannerError as error:
+            assert str(error).strip()
+        else:
+            assert isinstance(result, (Layout, Workload, Trainer, float))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet="0123456789.eE+- GMKTkiBbFLOPs/hUSDnu", max_size=14), st.sampled_from(sorted(units._UNITS)))
+def test_parse_of_near_misses(text: str, dimension: str) -> None:
+    try:
+        value = units.parse(text, dimension)
+    except PlannerError:
+        return
+    assert np.isfinite(value) and value >= 0
+
+
+# ------------------------------------------------------------------------------------------------ cluster
+
+
+def members(rank: int, size: int, stride: int) -> set[int]:
+    """Ranks of the group of ``size`` ranks, ``stride`` apart, that holds one rank."""
+    start = rank - rank // stride % size * stride
+    return {start + i * stride for i in range(size)}
+
+
+def test_rank_groups_worked_by_hand() -> None:
+    """Megatron, 64 GPUs, TP 4, CP 2, PP 2, EP 8, ETP 1, order tp-cp-ep-dp-pp."""
+    layout = Layout(tp=4, cp=2, pp=2, dp=4, ep=8, etp=1)
+    assert (layout.num_gpus, layout.edp) == (64, 4)
+    stride = {name: int(np.asarray(value)) for name, value in strides(layout).items()}
+    assert members(0, 8, stride["ep"]) == {0, 1, 2, 3, 4, 5, 6, 7}
+    assert members(5, 4, stride["tp"]) == {4, 5, 6, 7}
+    assert members(1, 2, stride["cp"]) == {1, 5}
+    assert members(5, 4, stride["dp"]) == {5, 13, 21, 29}
+    assert members(5, 2, stride["pp"]) == {5, 37}
+    assert members(0, 4, stride["edp"]) == {0, 8, 16, 24}
+    assert members(3, 1, stride["etp"]) == {3}
+
+
+@given(st.lists(st.sampled_from([1, 2, 3, 4]), min_size=4, max_size=4), st.integers(0, 10**6))
+def test_strides_are_those_of_the_rank_grid(degrees: list[int], rank: int) -> None:
+    tp, cp, dp, pp = degrees
+    rank %= tp * cp * dp * pp
+    axes = {Order.TP_CP_EP_DP_PP: ("pp", "dp", "cp", "tp"), Order.TP_CP_EP_PP_DP: ("dp", "pp", "cp", "tp")}
+    for order, names in axes.items():
+        layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, order=int(order), ep=tp * cp)
+        shape = [getattr(layout, name) for name in names]
+        grid = np.arange(layout.num_gpus).reshape(shape)
+        where = np.unravel_index(rank, shape)
+        found = strides(layout)
+        for axis, name in enumerate(names):
+            line = tuple(slice(None) if i == axis else int(at) for i, at in enumerate(where))
+            if shape[axis] > 1:
+                assert members(rank, shape[axis], int(np.asarray(found[name]))) == set(grid[line].tolist())
+        if dp > 1:  # experts on all of tp x cp: expert replicas are the data parallel ones
+            assert int(np.asarray(found["edp"])) == int(np.asarray(found["dp"]))
+
+
+H100 = load_hardware("h100-sxm")
+
+
+def profile(name: str) -> HardwareProfile:
+    return load_hardware(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "stride", "inside"),
+    [
+        ("h100-sxm", 8, 1, 8),  # a node
+        ("h100-sxm", 4, 2, 4),
+        ("h100-sxm", 2, 8, 1),  # one rank in each node
+        ("h100-sxm", 4, 4, 2),
+        ("h100-sxm", 16, 1, 8),
+        ("gb200-nvl72", 64, 1, 64),  # a rack
+        ("gb200-nvl72", 8, 16, 4),
+        ("l40s", 8, 1, 8),  # PCIe inside the node
+        ("l40s", 16, 1, 8),
+    ],
+)
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "all_to_all", "send_recv"])
+def test_a_group_uses_the_link_it_spans(op: str, name: str, n: int, stride: int, inside: int) -> None:
+    hardware, size = load_hardware(name), 2.0**26
+    cluster = Cluster(hardware=hardware, num_gpus=1024)
+    assert int(cluster.ranks_per_domain(n, stride)) == inside
+    expected = hardware.scale_up_time(op, size, n) if inside >= n else hardware.scale_out_time(op, size, n, inside)
+    assert float(cluster.collective_time(op, size, n, stride)) == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_columns_of_groups_are_their_single_times() -> None:
+    cluster = Cluster(hardware=H100, num_gpus=1024)
+    n, stride = np.array([1, 2, 8, 8, 16, 64]), np.array([1, 1, 1, 8, 1, 16])
+    size = np.array([1e6, 1e3, 1e8, 1e8, 1e9, 0.0])
+    column = cluster.collective_time("all_reduce", size, n, stride)
+    single = [float(cluster.collective_time("all_reduce", *row)) for row in zip(size, n, stride, strict=True)]
+    assert column.tolist() == pytest.approx(single, rel=1e-12)
+    assert column[0] == 0.0 and column[-1] == 0.0
+    assert column[3] > column[2]  # the network is slower than NVLink
+
+
+def test_cluster_size() -> None:
+    assert Cluster(hardware=H100, num_gpus=20).num_nodes == 3
+    for gpus in (0, -1, 2.0, True, "8", HUGE):
+        assert sentence(Cluster, hardware=H100, num_gpus=gpus) == (
+            f"the number of GPUs is {shown(gpus)}; it must be a whole number from 1 to 2097152"
+        )
