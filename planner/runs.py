@@ -19,7 +19,7 @@ from typing import Any
 from planner import library, units
 from planner import model as models
 from planner.cluster import Cluster
-from planner.cost.parameters import count_parameters
+from planner.cost.parameters import active_parameters, total_parameters
 from planner.errors import PlannerError, nearest_first
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
@@ -765,12 +765,7 @@ def _lora_rank(row: Row, entry: Mapping[str, Any]) -> int:
 
 def _matmul(model: ModelSpec) -> float:
     """Parameters that multiply each token: layers with the active experts, and the head; no embedding table."""
-    counts = count_parameters(model)
-    active = counts.expert * model.top_k + counts.shared_experts + counts.router if model.is_moe else 0.0
-    attention = counts.attention_sharded + counts.attention_replicated
-    mlp = counts.mlp_sharded + counts.mlp_replicated
-    layers = model.num_layers * attention + model.num_plain_layers * mlp + model.num_moe_layers * active
-    return float(layers + model.hidden_size * model.vocab_size)
+    return active_parameters(model, input_embedding=False)
 
 
 def _core(model: ModelSpec, length: int) -> float:
@@ -785,7 +780,7 @@ def _narayanan(model: ModelSpec, length: int) -> float:
 
 
 def _palm(model: ModelSpec, length: int) -> float:
-    return 6.0 * total_parameters(model) + _core(model, length)
+    return 6.0 * active_parameters(model) + _core(model, length)
 
 
 def _causal(model: ModelSpec, length: int) -> float:
@@ -798,7 +793,7 @@ def _full(model: ModelSpec, length: int) -> float:
 
 FORMULAS: dict[str, tuple[str, Callable[[ModelSpec, int], float]]] = {
     "narayanan": ("72 L h^2 (1 + s/6h + V/12Lh); recompute counted: 96 L h^2 (1 + s/6h + V/16Lh) [SC'21 eq. 3]", _narayanan),
-    "palm": ("6 N + 12 L a d s, N with the embedding [PaLM, appendix B]", _palm),
+    "palm": ("6 N + 12 L a d s, N active, with the embedding [PaLM, appendix B]", _palm),
     "causal": ("6 N_matmul + 6 L a d s: half of the attention square", _causal),
     "full": ("6 N_matmul + 12 L a d s: the whole attention square", _full),
 }

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from planner.cost.exact import refine
-from planner.cost.step import Estimate, estimate
+from planner.cost.step import CHUNK, Estimate, estimate
 from planner.layout import FIELDS, Layout
 from planner.rules import Job, allowed, refusals
 from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers, stack
@@ -18,7 +18,7 @@ SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
 FINALISTS = 2
 """Layouts that go to the timeline, for every one that is asked for."""
-PIECE = 1 << 16
+PIECE = CHUNK
 """Candidates priced between two looks at the bound."""
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
 """Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""

@@ -9,7 +9,8 @@ import numpy as np
 
 from planner.cluster import Cluster
 from planner.cost.operators import Floats
-from planner.cost.stage_times import PricedStages, StageTable
+from planner.cost.stage_times import StageTable, StageTimes
+from planner.cost.stages import Stages
 from planner.cost.step import Estimate
 from planner.cost.timeline import walked_time
 from planner.layout import Layout, Schedule
@@ -41,10 +42,9 @@ def stage_layers(num_layers: int, layout: Layout) -> list[int]:
     return ([first] if first else []) + middle + ([last] if last else [])
 
 
-def durations(workload: Workload, layout: Layout, priced: PricedStages) -> StageDurations:
+def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTimes) -> StageDurations:
     """Durations of all stages of one layout: a rank's layers in equal chunks, the embedding in the first chunk, the
     head in the last; each pass ends with the send to the next stage."""
-    times, stages = priced.times, priced.stages
     layers = np.array(stage_layers(workload.model.num_layers, layout), dtype=float)
     layers[-1] += workload.model.mtp_layers  # [stages.split_stages: prediction modules sit on the last stage]
     pp, vpp = int(layout.pp), chunks(layout)
@@ -78,14 +78,15 @@ def refine(
         if int(layout.pp) == 1:
             refined.append(one)
             continue
-        priced = table.take(slice(row, row + 1))
-        stage = durations(workload, layout, priced)
-        send = 0.0 if "pipeline" in trainer.overlap else float(priced.send[0, 0]) / chunks(layout)
+        stage = durations(workload, layout, *table.content(row))
+        shared = table.take(slice(row, row + 1))
+        sends = float(shared.send[0])
+        send = 0.0 if "pipeline" in trainer.overlap else sends / chunks(layout)
         walked = walked_time(
             int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
             stage.forward + send, stage.backward + send, stage.weight,
         )  # fmt: skip
-        waiting = float(priced.times.of_slowest("waiting")[0]) * int(layout.num_microbatches)
+        waiting = float(shared.of_slowest("waiting")[0]) * int(layout.num_microbatches)
         busy = sum(float(one.time[part][0]) for part in _BUSY) + waiting
         refined.append(dataclasses.replace(one, time={**one.time, "bubble": np.array([max(walked - busy, 0.0)])}))
     return refined

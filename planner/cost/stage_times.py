@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +12,10 @@ from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
 from planner.cost.communication import hop_seconds
 from planner.cost.distinct import distinct
+from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, workspace_bytes
 from planner.cost.operators import Floats, Shard
-from planner.cost.memory import communicator_bytes, host_bytes, state_bytes
 from planner.cost.schedule import in_flight
-from planner.cost.stages import StageParameters, Stages, split_stages, stage_parameters, stage_positions
+from planner.cost.stages import Stages, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import TRAFFIC_FIELDS, activation_offload, column, optimizer_seconds, reduce_and_gather
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
@@ -62,32 +61,29 @@ class StageTimes:
     working: Floats
     """Bytes of one layer that recompute brings back."""
 
-    def of_slowest(self, name: str) -> Floats:
-        return self.slowest[:, SLOWEST.index(name)]
-
-    def take(self, rows: NDArray[np.intp]) -> StageTimes:
-        return StageTimes(**{f.name: getattr(self, f.name)[rows] for f in dataclasses.fields(self)})
-
 
 @dataclass(frozen=True, kw_only=True)
-class PricedStages:
-    """Everything about stages that many candidates share, priced once; ``take`` gathers it for some of them."""
+class Gathered:
+    """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
+    operations with a column of N are then contiguous, several times faster than with the stages last."""
 
-    stages: Stages
-    times: StageTimes
-    parameters: StageParameters
+    slowest: Floats
+    """Seconds per microbatch of the slowest stage, (len(SLOWEST), N)."""
+    forward: Floats
+    """Seconds per microbatch and stage."""
+    backward: Floats
+    """Seconds per microbatch and stage."""
     send: Floats
-    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N, 1)."""
-    states: States
-    """Model states and their traffic."""
+    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+    stored: Floats
+    """Bytes that wait for the backward pass, per microbatch in flight."""
+    resident: Floats
+    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
+    transient: Floats
+    """Bytes of the larger of the loss and one layer that recompute brings back."""
     in_flight: Floats
-    """Microbatches that wait for their backward pass at the peak, (N, 3)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class States:
-    """Model states of one rank of each stage, bytes and seconds, all (N, 3)."""
-
+    """Microbatches that wait for their backward pass at the peak."""
+    workspace: Floats
     weights: Floats
     gradients: Floats
     optimizer_states: Floats
@@ -99,10 +95,15 @@ class States:
     """Seconds to reduce all gradients once."""
     gather: Floats
     """Seconds to gather all weights once."""
+    buckets: Floats
+    """Gradient buckets, at least one."""
     optimizer: Floats
     """Seconds of the update on the GPU."""
     offload: Floats
     """Seconds of transfers and update of offloaded states."""
+
+    def of_slowest(self, name: str) -> Floats:
+        return self.slowest[SLOWEST.index(name)]
 
 
 class StageTable:
@@ -111,45 +112,85 @@ class StageTable:
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> None:
         v_shaped = np.isin(np.asarray(layout.schedule), (Schedule.ZBV, Schedule.DUALPIPE_V)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
-        contents, self._content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
-        self._stages = split_stages(workload.model, contents)
+        contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
+        stages = split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        self._times = _stage_times(cluster, trainer, contents, self._stages, blocks)
-        self._parameters = stage_parameters(workload, contents, self._stages)
-        sends, self._send_rows = distinct(layout, SEND_FIELDS)
-        self._send = _send_seconds(workload, cluster, trainer, sends)
-        groups, self._group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
-        self._states = _states(workload, cluster, trainer, groups)
-        flights, self._flight_rows = distinct(layout, FLIGHT_FIELDS)
-        self._in_flight = in_flight(flights, stage_positions(flights))
+        times = _stage_times(cluster, trainer, contents, stages, blocks)
+        sends, send_rows = distinct(layout, SEND_FIELDS)
+        groups, group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
+        spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
+        flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
+        self._content = contents, content_rows, stages, times
+        self._tables: list[tuple[dict[str, Floats], NDArray[np.intp]]] = [
+            (_content_columns(contents, stages, times), content_rows),
+            ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
+            (_state_columns(workload, cluster, trainer, groups), group_rows),
+            ({"workspace": _stages_first(_workspace(workload, cluster, trainer, spaces))}, space_rows),
+            ({"in_flight": _stages_first(in_flight(flights, stage_positions(flights)))}, flight_rows),
+        ]
 
-    def take(self, rows: slice) -> PricedStages:
-        content = self._content_rows[rows]
-        return PricedStages(
-            stages=_gather(self._stages, content),
-            times=self._times.take(content),
-            parameters=_gather(self._parameters, content),
-            send=self._send[self._send_rows[rows]],
-            states=_gather(self._states, self._group_rows[rows]),
-            in_flight=self._in_flight[self._flight_rows[rows]],
-        )
+    def take(self, rows: slice) -> Gathered:
+        """Everything of some candidates."""
+        columns = {}
+        for table, numbers in self._tables:
+            some = numbers[rows]
+            columns |= {name: values.take(some, axis=-1) for name, values in table.items()}
+        return Gathered(**columns)
+
+    def content(self, row: int) -> tuple[Stages, StageTimes]:
+        """Contents and times of the stages of one candidate, arrays of shape (1, 3)."""
+        _, rows, stages, times = self._content
+        return tuple(
+            type(one)(**{f.name: getattr(one, f.name)[rows[row : row + 1]] for f in dataclasses.fields(one)})
+            for one in (stages, times)
+        )  # type: ignore[return-value]
 
 
-def _states(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> States:
+def _stages_first(values: Floats) -> Floats:
+    """(K, 3) or (K, 1) as a contiguous (3, K)."""
+    return np.ascontiguousarray(np.broadcast_to(values, (len(values), 3)).T)
+
+
+def _content_columns(layout: Layout, stages: Stages, times: StageTimes) -> dict[str, Floats]:
+    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
+    layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
+    return {
+        "slowest": np.ascontiguousarray(times.slowest.T),
+        "forward": _stages_first(times.forward),
+        "backward": _stages_first(times.backward),
+        "stored": _stages_first(times.saved + times.embedding_saved),
+        "resident": _stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
+        "transient": _stages_first(np.maximum(times.working, times.loss)),
+    }
+
+
+def _state_columns(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> dict[str, Floats]:
     parameters = stage_parameters(workload, layout, split_stages(workload.model, layout))
     reduce, gather = reduce_and_gather(workload, cluster, trainer, layout, parameters)
     optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
-    each = np.ones((1, 3))
-    return States(
+    buckets = np.maximum((parameters.dense + parameters.expert) / trainer.bucket_parameters, 1.0)
+    columns = {
         **state_bytes(workload, trainer, layout, parameters),
-        host=host_bytes(workload, trainer, layout, parameters),
-        buffers=communicator_bytes(cluster, layout) * each,
-        reduce=reduce, gather=gather, optimizer=optimizer, offload=offload,
+        "host": host_bytes(workload, trainer, layout, parameters),
+        "buffers": communicator_bytes(cluster, layout),
+        "reduce": reduce, "gather": gather, "buckets": buckets, "optimizer": optimizer, "offload": offload,
+    }  # fmt: skip
+    return {name: _stages_first(values) for name, values in columns.items()}
+
+
+def _space_fields(trainer: Trainer) -> tuple[str, ...]:
+    """Fields that decide the workspace; the number of microbatches only where each has its buffers."""
+    fields = (
+        "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
+        "last_stage_layers",
     )  # fmt: skip
+    return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
 
 
-def _gather(value: Any, rows: NDArray[np.intp]) -> Any:
-    return type(value)(**{f.name: getattr(value, f.name)[rows] for f in dataclasses.fields(value)})
+def _workspace(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
+    stages = split_stages(workload.model, layout)
+    parameters = stage_parameters(workload, layout, stages)
+    return workspace_bytes(workload, cluster, trainer, layout, stages, parameters)
 
 
 def _stage_times(
@@ -228,7 +269,7 @@ def _stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Float
 
 
 def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
-    """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N, 1).
+    """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N,).
 
     T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather
     the whole inside the node.  [Narayanan 2021, section 4.1]
@@ -236,7 +277,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     pp = np.asarray(layout.pp, dtype=float)
     if np.all(pp == 1):
-        return np.zeros((len(layout), 1))
+        return np.zeros(len(layout))
     whole = shard.tokens * workload.model.hidden_size * shard.element
     send = hop_seconds(cluster, whole / shard.tp, pp, np.asarray(strides(layout)["pp"]))
     split = np.asarray(layout.sequence_parallel) == 1
@@ -244,4 +285,4 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     schedule = np.asarray(layout.schedule)
     passes = np.where(schedule == Schedule.INTERLEAVED, np.asarray(layout.vpp, dtype=float), 1.0)
     passes = np.where((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V), 2.0, passes)
-    return (np.where(pp > 1, send + gather, 0.0) * passes)[..., None]
+    return np.where(pp > 1, send + gather, 0.0) * passes

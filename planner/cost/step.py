@@ -6,14 +6,15 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from planner.cluster import Cluster
-from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED, workspace_bytes
+from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.operators import Floats
 from planner.cost.schedule import pipeline_time
-from planner.cost.stage_times import SLOWEST, PricedStages, StageTable
-from planner.cost.traffic import column, data_parallel
-from planner.layout import Layout, Recompute
+from planner.cost.stage_times import SLOWEST, Gathered, StageTable
+from planner.cost.traffic import data_parallel
+from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -24,7 +25,7 @@ PARTS = (
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
 """Communication that runs beside computation, in seconds per step; not part of the step time."""
-CHUNK = 16384
+CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
 
@@ -136,19 +137,18 @@ def join(pieces: list[Estimate]) -> Estimate:
 
 
 def _estimate_chunk(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
-    memory = _stage_memory(workload, cluster, trainer, layout, priced)
-    time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
-    peak = sum(memory.values())
-    worst = np.argmax(peak, axis=-1)
-    rows = np.arange(len(worst))
+    memory = _stage_memory(trainer, priced)
+    time, hidden, flop = _step_parts(workload, trainer, layout, priced)
+    context = cluster.hardware.context_memory
+    worst = _largest(sum(memory.values()))
     return Estimate(
         time=time,
         hidden=hidden,
-        memory={name: part[rows, worst] for name, part in memory.items()},
+        memory={**{name: _pick(part, worst) for name, part in memory.items()}, "context": np.full(len(worst), context)},
         stage=worst.astype(float),
-        host_memory=priced.states.host.max(axis=-1),
+        host_memory=np.maximum(np.maximum(priced.host[0], priced.host[1]), priced.host[2]),
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float) * workload.sequence_length / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
@@ -157,31 +157,33 @@ def _estimate_chunk(
     )
 
 
-def _stage_memory(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
-) -> dict[str, Floats]:
-    """Peak bytes of each stage by component, (N, 3).
+def _largest(values: Floats) -> NDArray[np.intp]:
+    """Which of the three stages has the largest value: (3, N) to (N,). Three comparisons beat argmax over an axis of 3."""
+    first, middle, last = values
+    worst = (middle > first).astype(np.intp)
+    return np.where(last > np.maximum(first, middle), 2, worst)
+
+
+def _pick(values: Floats, stage: NDArray[np.intp]) -> Floats:
+    """The value of one stage for each candidate: (3, N) to (N,)."""
+    return values.ravel().take(stage * values.shape[1] + np.arange(values.shape[1]))
+
+
+def _stage_memory(trainer: Trainer, priced: Gathered) -> dict[str, Floats]:
+    """Peak bytes of each stage by component but for the context, (3, N).
 
     Activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).
     """
-    stages, times, flight = priced.stages, priced.times, priced.in_flight
-    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
-    if np.any(offloaded):  # two layers' inputs stay on the GPU, the others wait on the host
-        resident = np.minimum(flight, 2.0 / np.maximum(stages.dense + stages.moe, 2.0))
-        flight = np.where(offloaded, resident, flight)
-    activations = flight * (times.saved + times.embedding_saved) + np.maximum(times.working, times.loss)
-    workspace = workspace_bytes(workload, cluster, trainer, layout, stages, priced.parameters)
-    states = priced.states
-    allocated = states.weights + states.gradients + states.optimizer_states + activations + workspace
+    activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
+    allocated = priced.weights + priced.gradients + priced.optimizer_states + activations + priced.workspace
     return {
-        "weights": states.weights,
-        "gradients": states.gradients,
-        "optimizer_states": states.optimizer_states,
+        "weights": priced.weights,
+        "gradients": priced.gradients,
+        "optimizer_states": priced.optimizer_states,
         "activations": activations,
-        "workspace": workspace,
+        "workspace": priced.workspace,
         "fragmentation": trainer.fragmentation * allocated,
-        "communication_buffers": states.buffers,
-        "context": np.full_like(activations, cluster.hardware.context_memory),
+        "communication_buffers": priced.buffers,
     }
 
 
@@ -193,31 +195,29 @@ def _peak_dtype(precision: str, known: Collection[str]) -> str:
 
 
 def _step_parts(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: PricedStages
+    workload: Workload, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
     Also hidden communication by kind, and model FLOP of one GPU: forward, and twice that backward (once when only
     adapters are trained), averaged over the stages.
     """
-    times, states = priced.times, priced.states
     m = np.asarray(layout.num_microbatches, dtype=float)
-    slowest = {name: times.of_slowest(name) for name in SLOWEST}
-    sent = 2.0 * priced.send[:, 0]
+    slowest = {name: priced.of_slowest(name) for name in SLOWEST}
+    sent = 2.0 * priced.send
     exposed_send = sent if "pipeline" not in trainer.overlap else np.zeros_like(sent)
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
-    window = (times.forward + exposed_send[:, None] / 2.0, times.backward + exposed_send[:, None] / 2.0)
-    exposed, hidden = data_parallel(trainer, layout, priced.parameters, states.reduce, states.gather, *window)
-    end = np.argmax(exposed + states.optimizer + states.offload, axis=-1)
-    rows = np.arange(len(end))
+    window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
+    exposed, hidden = data_parallel(trainer, layout, priced.buckets, priced.reduce, priced.gather, *window)
+    end = _largest(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,
         "bubble": idle,
-        "data_communication": exposed[rows, end],
-        "optimizer": states.optimizer[rows, end],
-        "offload": states.offload[rows, end] + m * slowest["waiting"],
+        "data_communication": _pick(exposed, end),
+        "optimizer": _pick(priced.optimizer, end),
+        "offload": _pick(priced.offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.step_overhead),
     }
     concealed = {
@@ -225,7 +225,7 @@ def _step_parts(
         "context": m * slowest["context_hidden"],
         "expert": m * slowest["expert_hidden"],
         "pipeline": m * (sent - exposed_send),
-        "data": hidden[rows, end],
+        "data": _pick(hidden, end),
     }
     return time, concealed, slowest["flop"] * m * (3.0 if workload.lora_rank == 0 else 2.0)
 

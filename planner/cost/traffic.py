@@ -39,10 +39,10 @@ def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple
 
 
 def data_parallel(
-    trainer: Trainer, layout: Layout, parameters: StageParameters, gradients: Floats, weights: Floats,
-    forward: Floats, backward: Floats,
+    trainer: Trainer, layout: Layout, buckets: Floats, gradients: Floats, weights: Floats, forward: Floats,
+    backward: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
-    """Exposed and hidden seconds per step of gradients and weights, each (N, 3).
+    """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
 
     ``gradients`` and ``weights`` are seconds to reduce and to gather a stage once, ``forward`` and ``backward`` seconds
     per microbatch: what traffic hides behind.
@@ -57,13 +57,12 @@ def data_parallel(
 
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
     """
-    zero, m = column(layout.zero), column(layout.num_microbatches)
-    buckets = np.maximum(parameters.dense + parameters.expert, 1.0) / trainer.bucket_parameters
+    zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
 
     def hide(time: Floats, window: Floats, name: str) -> Floats:
-        return exposed(time, window, time / np.maximum(buckets, 1.0)) if name in trainer.overlap else time
+        return exposed(time, window, time / buckets) if name in trainer.overlap else time
 
-    once = (zero <= 1) | (column(layout.pp) > 1)
+    once = (zero <= 1) | (np.asarray(layout.pp) > 1)
     backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
     passes = np.where(once, 1.0, m)
     gathers = np.where(once | (zero < trainer.weight_sharding_level), 1.0, m) * (zero >= 1)
