@@ -169,6 +169,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     resolved = resolve(Request(**{name: value for name, value in _request_fields(flags).items() if value is not None}))
     with _progress("searching"):
         finding = run_search(resolved.job, pins, top)
+    _require_legal(resolved, finding)
     plans = _plans(resolved, finding)
     advice = _advice(resolved, finding, pins, flags) if not finding.fit else []
     if as_json:
@@ -201,6 +202,19 @@ _REQUEST_FLAGS = (
     "model", "hardware", "trainer", "sequence_length", "global_batch_size", "precision", "optimizer", "lora_rank",
     "expert_imbalance", "network_bandwidth",
 )  # fmt: skip
+
+
+def _require_legal(resolved: ResolvedJob, finding: Finding) -> None:
+    """Raise PlannerError when no layout meets the rules, with the rules that refuse most."""
+    if finding.layouts:
+        return
+    job = resolved.job
+    refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
+    raise PlannerError(
+        f"none of the {finding.searched} layouts is legal for {job.model.name} on {job.cluster.num_gpus} GPUs with trainer "
+        f"{job.trainer.name}; rules that refuse most: {refused or 'the pinned degrees leave no layout'}; unpin a degree, or "
+        "change the number of GPUs or the batch"
+    )
 
 
 def _layout_values(flags: dict[str, Any]) -> dict[str, int]:
@@ -248,9 +262,6 @@ def _plans(resolved: ResolvedJob, finding: Finding) -> list[Plan]:
 
 def _advice(resolved: ResolvedJob, finding: Finding, pins: Any, flags: dict[str, Any]) -> list[Any]:
     from planner.advice import advise
-
-    if not finding.legal:
-        return []
 
     def command(**changes: Any) -> str:
         return _command_line({**flags, **changes})
@@ -321,13 +332,6 @@ def _print_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, ad
         f"{job.workload.optimizer}, trainer {job.trainer.name}"
     )
     console.print(table.assumptions_table(resolved.assumptions))
-    if not plans:
-        refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
-        raise PlannerError(
-            f"none of the {finding.searched} layouts is legal for {model.name} on {job.cluster.num_gpus} GPUs with trainer "
-            f"{job.trainer.name}; rules that refuse most: {refused or 'the pinned degrees leave no layout'}; unpin a degree, or "
-            "change the number of GPUs or the batch"
-        )
     console.print(table.plans_table(plans, finding.fit))
     first = plans[0]
     if finding.fit:

@@ -25,7 +25,12 @@ COMPONENT_TEXT = {
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout in one line, as flags are named; what is at its default is left out."""
+    """A layout in one line: degrees and levers."""
+    return ", ".join([degrees_text(layout), *levers(layout)])
+
+
+def degrees_text(layout: Layout) -> str:
+    """The degrees of a layout, as flags are named; what is at its default is left out."""
     words = [f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "cp", "ep", "etp") if _shown(layout, name)]
     words += [f"vpp {layout.vpp}"] if layout.vpp != 1 else []
     words += [f"b {layout.micro_batch_size}", f"m {layout.num_microbatches}"]
@@ -35,7 +40,7 @@ def layout_text(layout: Layout) -> str:
     words += [NAMES["schedule"][int(layout.schedule)]] if layout.pp != 1 and layout.vpp == 1 else []
     if layout.first_stage_layers or layout.last_stage_layers:
         words.append(f"ends {layout.first_stage_layers or 'even'}/{layout.last_stage_layers or 'even'} layers")
-    return ", ".join([*words, *levers(layout)])
+    return ", ".join(words)
 
 
 def _shown(layout: Layout, name: str) -> bool:

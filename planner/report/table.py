@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS
-from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
+from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, levers
 from planner.plan import Assumption, Plan, Prediction
 from planner.search import SAFE
 
@@ -54,13 +54,17 @@ def plans_table(plans: list[Plan], fit: bool) -> Table:
     title = "Best plans" if fit else "Closest attempts (none fits)"
     table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
     table.add_column("#", justify="right")
-    table.add_column("layout", overflow="fold", min_width=24, ratio=1)
-    for heading in ("step", "tokens/s/GPU", "MFU", "bubble", "exposed comm.", "memory (worst stage)", "runs out"):
-        table.add_column(heading, justify="right", overflow="fold")
+    table.add_column("layout", overflow="fold", min_width=16)
+    table.add_column("to save memory", overflow="fold")
+    for heading in ("step", "tokens/s/GPU", "MFU", "bubble"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    table.add_column("exposed comm.", overflow="fold")
+    table.add_column("memory of worst stage", justify="right", overflow="fold")
+    table.add_column("runs out", justify="right", no_wrap=True)
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
         table.add_row(
-            str(number), layout_text(plan.layout), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
+            str(number), degrees_text(plan.layout), ", ".join(levers(plan.layout)) or "-", seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
             percent(one.mfu), percent(one.bubble_share), exposed_text(one),
             f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB",
             Text(percent(one.out_of_memory_probability), style="green" if one.out_of_memory_probability <= SAFE else "red"),

@@ -1,0 +1,24 @@
+"""What several test files need."""
+
+from __future__ import annotations
+
+import pytest
+from click.testing import CliRunner, Result
+
+import cli
+
+
+@pytest.fixture(autouse=True)
+def no_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests give the same answer on a machine with a GPU."""
+    monkeypatch.setattr("planner.detect.shutil.which", lambda _: None)
+
+
+@pytest.fixture
+def run():
+    """Runs the command line in this process: run("--model", "llama-8b", ...) -> click's Result."""
+
+    def invoke(*arguments: str) -> Result:
+        return CliRunner().invoke(cli.main, list(arguments), prog_name="plan")
+
+    return invoke

@@ -1,0 +1,279 @@
+"""The shape of the code: who may import whom, what starts fast, where units live, and that the docs name what exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner import library
+from planner.trainer import Trainer, load_trainer
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "planner"
+
+# Modules from the ground up: a module imports from lines above its own only. Modules of one line do not know each other;
+# a name that ends in a dot is a package, whose modules may. Numbers are the floors of the picture in the README.
+FLOORS: tuple[tuple[int, str], ...] = (
+    (0, "errors"),
+    (0, "units library detect"),
+    (1, "layout curves hugging_face"),
+    (1, "model hardware trainer"),
+    (2, "workload cluster"),
+    (3, "rules cost.parameters cost.operators cost.distinct"),
+    (3, "space cost.compute cost.schedule cost.timeline"),
+    (3, "cost.communication cost.stages"),
+    (3, "cost.blocks cost.traffic"),
+    (3, "cost.memory"),
+    (3, "cost.stage_times"),
+    (3, "cost.step"),
+    (3, "cost.exact"),
+    (4, "plan"),
+    (5, "search defaults runs"),
+    (5, "explain explicit accuracy calibrate"),
+    (5, "advice"),
+    (5, "export. report. profiler. validator."),
+    (6, "cli"),
+)
+HEAVY = ("torch", "scipy", "matplotlib")
+MAY_USE_TORCH = ("profiler.", "validator.")
+UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
+FACTORS_OUTSIDE_UNITS = {
+    "curves.py": 4,  # tables of profiles hold microseconds
+    "advice.py": 1,  # per million tokens
+    "report/table.py": 1,
+    "report/library.py": 3,
+    "defaults.py": 1,
+}
+"""Unit factors outside units.py, and how many: may shrink, not grow."""
+
+
+# ------------------------------------------------------------------------------------------------ modules and imports
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the package, and the command line, by dotted name without ``planner.``."""
+    found = {
+        ".".join(path.relative_to(PACKAGE).with_suffix("").parts): path
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if path.name != "__init__.py" or ast.parse(path.read_text()).body[1:]
+    }
+    if (ROOT / "cli.py").is_file():
+        found["cli"] = ROOT / "cli.py"
+    return {name.removesuffix(".__init__"): path for name, path in found.items()}
+
+
+MODULES = modules()
+
+
+@cache
+def tree(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports(path: Path, *, top: bool = False) -> set[str]:
+    """Dotted names that a file imports; with ``top`` only those that run when it is imported."""
+    found: set[str] = set()
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module or "")
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+        if top and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            return
+        if top and isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+
+    visit(tree(path))
+    return found
+
+
+def shelf(module: str) -> int:
+    """Number of the line of FLOORS that holds a module."""
+    for number, (_, line) in enumerate(FLOORS):
+        for entry in line.split():
+            if module == entry or (entry.endswith(".") and f"{module}.".startswith(entry)):
+                return number
+    raise AssertionError(f"planner module '{module}' stands on no floor; add it to FLOORS (and to the README's picture)")
+
+
+def test_floors_rise() -> None:
+    floors = [floor for floor, _ in FLOORS]
+    assert floors == sorted(floors)
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_imports_go_down(module: str) -> None:
+    mine = shelf(module)
+    package = module.split(".")[0]
+    for name in imports(MODULES[module]):
+        other = name.removeprefix("planner.")
+        if not name.startswith("planner.") or other not in MODULES:
+            continue
+        same_package = f"{package}." in FLOORS[mine][1].split() and other.startswith(f"{package}.")
+        assert shelf(other) < mine or same_package or other == module, (
+            f"{module} imports {other}, which does not stand below it"
+        )
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_heavy_imports_stay_outside(module: str) -> None:
+    path = MODULES[module]
+    roots = {name.split(".")[0] for name in imports(path)}
+    at_import = {name.split(".")[0] for name in imports(path, top=True)}
+    if not f"{module}.".startswith(MAY_USE_TORCH):
+        assert "torch" not in roots, f"only {', '.join(MAY_USE_TORCH)} may import torch"
+        assert not at_import & set(HEAVY), f"{module} imports {at_import & set(HEAVY)} at module level"
+    assert "click" not in roots or module == "cli", "only cli.py imports click"
+    assert "tests" not in roots and "tools" not in roots
+
+
+def test_the_command_line_starts_light() -> None:
+    entry = "cli" if "cli" in MODULES else "planner.search"
+    code = f"import sys, {entry}; print([name for name in {(*HEAVY, 'huggingface_hub')!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "[]"
+
+
+# ------------------------------------------------------------------------------------------------ habits
+
+
+def is_unit_factor(node: ast.expr) -> bool:
+    """1e9, 1024, 2**30, 1000.0**3, 1 << 30: a number that turns one unit into another."""
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, (int, float)) and float(node.value) in UNIT_FACTORS
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift)):
+        base, power = node.left, node.right
+        if isinstance(base, ast.Constant) and isinstance(power, ast.Constant):
+            value = base.value << power.value if isinstance(node.op, ast.LShift) else base.value**power.value
+            return float(value) in UNIT_FACTORS
+    return False
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_unit_factors_live_in_units(module: str) -> None:
+    """Factors are what multiplies or divides; limits such as 2**24 and addresses of bits are none."""
+    path = MODULES[module]
+    found = [
+        f"line {node.lineno}: {ast.unparse(node)}"
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Div, ast.FloorDiv))
+        if is_unit_factor(node.left) or is_unit_factor(node.right)
+    ]
+    name = path.relative_to(PACKAGE).as_posix() if path.is_relative_to(PACKAGE) else path.name
+    if name != "units.py":
+        assert len(found) <= FACTORS_OUTSIDE_UNITS.get(name, 0), f"{name}: use planner.units: {found}"
+
+
+@pytest.mark.parametrize("path", [*PACKAGE.rglob("*.py"), *ROOT.glob("cli.py")], ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_everything_public_has_a_docstring(path: Path) -> None:
+    missing = [] if ast.get_docstring(tree(path)) else ["the module"]
+
+    def visit(node: Any, inside: str) -> None:
+        for child in node.body:
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)) and not child.name.startswith("_"):
+                if not ast.get_docstring(child):
+                    missing.append(f"{inside}{child.name}")
+                if isinstance(child, ast.ClassDef):
+                    visit(child, f"{child.name}.")
+
+    visit(tree(path), "")
+    assert not missing, f"without a docstring: {', '.join(missing)}"
+
+
+# ------------------------------------------------------------------------------------------------ docs
+
+NAMED = re.compile(r"`?(planner/[\w/]+\.py|cli\.py):([A-Za-z_][\w.]*)")
+DOCS = sorted((ROOT / "docs").glob("*.md"))
+
+
+def defined(path: Path) -> set[str]:
+    """Functions, classes, methods and constants of a file, as ``name`` or ``Class.name``."""
+    names: set[str] = set()
+
+    def visit(node: Any, inside: str) -> None:
+        for child in node.body:
+            if isinstance(child, (ast.FunctionDef, ast.ClassDef)):
+                names.add(inside + child.name)
+                if isinstance(child, ast.ClassDef):
+                    visit(child, f"{child.name}.")
+            elif isinstance(child, ast.Assign):
+                names.update(inside + target.id for target in child.targets if isinstance(target, ast.Name))
+            elif isinstance(child, ast.AnnAssign) and isinstance(child.target, ast.Name):
+                names.add(inside + child.target.id)
+
+    visit(tree(path), "")
+    return names
+
+
+@pytest.mark.parametrize("document", DOCS, ids=lambda path: path.name)
+def test_docs_name_what_exists(document: Path) -> None:
+    for file, name in NAMED.findall(document.read_text()):
+        assert (ROOT / file).is_file(), f"{document.name} names {file}, which does not exist"
+        assert name.rstrip(".") in defined(ROOT / file), f"{document.name} names {file}:{name}, which does not exist"
+
+
+def test_cost_model_page_names_every_formula() -> None:
+    text = (ROOT / "docs" / "cost-model.md").read_text()
+    named = {(file, name.rstrip(".").split(".")[0]) for file, name in NAMED.findall(text)}
+    for module, path in MODULES.items():
+        if not module.startswith("cost."):
+            continue
+        file = path.relative_to(ROOT).as_posix()
+        for node in tree(path).body:
+            if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):
+                assert (file, node.name) in named, f"docs/cost-model.md does not say what {file}:{node.name} computes"
+
+
+# ------------------------------------------------------------------------------------------------ data files
+
+
+class _NoRepeats(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Refuses a key that is given twice: YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """The mapping of a node."""
+        keys = Counter(key.value for key, _ in node.value)
+        repeated = [key for key, count in keys.items() if count > 1]
+        assert not repeated, f"{node.start_mark}: given twice: {repeated}"
+        return super().construct_mapping(node, deep)
+
+
+@pytest.mark.parametrize("kind", ["hardware", "models", "trainers", "runs"])
+def test_data_files_give_no_key_twice(kind: str) -> None:
+    for name in library.names(kind):
+        yaml.load(library.find(kind, name).read_text(encoding="utf-8"), Loader=_NoRepeats)
+
+
+@pytest.mark.parametrize("name", library.names("trainers"))
+def test_trainer_file_is_sourced(name: str) -> None:
+    path = library.find("trainers", name)
+    text, data = path.read_text(encoding="utf-8"), library.read_yaml(path)
+    assert load_trainer(name).name == name
+    assert set(data) - {"extends"} <= set(Trainer.__dataclass_fields__)
+    assert text.startswith("# "), "says in its first line what it describes"
+    # Each key's figure comes from the file's own source, or from a comment on its line or above its block.
+    unsourced = []
+    for block in text.split("\n\n"):
+        lines = block.splitlines()
+        commented = any(line.startswith("# ") for line in lines)
+        unsourced += [
+            line.split(":")[0] for line in lines if re.match(r"\w+:", line) and not commented and "  # " not in line
+        ]
+    assert data.get("source") or not unsourced, f"without a source: {unsourced}"
+    assert data.get("title") and len(str(data.get("source", ""))) > 10
