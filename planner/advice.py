@@ -39,6 +39,7 @@ class Advice:
     """At the profile's first price; None without one."""
 
     def to_dict(self) -> dict[str, object]:
+        """Plain data for --json."""
         return vars(self)
 
 

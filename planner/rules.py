@@ -29,6 +29,7 @@ class Job:
 
     @property
     def model(self) -> ModelSpec:
+        """The model of the workload."""
         return self.workload.model
 
 

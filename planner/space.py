@@ -163,6 +163,7 @@ class Lever:
     """Part of each stage's layers under full recompute; 1 = all."""
 
     def apply(self, layout: Layout, model: ModelSpec) -> Layout:
+        """The layouts with this lever pulled."""
         layers = np.maximum(model.num_layers // np.maximum(np.asarray(layout.pp), 1), 1)
         covered = np.maximum(np.round(layers * self.recompute_layers_share), 1).astype(np.int64)
         return layout.replace(

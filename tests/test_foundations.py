@@ -237,7 +237,8 @@ def one_field(name: str, largest: int = LARGEST) -> st.SearchStrategy[int]:
 
 def some_layouts(largest: int) -> st.SearchStrategy[Layout]:
     """Any legal layout, no value above ``largest``."""
-    return st.fixed_dictionaries({name: one_field(name, largest) for name in FIELDS}).map(lambda values: Layout(**values))
+    fields = {name: one_field(name, largest) for name in FIELDS}
+    return st.fixed_dictionaries(fields).map(lambda values: Layout(**values))
 
 
 layouts = some_layouts(LARGEST)
@@ -284,7 +285,7 @@ def test_layout_names() -> None:
         ({"zero": 4}, "layout: zero is 4; it must be a whole number from 0 to 3"),
         ({"offload_optimizer": 101}, "layout: offload_optimizer is 101; it must be a whole number from 0 to 100"),
         ({"sequence_parallel": 1}, "layout: sequence_parallel is 1; write true or false"),
-        ({"schedule": "2f2b"}, "layout: schedule '2f2b' is not one of gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv, dualp"),
+        ({"schedule": "2f2b"}, "layout: schedule '2f2b' is not one of gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv"),
         ({"recompute": 2}, "layout: recompute '2' is not one of none, selective, full"),
         ({"cp_method": ["ring"]}, "layout: cp_method '['ring']' is not one of ring, a2a, allgather"),
         ({"recompute_modules": ["nrm"]}, "layout: recompute_modules: unknown module 'nrm'; known: core_attention, "

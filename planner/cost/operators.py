@@ -122,26 +122,32 @@ class Shard:
 
     @property
     def model(self) -> ModelSpec:
+        """The model of the workload."""
         return self.workload.model
 
     @cached_property
     def tp(self) -> Floats:
+        """t."""
         return np.asarray(self.layout.tp, dtype=float)
 
     @cached_property
     def cp(self) -> Floats:
+        """c."""
         return np.asarray(self.layout.cp, dtype=float)
 
     @cached_property
     def ep(self) -> Floats:
+        """e."""
         return np.asarray(self.layout.ep, dtype=float)
 
     @cached_property
     def etp(self) -> Floats:
+        """Tensor parallel degree of the experts."""
         return np.asarray(self.layout.etp, dtype=float)
 
     @cached_property
     def batch(self) -> Floats:
+        """b."""
         return np.asarray(self.layout.micro_batch_size, dtype=float)
 
     @cached_property

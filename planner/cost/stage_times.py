@@ -103,6 +103,7 @@ class Gathered:
     """Seconds of transfers and update of offloaded states."""
 
     def of_slowest(self, name: str) -> Floats:
+        """One column of ``slowest``, by its name in SLOWEST."""
         return self.slowest[SLOWEST.index(name)]
 
 

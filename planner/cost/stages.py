@@ -104,6 +104,7 @@ class StageParameters:
 
     @property
     def all(self) -> Floats:
+        """Parameters of one rank, experts included."""
         return self.dense + self.expert
 
 

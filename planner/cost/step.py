@@ -85,6 +85,7 @@ class Estimate:
 
     @property
     def tokens_per_second_per_gpu(self) -> Floats:
+        """Throughput of one GPU."""
         return self.tokens / self.step_time
 
     @property
