@@ -83,7 +83,7 @@ def predict(runs: Sequence[Run]) -> list[Predicted]:
 
 
 def _group(run: Run) -> tuple[object, ...]:
-    """What one call of the cost model shares. Profiles, trainers and models are built once each, so identity will do."""
+    """What one call of the cost model shares; profiles, trainers and models are built once each: identity will do."""
     workload, cluster = run.workload, run.cluster
     assert workload is not None and cluster is not None
     shared = (workload.sequence_length, workload.precision, workload.optimizer, workload.lora_rank)

@@ -26,7 +26,9 @@ class Cluster:
 
     def __post_init__(self) -> None:
         if isinstance(self.num_gpus, bool) or not isinstance(self.num_gpus, int) or not 1 <= self.num_gpus <= 2**21:
-            raise PlannerError(f"the number of GPUs is {shown(self.num_gpus)}; it must be a whole number from 1 to {2**21}")
+            raise PlannerError(
+                f"the number of GPUs is {shown(self.num_gpus)}; it must be a whole number from 1 to {2**21}"
+            )
 
     @property
     def num_nodes(self) -> int:
@@ -49,7 +51,7 @@ class Cluster:
         return ranks
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
-        """Seconds of one collective of a group of ``n`` ranks ``stride`` apart; ``size`` bytes as nccl-tests counts them.
+        """Seconds of one collective of ``n`` ranks ``stride`` apart; ``size`` bytes as nccl-tests counts them.
 
         The group uses the local link when it fits in a scale-up domain, else every domain's share of the network: the
         ``domain / stride`` members inside one domain own that many of its NICs. Zero for n = 1.

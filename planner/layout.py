@@ -252,7 +252,8 @@ def _read_field(key: str, value: Any, where: str) -> int:
     if key in NAMES:
         return choice(key, value, where=where)
     if key == "recompute_modules":
-        if not isinstance(value, (list, str)) or (isinstance(value, list) and not all(isinstance(v, str) for v in value)):
+        named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
+        if not named:
             raise PlannerError(f"{where}: recompute_modules must be a list of {', '.join(MODULE_NAMES.values())}")
         return module_mask(value, where=f"{where}: recompute_modules")
     if key in BOOLEANS:

@@ -68,14 +68,18 @@ class Row:
         """A value by its path, ``parallel.tp``; None when it is not there."""
         group, _, key = path.partition(".")
         value = self.data.get(group)
-        return value.get(key) if key and isinstance(value, Mapping) else value if not key else None
+        if not key:
+            return value
+        return value.get(key) if isinstance(value, dict) else None
 
     @property
     def id(self) -> str:
+        """Its name within the file."""
         return str(self.data["id"])
 
     @property
     def notes(self) -> str:
+        """What the source says beside the numbers; empty when nothing."""
         return str(self.data.get("notes") or "")
 
 
@@ -153,23 +157,21 @@ def _check_keys(data: Any, known: Mapping[str, Any], where: str) -> None:
 def _typed(data: Any, known: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The mapping with every value checked; null stays None, a number or a date where a text belongs becomes one."""
     _check_keys(data, known, where)
-    return {key: _value(value, known[key], f"{where}: {key}") for key, value in data.items()}
+    return {key: None if value is None else _value(value, known[key], where, key) for key, value in data.items()}
 
 
-def _value(value: Any, kind: Any, where: str) -> Any:
-    if value is None:
-        return None
-    if isinstance(kind, Mapping):
-        return _typed(value, kind, where)
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e15
-    good = {
-        _INT: number and isinstance(value, int),
-        _NUMBER: number,
-        _TEXT: not isinstance(value, (Mapping, list, bool, bytes, set)),
-        _BOOL: isinstance(value, bool),
-    }[kind]
+def _value(value: Any, kind: Any, where: str, key: str) -> Any:
+    if isinstance(kind, dict):
+        return _typed(value, kind, f"{where}: {key}")
+    if kind is _TEXT:
+        good = not isinstance(value, (Mapping, list, tuple, bool, bytes, set))
+    elif kind is _BOOL:
+        good = isinstance(value, bool)
+    else:
+        good = isinstance(value, int if kind is _INT else (int, float)) and not isinstance(value, bool)
+        good = good and 0 <= value < 1e15
     if not good:
-        raise PlannerError(f"{where} is {_short(value)}; it must be {kind}, or null when not stated")
+        raise PlannerError(f"{where}: {key} is {_short(value)}; it must be {kind}, or null when not stated")
     return str(value) if kind is _TEXT else value
 
 
@@ -229,17 +231,17 @@ def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
 
 def to_run(row: Row) -> Run:
     """One row as a run, or with the reason why it is not supported; never raises for a row that was read."""
-    stated, network = not _missing(row), "not measured"
+    missing, network = _missing(row), "not measured"
     try:
         hardware, network = _hardware(row)
-        run = _map(row, hardware)
+        run = _map(row, hardware, missing)
     except _UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
         run = {"unsupported": f"not a valid run: {error}"}
     broken = "before the pipeline fix" in row.notes
     family = _family(row, "before the pipeline fix" if broken else f"network {network}")
-    return Run(source=row.source, id=row.id, family=family, stated=stated, representative=not broken, **run)
+    return Run(source=row.source, id=row.id, family=family, stated=not missing, representative=not broken, **run)
 
 
 _NEEDED = (
@@ -264,11 +266,11 @@ def _missing(row: Row) -> list[str]:
     return missing
 
 
-def _map(row: Row, hardware: HardwareProfile) -> dict[str, Any]:
+def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, Any]:
     """Fields of Run for a row that can be priced. Raises _UnsupportedError with the reason."""
     _refuse_unmodelled(row)
     entry, assumptions = _entry(row), list[str]()
-    missing = [path for path in _missing(row) if path != "batch.micro"]
+    missing = [path for path in missing if path != "batch.micro"]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise _UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
@@ -300,13 +302,16 @@ _UNMODELLED = {
     r"full except attention output": "recompute that keeps the attention output is not modelled",
 }  # fmt: skip
 
+_ANY_UNMODELLED = re.compile("|".join(_UNMODELLED), re.IGNORECASE | re.MULTILINE)
+
 
 def _refuse_unmodelled(row: Row) -> None:
     """Raises _UnsupportedError for what the cost model has no terms for."""
-    texts = (row.notes, row.framework, str(row.get("model.name")), str(row.get("recompute")))
-    for pattern, reason in _UNMODELLED.items():
-        if any(re.search(pattern, text, re.IGNORECASE) for text in texts):
-            raise _UnsupportedError(reason)
+    text = "\n".join((row.notes, row.framework, str(row.get("model.name")), str(row.get("recompute"))))
+    if _ANY_UNMODELLED.search(text):
+        for pattern, reason in _UNMODELLED.items():
+            if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+                raise _UnsupportedError(reason)
 
 
 # ------------------------------------------------------------------------------------------------ names
@@ -330,7 +335,7 @@ def _entry(row: Row) -> Mapping[str, Any]:
 
 def _family(row: Row, network: str) -> str:
     """Group of sources that the row belongs to; split by precision, model or network where the table says so."""
-    found = next((entry for entry in _frameworks()["families"] if entry["match"].search(row.source)), None)
+    found = _source_family(row.source)
     if found is None:
         return "other"
     split = found.get("split", "")
@@ -339,12 +344,14 @@ def _family(row: Row, network: str) -> str:
     return f"{found['family']} {suffix}".rstrip()
 
 
+@cache
+def _source_family(source: str) -> Mapping[str, Any] | None:
+    return next((entry for entry in _frameworks()["families"] if entry["match"].search(source)), None)
+
+
 def _hardware(row: Row) -> tuple[HardwareProfile, str]:
     """The profile with the row's node and network, and whether its network was 'normal', 'slow' or 'not measured'."""
-    text = str(row.hardware["gpu"])
-    name = next((e["hardware"] for e in _frameworks()["hardware"] if e["match"].search(text)), None)
-    if name is None:
-        raise _UnsupportedError(f"GPU '{text}' is not in profiles/frameworks.yaml")
+    name = _gpu(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     hardware = _node(name, per_node, stated)
@@ -359,12 +366,27 @@ def _hardware(row: Row) -> tuple[HardwareProfile, str]:
 
 
 @cache
+def _gpu(text: str) -> str:
+    """Name of the profile of a GPU's text. Raises _UnsupportedError."""
+    for entry in _frameworks()["hardware"]:
+        if entry["match"].search(text):
+            return str(entry["hardware"])
+    raise _UnsupportedError(f"GPU '{text}' is not in profiles/frameworks.yaml")
+
+
+@cache
+def _load_hardware(name: str) -> HardwareProfile:
+    """A profile of the library, read once."""
+    return load_hardware(name)
+
+
+@cache
 def _node(name: str, per_node: int, bandwidth: float | None) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and network, bytes/s per GPU (None = its own).
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
-    profile = load_hardware(name)
+    profile = _load_hardware(name)
     changes: dict[str, Any] = {} if bandwidth is None else {"network_bandwidth": bandwidth}
     if per_node:
         inside = profile.scale_up_domain <= profile.gpus_per_node
@@ -377,14 +399,17 @@ _LINK = re.compile(r"(?:(\d+)x\s)?[^\d]*?(\d+(?:\.\d+)?) Gb/s([^;]*)")
 
 
 def _stated_bandwidth(text: str, per_node: int) -> float | None:
-    """Bytes/s per GPU from the text of a node's network, '8x NDR InfiniBand 400 Gb/s'; None when it has no number."""
+    """Bytes/s per GPU from the text of a node's network, '8x NDR InfiniBand 400 Gb/s'; None when it has no number.
+
+    Without a number of links and without 'per node' the figure is that of one adapter, and every GPU is given one.
+    """
     match = _LINK.match(text)
     if match is None:
         return None
-    links, rate = float(match.group(1) or 1), float(match.group(2)) * units.GIGA / 8
-    if match.group(1) is None and "per GPU" in match.group(3):
+    links, rate = match.group(1), float(match.group(2)) * units.GIGA / 8
+    if links is None and "per node" not in match.group(3):
         return rate
-    return links * rate / max(per_node, 1)
+    return float(links or 1) * rate / max(per_node, 1)
 
 
 _BENCH = re.compile(r"world AR/AG/RS ([\d.]+)/([\d.]+)/([\d.]+) GB/s")
@@ -438,9 +463,8 @@ def _model_of(row: Row, entry: Mapping[str, Any]) -> ModelSpec:
     if padded:
         heads = int(padded.group(1 if row.get("parallel.tp") == 8 else 2))
     elif heads % (row.get("parallel.tp") or 1):
-        raise _UnsupportedError(f"{heads} heads do not divide by tp {row.get('parallel.tp')}, and padding is not stated")
-    layers = re.search(r"w/o MTP", row.notes)
-    mtp = bool(entry.get("mtp")) and layers is None
+        raise _UnsupportedError(f"{heads} heads do not divide by tp {row.get('parallel.tp')}; padding is not stated")
+    mtp = bool(entry.get("mtp")) and "w/o MTP" not in row.notes
     return _build_model(tuple(sorted((*row.data["model"].items(), ("heads_run", heads)))), mtp, entry.get("position"))
 
 
@@ -528,11 +552,11 @@ def _layout(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions: l
     dp = row.get("parallel.dp") or max((row.get("parallel.gpus") or 0) // (tp * pp * cp), 1)
     gpus = row.get("parallel.gpus") or tp * pp * cp * dp
     if tp * pp * cp * dp != gpus:
-        raise _UnsupportedError(f"the degrees do not multiply to the GPUs: tp {tp} pp {pp} cp {cp} dp {dp}, {gpus} GPUs")
-    micro = row.get("batch.micro") or _micro(row, dp, pp, assumptions)
-    steps = row.get("batch.global") / (micro * dp)
+        raise _UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
+    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
+    steps = batch / (micro * dp)
     if steps < 1:
-        raise _UnsupportedError(f"global batch {row.get('batch.global')} is smaller than micro batch {micro} times dp {dp}")
+        raise _UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
     if steps != int(steps):
         assumptions.append(f"{steps:.4g} microbatches per replica, rounded up: the last one is smaller")
     etp = _expert_tp(row, entry, tp * cp * dp, ep) if model.is_moe else 1
@@ -575,7 +599,7 @@ def _shard(row: Row, dp: int) -> int:
     shard = row.get("parallel.shard") or 0
     if shard and shard < dp and dp % shard:
         raise _UnsupportedError(f"a shard group of {shard} does not divide dp {dp}")
-    return shard if shard < dp else 0
+    return int(shard) if shard < dp else 0
 
 
 def _zero(row: Row, entry: Mapping[str, Any]) -> int:
@@ -588,14 +612,14 @@ def _zero(row: Row, entry: Mapping[str, Any]) -> int:
 
 def _sequence_parallel(row: Row, entry: Mapping[str, Any]) -> bool:
     stated = row.get("parallel.sp")
-    return bool(stated) if stated is not None else load_trainer_cached(entry["trainer"]).sequence_parallel == "always"
+    return bool(stated) if stated is not None else _load_trainer(entry["trainer"]).sequence_parallel == "always"
 
 
 def _cp_method(row: Row, entry: Mapping[str, Any]) -> int:
     """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
     if "Ulysses" in row.notes:
         return int(CpMethod.A2A)
-    methods = load_trainer_cached(entry["trainer"]).cp_methods
+    methods = _load_trainer(entry["trainer"]).cp_methods
     if "ring attention" in row.notes or not methods:
         return int(CpMethod.RING)
     return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
@@ -688,7 +712,7 @@ def _offload(notes: str) -> int:
 
 
 @cache
-def load_trainer_cached(name: str) -> Trainer:
+def _load_trainer(name: str) -> Trainer:
     """A trainer of the library, read once."""
     return load_trainer(name)
 
@@ -696,7 +720,7 @@ def load_trainer_cached(name: str) -> Trainer:
 @cache
 def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str], off: frozenset[str]) -> Trainer:
     """A trainer with some fields replaced and some overlaps switched on or off."""
-    trainer = load_trainer_cached(name)
+    trainer = _load_trainer(name)
     values = dict(changes)
     overlap = frozenset(values.pop("overlap", trainer.overlap))
     return trainer.replace(**values, overlap=(overlap | on) - off)
@@ -712,6 +736,8 @@ def _trainer(row: Row, entry: Mapping[str, Any]) -> Trainer:
         changes["attention"] = "flash" if row.get("flash_attention") else "unfused"
     if "RMS kernel" in notes:
         changes["norm_passes"] = 1.0
+    if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
+        changes |= {"logit_bytes": 0.0, "norm_passes": 1.0, "loss_passes": 1.0}
     if "precision PURE" in notes:
         changes["gradient_reduce_bytes"] = 2.0
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
@@ -792,7 +818,7 @@ def _full(model: ModelSpec, length: int) -> float:
 
 
 FORMULAS: dict[str, tuple[str, Callable[[ModelSpec, int], float]]] = {
-    "narayanan": ("72 L h^2 (1 + s/6h + V/12Lh); recompute counted: 96 L h^2 (1 + s/6h + V/16Lh) [SC'21 eq. 3]", _narayanan),
+    "narayanan": ("72 L h^2 (1 + s/6h + V/12Lh), recomputed 96 L h^2 (1 + s/6h + V/16Lh) [SC'21 eq. 3]", _narayanan),
     "palm": ("6 N + 12 L a d s, N active, with the embedding [PaLM, appendix B]", _palm),
     "causal": ("6 N_matmul + 6 L a d s: half of the attention square", _causal),
     "full": ("6 N_matmul + 12 L a d s: the whole attention square", _full),
@@ -801,7 +827,7 @@ FORMULAS: dict[str, tuple[str, Callable[[ModelSpec, int], float]]] = {
 
 
 def flop_per_token(formula: str, model: ModelSpec, length: int, *, recomputed: bool = False) -> float:
-    """FLOP per token by a formula of FORMULAS. Full recompute adds a forward pass of the layers, a third, not of the head."""
+    """FLOP per token by a formula of FORMULAS. Full recompute adds a forward pass of the layers, a third of theirs."""
     flop = FORMULAS[formula][1](model, length)
     head = 6.0 * model.hidden_size * model.vocab_size
     return flop + (flop - head) / 3 if recomputed else flop

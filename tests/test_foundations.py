@@ -149,7 +149,7 @@ def test_shown() -> None:
     [
         (b"a: 1\nb: [1, 2\nc: 3\n", "{path} line 3: did not find expected ',' or ']'"),
         (b"a: 1\n b: 2\n", "{path} line 2: mapping values are not allowed in this context"),
-        (b'name: x\ntext: "cut off', '{path} line 2: found unexpected end of stream'),
+        (b'name: x\ntext: "cut off', "{path} line 2: found unexpected end of stream"),
         (b"- 1\n- 2\n", "{path}: expected a mapping of keys to values, found list"),
         (b"", "{path}: expected a mapping of keys to values, found NoneType"),
         (b"just text", "{path}: expected a mapping of keys to values, found str"),

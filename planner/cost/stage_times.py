@@ -200,7 +200,7 @@ def _stage_times(
     """Sum of the blocks of each stage.
 
     The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
-    GPU's own time is a part of its own.
+    GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
     """
     totals, ends, saved = _stage_totals(layout, stages, blocks)
 
@@ -209,12 +209,12 @@ def _stage_times(
 
     exposed_forward, exposed_backward = ("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward")
     computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
+    busy = (computed[0] + sum_of(totals, *exposed_forward), computed[1] + sum_of(totals, *exposed_backward))
     host = [
-        np.maximum(sum_of(totals, name) * trainer.host_time - busy, 0.0)
-        for name, busy in zip(("launches_forward", "launches_backward"), computed, strict=True)
+        np.maximum(sum_of(totals, name) * trainer.host_time - on_gpu, 0.0)
+        for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
     ]
-    forward = computed[0] + sum_of(totals, *exposed_forward) + host[0]
-    backward = computed[1] + sum_of(totals, *exposed_backward) + host[1]
+    forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, saved, forward, backward)
     backward = backward + waiting
     columns = np.stack(

@@ -1,0 +1,249 @@
+"""Properties of the whole estimate: parts, batches, monotony, every trainer on every device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import HARDWARE, MODELS, TRAINERS, job, legal_layouts, priced
+
+from planner.cost.memory import COMPONENTS
+from planner.cost.step import HIDDEN, PARTS, Estimate
+from planner.hardware import HardwareProfile
+from planner.layout import Layout, Module, Recompute
+from planner.search import fits
+from planner.workload import Workload
+
+FASTER = ("network_bandwidth", "scale_up_bandwidth", "memory_bandwidth", "pcie_bandwidth", "peak_flops", "host_memory_bandwidth")
+GROUPS = {
+    "tensor": "tensor_communication", "context": "context_communication", "expert": "expert_communication",
+    "pipeline": "pipeline_communication", "data": "data_communication",
+}  # fmt: skip
+
+
+def numbers(found: Estimate) -> dict[str, np.ndarray]:
+    """Every number of an estimate by name, as columns."""
+    flat: dict[str, np.ndarray] = {}
+    for name, value in vars(found).items():
+        parts = value.items() if isinstance(value, dict) else [("", value)]
+        flat |= {f"{name} {part}": np.atleast_1d(number) for part, number in parts}
+    properties = ("step_time", "memory_peak", "memory_allocated", "memory_reserved", "mfu", "out_of_memory_probability")
+    return flat | {name: getattr(found, name) for name in properties}
+
+
+cases = st.tuples(
+    st.sampled_from(sorted(MODELS)), st.sampled_from(sorted(TRAINERS)), st.sampled_from(sorted(HARDWARE)),
+    st.sampled_from([(4, 8), (16, 32), (64, 64)]), st.integers(0, 2**32 - 1),
+)  # fmt: skip
+
+
+def drawn(case: tuple[str, str, str, tuple[int, int], int], most: int) -> tuple[object, Layout]:
+    model, trainer, hardware, (gpus, batch), seed = case
+    layouts = legal_layouts(model, trainer, gpus, batch, 2000)
+    rows = np.random.default_rng(seed).integers(0, len(layouts), most)
+    return job(model, trainer, gpus, hardware, batch=batch), layouts.take(rows)
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases)
+def test_a_batch_equals_its_rows_one_by_one(case: tuple[str, str, str, tuple[int, int], int]) -> None:
+    one, layouts = drawn(case, 8)
+    together = numbers(priced(one, layouts))
+    for row in range(len(layouts)):
+        alone = numbers(priced(one, layouts.row(row)))
+        for name, value in alone.items():
+            expected = together[name][row if len(together[name]) > 1 else 0]
+            assert value[0] == pytest.approx(expected, rel=1e-9, abs=1e-12), f"{name} of {layouts.row(row)}"
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases, st.sampled_from(FASTER), st.floats(1.05, 8.0))
+def test_faster_hardware_is_never_slower(case: tuple[str, str, str, tuple[int, int], int], what: str, factor: float) -> None:
+    one, layouts = drawn(case, 32)
+    faster = dataclasses.replace(one.cluster, hardware=one.cluster.hardware.scaled(**{what: factor}))
+    before, after = priced(one, layouts), priced(dataclasses.replace(one, cluster=faster), layouts)
+    assert np.all(after.step_time <= before.step_time * (1 + 1e-9)), f"{what} x {factor}"
+
+
+def test_each_speed_matters_somewhere() -> None:
+    """The test above would pass on constants: each quantity must change the time of a job that depends on it."""
+    one = job("gqa", "megatron", 16, batch=32)
+    layout = Layout(tp=2, pp=2, dp=4, num_microbatches=8, sequence_parallel=1, zero=1, offload_optimizer=50)
+    base = float(priced(one, layout).step_time[0])
+    for what in FASTER:
+        slow = dataclasses.replace(one.cluster, hardware=one.cluster.hardware.scaled(**{what: 0.02}))
+        assert float(priced(dataclasses.replace(one, cluster=slow), layout).step_time[0]) > base * 1.001, what
+
+
+@pytest.mark.parametrize("trainer", sorted(TRAINERS))
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_finite_and_positive_everywhere(trainer: str, model: str) -> None:
+    layouts = legal_layouts(model, trainer, 16, 32, 2000).take(slice(0, 48))
+    assert len(layouts) >= 8
+    for hardware in HARDWARE.values():
+        found = priced(job(model, trainer, 16, hardware, batch=32), layouts)
+        for name, value in numbers(found).items():
+            assert np.all(np.isfinite(value)) and np.all(value >= 0), f"{name} on {hardware.name}"
+        for part in ("compute", "optimizer", "overhead"):
+            least = found.time[part] if part != "optimizer" else found.time["optimizer"] + found.time["offload"]
+            assert np.all(least > 0), f"{part} on {hardware.name}"
+        for part in ("weights", "gradients", "activations", "context"):
+            assert np.all(found.memory[part] > 0), f"{part} on {hardware.name}"
+        assert np.all(found.mfu < 1), hardware.name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32", "fp8", "fp8_block", "mxfp8", "nvfp4"])
+def test_every_precision(precision: str) -> None:
+    one = job("gqa", "megatron", 8, "b200-sxm", precision=precision)
+    found = priced(one, Layout(tp=2, dp=4, num_microbatches=8, sequence_parallel=1))
+    bf16 = priced(job("gqa", "megatron", 8, "b200-sxm"), Layout(tp=2, dp=4, num_microbatches=8, sequence_parallel=1))
+    assert 0 < found.mfu[0] < 1
+    if precision == "fp32":
+        assert found.time["compute"][0] > 1.5 * bf16.time["compute"][0]
+        assert found.memory["activations"][0] > 1.5 * bf16.memory["activations"][0]
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases)
+def test_parts_are_the_whole(case: tuple[str, str, str, tuple[int, int], int]) -> None:
+    one, layouts = drawn(case, 32)
+    found = priced(one, layouts)
+    assert set(found.time) == set(PARTS) and set(found.memory) == set(COMPONENTS) and set(found.hidden) == set(HIDDEN)
+    assert found.step_time == pytest.approx(sum(found.time.values()), rel=1e-12)
+    assert found.memory_peak == pytest.approx(sum(found.memory.values()), rel=1e-12)
+    kept = found.memory_reserved - found.memory["fragmentation"]
+    assert found.memory_allocated == pytest.approx(kept, rel=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases)
+def test_hidden_and_exposed_communication_are_all_of_it(case: tuple[str, str, str, tuple[int, int], int]) -> None:
+    """Overlap moves seconds from exposed to hidden, never makes or loses any. One stage, so the same one is slowest."""
+    one, layouts = drawn(case, 64)
+    layouts = layouts.take(np.asarray(layouts.pp) == 1)
+    if not len(layouts):
+        return
+    plain = dataclasses.replace(one, trainer=one.trainer.replace(overlap=frozenset()))
+    every = dataclasses.replace(one, trainer=one.trainer.replace(overlap=frozenset(
+        ("tp_backward", "tp", "cp", "ep", "gradients", "parameters", "pipeline"))))  # fmt: skip
+    without, within = priced(plain, layouts), priced(every, layouts)
+    for hidden, part in GROUPS.items():
+        assert np.all(without.hidden[hidden] <= 1e-12)
+        assert within.time[part] + within.hidden[hidden] == pytest.approx(without.time[part], rel=1e-9, abs=1e-12)
+    assert np.all(within.step_time <= without.step_time * (1 + 1e-12))
+
+
+def test_nothing_is_sent_alone() -> None:
+    for model in MODELS:
+        found = priced(job(model, gpus=1), Layout(num_microbatches=32))
+        assert all(found.time[part][0] == 0 for part in (*GROUPS.values(), "bubble", "recompute", "offload"))
+        assert all(value[0] == 0 for value in found.hidden.values())
+        assert found.memory["communication_buffers"][0] == 0
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases)
+def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]) -> None:
+    """More microbatches are never faster; a larger micro batch (as many tokens in all) never takes less memory."""
+    one, layouts = drawn(case, 32)
+    more = priced(one, layouts.replace(num_microbatches=np.asarray(layouts.num_microbatches) * 2))
+    found = priced(one, layouts)
+    assert np.all(more.step_time > found.step_time)
+    even = layouts.take(np.asarray(layouts.num_microbatches) % 2 == 0)
+    larger = even.replace(
+        micro_batch_size=np.asarray(even.micro_batch_size) * 2, num_microbatches=np.asarray(even.num_microbatches) // 2
+    )
+    if len(even):
+        assert np.all(priced(one, larger).memory_peak >= priced(one, even).memory_peak * (1 - 1e-12))
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases, st.floats(1.01, 4.0))
+def test_more_memory_never_loses_a_plan(case: tuple[str, str, str, tuple[int, int], int], factor: float) -> None:
+    one, layouts = drawn(case, 64)
+
+    def fitting(hardware: HardwareProfile) -> np.ndarray:
+        other = dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, hardware=hardware))
+        return fits(other, priced(other, layouts))
+
+    small = one.cluster.hardware.scaled(usable_memory=0.1)
+    assert np.all(fitting(small) <= fitting(small.scaled(usable_memory=factor)))
+    assert np.all(fitting(small) <= fitting(small.scaled(host_memory=factor)))
+
+
+def test_recompute_trades_time_for_memory() -> None:
+    """none <= selective <= a part of the layers <= all of them: time rises at every step and memory falls."""
+    cheap = Module.NORM | Module.MLP_ACTIVATION
+    modes = [
+        {}, {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap)},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap | Module.MLP)},
+        *({"recompute": Recompute.FULL, "recompute_layers": n} for n in (3, 4, 7)), {"recompute": Recompute.FULL},
+    ]  # fmt: skip
+    for model in ("gpt", "gqa", "window"):
+        for shape in ({"dp": 8, "num_microbatches": 4}, {"tp": 2, "dp": 4, "num_microbatches": 8, "sequence_parallel": 1}):
+            found = priced(job(model), Layout.stack([Layout(**shape, **mode) for mode in modes]))
+            rows = [0, 1, 2, 5, 6]  # selective against a small part of the layers may go either way
+            assert np.all(np.diff(found.step_time[rows]) > 0), model
+            assert np.all(np.diff(found.memory_peak[rows]) < 0), model
+            assert np.all(np.diff(found.step_time[3:]) > 0) and np.all(np.diff(found.memory_peak[3:]) < 0), model
+            assert found.time["recompute"][-1] < found.time["compute"][-1] / 2  # forward is a third, less the head's
+
+
+def test_offloaded_optimizer() -> None:
+    """States leave the device by the percent, wait on the host with a copy of gradient and weight, and cost time."""
+    one = job("gqa", "deepspeed")
+    shape = {"dp": 8, "num_microbatches": 4, "zero": 2}
+    found = priced(one, Layout.stack([Layout(**shape, offload_optimizer=share) for share in (0, 50, 100)]))
+    states = found.memory["optimizer_states"]
+    assert states[1] == pytest.approx(states[0] / 2) and states[2] == 0
+    assert found.host_memory == pytest.approx(states[0] / 12 * (12 + 2 + 2) * np.array([0, 0.5, 1.0]))
+    assert found.time["offload"][0] == 0 and found.time["offload"][2] == pytest.approx(2 * found.time["offload"][1])
+    assert found.time["optimizer"][2] == 0 and np.all(np.diff(found.step_time) > 0)
+    hardware = one.cluster.hardware
+    updated = states[0] / 12
+    transfer = updated * 4 / hardware.pcie_bandwidth
+    host = updated * (2 * 2 + 2 * 12 + 2) / (hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / 8)
+    assert found.time["offload"][2] == pytest.approx(max(transfer, host))
+
+
+def test_offloaded_activations() -> None:
+    one = job("gqa", "deepspeed", sequence=8192, batch=64)
+    shape = {"dp": 8, "micro_batch_size": 2, "num_microbatches": 4, "recompute": Recompute.FULL, "zero": 3}
+    found = priced(one, Layout.stack([Layout(**shape, offload_activations=on) for on in (0, 1)]))
+    inputs = 2 * 8192 * 1024 * 2
+    assert found.memory["activations"][0] - found.memory["activations"][1] == pytest.approx((8 - 2) * inputs, rel=1e-3)
+    slow = dataclasses.replace(one.cluster, hardware=one.cluster.hardware.scaled(pcie_bandwidth=0.02))
+    waiting = priced(dataclasses.replace(one, cluster=slow), Layout(**shape, offload_activations=1))
+    busy = sum(waiting.time[part][0] for part in PARTS[:6])
+    transfers = 2 * 4 * 8 * inputs / slow.hardware.pcie_bandwidth
+    assert waiting.time["offload"][0] == pytest.approx(transfers - busy, rel=0.05)
+
+
+def test_adapters() -> None:
+    """LoRA: gradients and states of adapters alone, and about a third less computation (no weight gradients)."""
+    whole, adapters = job("gqa", "deepspeed"), job("gqa", "deepspeed", lora_rank=16)
+    layout = Layout(dp=8, num_microbatches=4)
+    full, low = priced(whole, layout), priced(adapters, layout)
+    model = MODELS["gqa"]
+    q, kv, f = 1024, 4 * 64, 4096
+    pairs = [(1024, q + 2 * kv), (q, 1024), (1024, 2 * f), (f, 1024)]
+    trained = 16 * sum(n + k for n, k in pairs) * model.num_layers
+    assert low.memory["gradients"][0] == pytest.approx(2 * trained)
+    assert low.memory["optimizer_states"][0] == pytest.approx(12 * trained)
+    assert low.memory["weights"][0] == pytest.approx(full.memory["weights"][0] + 2 * trained)
+    assert low.flop[0] == pytest.approx(full.flop[0] * 2 / 3, rel=0.05)
+    assert 0.6 < low.time["compute"][0] / full.time["compute"][0] < 0.9
+    assert low.time["data_communication"][0] < 0.1 * full.time["data_communication"][0]
+
+
+def test_workload_columns_do_not_leak() -> None:
+    """Two workloads in a row: nothing priced for the first is remembered for the second."""
+    layout = Layout(dp=8, num_microbatches=4)
+    short, long = (job(sequence=s) for s in (2048, 4096))
+    first = priced(short, layout).step_time[0]
+    assert priced(long, layout).step_time[0] > 1.5 * first
+    assert priced(short, layout).step_time[0] == first
+    assert isinstance(short.workload, Workload)
