@@ -209,6 +209,11 @@ def _require_legal(resolved: ResolvedJob, finding: Finding) -> None:
     if finding.layouts:
         return
     job = resolved.job
+    if not finding.searched:
+        raise PlannerError(
+            f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "
+            "with the pinned degrees; choose a --global-batch-size that divides by a data parallel degree, or unpin a degree"
+        )
     refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
     raise PlannerError(
         f"none of the {finding.searched} layouts is legal for {job.model.name} on {job.cluster.num_gpus} GPUs with trainer "

@@ -13,15 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from planner import units
+from planner.arrays import Floats
 from planner.cost.step import Estimate, estimate
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.runs import Run, read_runs
-
-Floats = NDArray[np.float64]
 
 SAFE, HOPELESS = 0.05, 0.95
 """Chance of running out of memory up to which a layout is called safe, and from which it is called impossible."""

@@ -6,13 +6,11 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import Floats
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Order
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, kw_only=True)

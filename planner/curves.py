@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from planner import arrays as npt
 from planner import units
 from planner.errors import PlannerError, nearest_first
 

@@ -51,12 +51,13 @@ def levers(layout: Layout) -> list[str]:
     """What a layout gives up to save memory, in words."""
     words = []
     if layout.recompute == Recompute.SELECTIVE:
-        words.append(f"recompute {'+'.join(module_names(int(layout.recompute_modules)))}")
+        words.append(f"recompute of {' and '.join(module_names(int(layout.recompute_modules)))}")
     elif layout.recompute == Recompute.FULL:
         part = f" of {layout.recompute_layers} layers per stage" if layout.recompute_layers else ""
         words.append(f"full recompute{part}")
     if layout.offload_optimizer:
-        words.append(f"{layout.offload_optimizer} % of the optimizer states on the host")
+        share = "" if layout.offload_optimizer == 100 else f"{layout.offload_optimizer} % of the "
+        words.append(f"{share}optimizer states on the host")
     if layout.offload_activations:
         words.append("activations on the host")
     return words

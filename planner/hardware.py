@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from planner import arrays as npt
 from planner import library, units
 from planner.curves import (
     COLLECTIVES,

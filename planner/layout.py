@@ -9,8 +9,8 @@ from enum import IntEnum, IntFlag
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.errors import PlannerError, nearest_first, shown
 
 Column = int | NDArray[np.integer]

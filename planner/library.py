@@ -11,8 +11,20 @@ import yaml
 
 from planner.errors import PlannerError, UnknownNameError, shown
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+_BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Loader(_BASE):  # type: ignore[misc]
+    """Refuses a key that is given twice: YAML would silently take the last."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key.value, str) and key.value in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"'{key.value}' is given twice", key.start_mark)
+            seen.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def profiles_directory() -> Path:
@@ -49,7 +61,7 @@ def find(kind: str, name: str) -> Path:
 def read_yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file. Raises PlannerError with file and line when it cannot be read."""
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_LOADER)
+        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""

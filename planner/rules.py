@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule, module_mask, module_names

@@ -278,11 +278,11 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     layout = _layout(row, entry, model, assumptions)
     trainer = _trainer(row, entry)
     precision = _precision(row, entry)
-    hardware.peak({"mxfp8": "fp8", "fp16": "bf16"}.get(precision, precision))
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
         precision=precision, optimizer=_optimizer(row, assumptions), lora_rank=_lora_rank(row, entry),
     )  # fmt: skip
+    hardware.peak(_peak_dtype(precision))
     measured = _measure(row, entry, workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
         raise _UnsupportedError("no step time, memory or out-of-memory result was published")
@@ -540,7 +540,7 @@ def _vocabulary(base: Mapping[str, Any], m: Mapping[str, Any]) -> int:
     vocabulary = round((m["params_b"] * units.GIGA - without) / (tables * m["hidden"]))
     if not 1000 <= vocabulary <= 300000:
         raise _UnsupportedError("model not stated: vocab, and the published parameters do not tell it")
-    return vocabulary
+    return int(vocabulary)
 
 
 # ------------------------------------------------------------------------------------------------ layout
@@ -833,6 +833,11 @@ def flop_per_token(formula: str, model: ModelSpec, length: int, *, recomputed: b
     return flop + (flop - head) / 3 if recomputed else flop
 
 
+def _peak_dtype(precision: str) -> str:
+    """Dtype whose peak an MFU refers to."""
+    return {"mxfp8": "fp8", "fp8_block": "fp8", "fp16": "bf16", "nvfp4": "fp4"}.get(precision, precision)
+
+
 def _step_seconds(
     row: Row, entry: Mapping[str, Any], workload: Workload, layout: Layout, hardware: HardwareProfile
 ) -> float | None:
@@ -852,8 +857,7 @@ def _step_seconds(
     flop = flop_per_token(formula, workload.model, workload.sequence_length, recomputed=recomputed)
     if workload.lora_rank:
         flop *= 4.0 / 6.0  # no weight gradients of frozen weights
-    dtype = {"mxfp8": "fp8", "fp8_block": "fp8", "fp16": "bf16"}.get(workload.precision, workload.precision)
-    flops = rate * units.TERA if rate else mfu * hardware.peak(dtype)
+    flops = rate * units.TERA if rate else mfu * hardware.peak(_peak_dtype(workload.precision))
     return float(tokens * flop / flops)
 
 

@@ -6,8 +6,8 @@ import time as clock
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.cost.exact import refine
 from planner.cost.step import CHUNK, Estimate, estimate
 from planner.layout import FIELDS, Layout
@@ -60,9 +60,10 @@ def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
 def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     """The ``top`` fastest layouts that fit, or those that miss by the least when none does.
 
-    Every legal layout without levers is priced. Levers (recompute, then offload) add time and free memory, so they are
-    tried only on layouts that do not fit without them and are not already slower than the best that fit: this leaves
-    out no layout that could be among the ``top``. The result is the optimum of the cost model over the space.
+    Every legal layout without levers is priced. Recompute adds time and frees memory, so it is tried only on layouts that
+    do not fit without it and are not already slower than the best that fit: this leaves out no layout that could be
+    among the ``top``. Offload is the last resort: it enters the space when nothing fits without it. The result is the
+    optimum of the cost model over that space.
     """
     started = clock.perf_counter()
     pins = pins or Pins()
@@ -72,16 +73,16 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     refused = {} if len(plain) else refusals(job, base)
     levers = recompute_levers(job, pins)
     shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
-    if len(plain) * (1 + len(levers)) * (1 + len(shares)) <= PIECE:
-        _at_once(run, plain, levers, shares)
-    else:
-        _in_waves(run, plain, levers, shares)
+    left = _with_recompute(run, plain, levers)
+    offloaded = not run.fitting and len(plain) > 0
+    if offloaded:
+        _with_offload(run, left, shares)
     layouts, estimates = run.best()
     if run.fitting:
         layouts, estimates = _refined(job, pins, layouts, estimates)
     return Finding(
         layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
-        searched=len(base) * (1 + len(levers)) * (1 + len(shares)), legal=run.legal,
+        searched=len(base) * (1 + len(levers)) * (1 + len(shares) * offloaded), legal=run.legal,
         priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
     )  # fmt: skip
 
@@ -92,33 +93,24 @@ def _pinned_levers(layout: Layout, pins: Pins) -> Layout:
     return layout.replace(**fixed)
 
 
-def _at_once(run: _Run, plain: Layout, levers: list[Lever], shares: tuple[int, ...]) -> None:
-    """A small space: everything in one go, which costs less than deciding what to leave out."""
-    if not len(plain):
-        return
-    with_levers = stack([plain, *(lever.apply(plain, run.job.model) for lever in levers)])
-    everything = stack([with_levers, *(with_levers.replace(offload_optimizer=share) for share in shares)])
-    run.price(everything.take(allowed(run.job, everything)))
+def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
+    """Prices layouts without levers, and recompute on those that it could bring among the best; what does not fit."""
+    left = run.price(plain)
+    if not levers or not len(left.layout):
+        return left
+    recomputed = stack([lever.apply(left.layout, run.job.model) for lever in levers])
+    more = run.price(recomputed.take(allowed(run.job, recomputed)))
+    return _Open(layout=stack([left.layout, more.layout]), without_states=np.concatenate([left.without_states, more.without_states]))
 
 
-def _in_waves(run: _Run, plain: Layout, levers: list[Lever], shares: tuple[int, ...]) -> None:
-    """A large space: levers only for layouts that do not fit without and are not already too slow."""
-    open_rows, lowest = run.open(plain, run.price(plain))
-    rows, peaks = [open_rows], [lowest]
-    if levers and len(open_rows):
-        recomputed = stack([lever.apply(open_rows, run.job.model) for lever in levers])
-        recomputed = recomputed.take(allowed(run.job, recomputed))
-        still_open, lowest = run.open(recomputed, run.price(recomputed))
-        rows.append(still_open)
-        peaks.append(lowest)
-    left, lowest = stack(rows), np.concatenate(peaks)
-    for share in shares:
-        moved = left.replace(offload_optimizer=share)
-        mask = allowed(run.job, moved)
-        if run.fitting:  # without anything that fits, the closest attempt is wanted as well
-            mask &= lowest <= run.job.cluster.hardware.usable_memory
-        moved = moved.take(mask)
-        left, lowest = run.open(moved, run.price(moved))
+def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> None:
+    """Moves optimizer states to the host, where that could make a layout fit; the closest ones when it cannot."""
+    rows = np.flatnonzero(left.without_states <= run.job.cluster.hardware.usable_memory)
+    if not len(rows):
+        rows = np.argsort(left.without_states, kind="stable")[: 8 * run.wanted]
+    if len(rows) and shares:
+        moved = stack([left.layout.take(rows).replace(offload_optimizer=share) for share in shares])
+        run.price(moved.take(allowed(run.job, moved)))
 
 
 def _refined(
@@ -186,22 +178,20 @@ class _Run:
         self.bound = np.inf
         """Step time of the last wanted plan that fits: nothing slower can be among the best."""
 
-    def price(self, layout: Layout) -> _Outcome:
-        """Price legal candidates piece by piece."""
+    def price(self, layout: Layout) -> _Open:
+        """Price legal candidates piece by piece; what does not fit and is not too slow already."""
         self.legal += len(layout)
-        outcomes = []
+        self.priced += len(layout)
+        parts = []
         for start in range(0, len(layout), PIECE):
             piece = layout.take(slice(start, start + PIECE))
             found = estimate(self.job.workload, self.job.cluster, self.job.trainer, piece)
-            outcomes.append(self._keep(piece, found))
-        self.priced += len(layout)
-        joined = [np.concatenate(parts) for parts in zip(*outcomes, strict=True)] if outcomes else [np.zeros(0)] * 3
-        return _Outcome(safe=joined[0].astype(bool), time=joined[1], without_states=joined[2])
-
-    def open(self, layout: Layout, outcome: _Outcome) -> tuple[Layout, NDArray[np.float64]]:
-        """Candidates that do not fit and are not too slow already; and their peak without any optimizer states."""
-        rows = ~outcome.safe & (outcome.time < self.bound)
-        return layout.take(rows), outcome.without_states[rows]
+            parts.append(self._keep(piece, found))
+        if not parts:
+            return _Open(layout=layout, without_states=np.zeros(0))
+        safe, time, without_states = (np.concatenate(values) for values in zip(*parts, strict=True))
+        rows = ~safe.astype(bool) & (time < self.bound)
+        return _Open(layout=layout.take(rows), without_states=without_states[rows])
 
     def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[np.float64], ...]:
         safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
@@ -244,11 +234,10 @@ class _Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Outcome:
-    """Of a batch of candidates: which fit, step times, and peaks without optimizer states."""
+class _Open:
+    """Candidates that do not fit, and their peak memory without any optimizer states."""
 
-    safe: NDArray[np.bool_]
-    time: NDArray[np.float64]
+    layout: Layout
     without_states: NDArray[np.float64]
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.layout import FIELDS, NAMES, Layout, Module, Recompute, Schedule, module_mask
 from planner.model import ModelSpec
 from planner.rules import Job, divisors

@@ -104,12 +104,14 @@ def default_global_batch_size(model_parameters: float, sequence_length: int, num
     """A training-sized batch, in sequences: about 1M tokens for small models, 4M from 3B parameters, 16M from 300B.
 
     The sizes that published pre-training runs use: GPT-3 0.5M-3.2M tokens [Brown 2020, table 2.1], Llama 2 and 3.1 8B
-    4M, Llama 3.1 405B 16M [Dubey 2024, section 3.4.1], DeepSeek-V3 63M at its end. Rounded down to a power of two, so
-    that it divides by every common data parallel degree, and, up to 4096 GPUs, never fewer sequences
-    than GPUs.
+    4M, Llama 3.1 405B 16M [Dubey 2024, section 3.4.1], DeepSeek-V3 63M at its end. Rounded down to a power of two times the
+    odd part of the number of GPUs, so that it divides by every data parallel degree, and, up to 4096 GPUs, never
+    fewer sequences than GPUs.
     """
     tokens = 2**20 if model_parameters < 3e9 else 2**22 if model_parameters < 300e9 else 2**24
-    sequences = max(1, tokens // sequence_length)
-    power = 1 << (sequences.bit_length() - 1)
-    least = 1 << max(0, (num_gpus - 1).bit_length())
-    return max(power, least) if num_gpus <= 4096 else power
+    odd = num_gpus // (num_gpus & -num_gpus)
+    sequences = max(1, tokens // (sequence_length * odd))
+    batch = odd << (sequences.bit_length() - 1)
+    while batch < num_gpus <= 4096:
+        batch *= 2
+    return batch

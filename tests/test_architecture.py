@@ -6,13 +6,11 @@ import ast
 import re
 import subprocess
 import sys
-from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from planner import library
 from planner.trainer import Trainer, load_trainer
@@ -245,23 +243,6 @@ def test_cost_model_page_names_every_formula() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ data files
-
-
-class _NoRepeats(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Refuses a key that is given twice: YAML would silently take the last."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        """The mapping of a node."""
-        keys = Counter(key.value for key, _ in node.value)
-        repeated = [key for key, count in keys.items() if count > 1]
-        assert not repeated, f"{node.start_mark}: given twice: {repeated}"
-        return super().construct_mapping(node, deep)
-
-
-@pytest.mark.parametrize("kind", ["hardware", "models", "trainers", "runs"])
-def test_data_files_give_no_key_twice(kind: str) -> None:
-    for name in library.names(kind):
-        yaml.load(library.find(kind, name).read_text(encoding="utf-8"), Loader=_NoRepeats)
 
 
 @pytest.mark.parametrize("name", library.names("trainers"))

@@ -21,7 +21,7 @@ from planner.workload import Workload
 @pytest.mark.parametrize("split", [False, True])
 @pytest.mark.parametrize("tp", [1, 2, 8])
 def test_saved_bytes_are_those_of_korthikanti(tp: int, split: bool) -> None:
-    """s b h (10 + 24/t + 5 a s/(h t)), with sequence parallelism s b h/t (34 + 5 a s/h).  [arXiv 2205.05198, table 2]"""
+    """s b h (10 + 24/t + 5 a s/(h t)), with sequence parallelism s b h/t (34 + 5 a s/h).  [arXiv 2205.05198]"""
     model = load_model("gpt3-175b")
     s, b, h, a = 2048, 2, model.hidden_size, model.num_heads
     workload = Workload(model=model, sequence_length=s, global_batch_size=16)

@@ -153,6 +153,7 @@ def test_shown() -> None:
         (b"- 1\n- 2\n", "{path}: expected a mapping of keys to values, found list"),
         (b"", "{path}: expected a mapping of keys to values, found NoneType"),
         (b"just text", "{path}: expected a mapping of keys to values, found str"),
+        (b"tp: 2\npp: 1\ntp: 4\n", "{path} line 3: 'tp' is given twice"),
         (b"day: 2024-13-45", "{path}: not valid YAML (month must be in 1..12)"),
         (b"a: \x00", "{path}: not YAML"),
     ],

@@ -10,8 +10,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.cluster import Cluster, strides
 from planner.cost import operators as ops
 from planner.cost.communication import collective_seconds, exposed_seconds

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.layout import Layout
 
 TABLE_PER_ROW = 64

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import Floats
 from planner.layout import CpMethod, Layout, Module
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-Floats = NDArray[np.float64]
 Number = Floats | float
 
 NEVER = Module(0)

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
 from planner.cost.communication import hop_seconds

@@ -6,8 +6,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from planner.arrays import NDArray
 from planner.cluster import Cluster
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.operators import Floats

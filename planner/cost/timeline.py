@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-
 from planner.cost.operators import Floats
 from planner.layout import Schedule
 

@@ -12,7 +12,6 @@ from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
     "offload_optimizer",

@@ -1,0 +1,203 @@
+"""Pipeline schedules: bubbles and memory in flight against papers, closed forms against the walked timeline."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from samples import MODELS, TRAINERS, job, priced
+
+from planner.cost.exact import durations, refine, stage_layers
+from planner.cost.schedule import in_flight, pipeline_time
+from planner.cost.stage_times import StageTable
+from planner.cost.stages import split_stages
+from planner.cost.timeline import actions, walk, walked_time
+from planner.layout import Layout, Schedule
+
+EXACT = [(Schedule.GPIPE, 1), (Schedule.ONE_F_ONE_B, 1), (Schedule.INTERLEAVED, 2), (Schedule.INTERLEAVED, 4), (Schedule.ZB_H1, 1)]
+V_SHAPED = [(Schedule.ZBV, 2), (Schedule.DUALPIPE_V, 2)]
+SIZES = [(2, 2), (2, 7), (4, 1), (4, 3), (4, 4), (4, 6), (4, 8), (4, 32), (5, 15), (8, 8), (8, 45)]
+
+
+def legal(schedule: int, pp: int, m: int) -> bool:
+    return schedule != Schedule.INTERLEAVED or m % max(1, m // pp) == 0
+
+
+def closed(schedule: int, pp: int, vpp: int, m: int, f: float, b: float, w: float) -> float:
+    layout = Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule)
+    one = np.ones(1)
+    return float(pipeline_time(layout, f * one, b * one, w * one, pp * (f + b) * one)[0])
+
+
+@pytest.mark.parametrize(
+    ("schedule", "vpp", "bubble"),
+    [
+        (Schedule.GPIPE, 1, 3 * 3.0), (Schedule.ONE_F_ONE_B, 1, 3 * 3.0), (Schedule.INTERLEAVED, 2, 3 * 3.0 / 2),
+        (Schedule.ZB_H1, 1, 3 * (1 + 1 - 1.0)), (Schedule.ZBV, 2, 0.0),
+        (Schedule.DUALPIPE_V, 2, (8 / 2 - 1) * (1.5 + 1 - 3 * 0.5)),
+    ],
+)  # fmt: skip
+def test_bubbles_of_the_papers(schedule: int, vpp: int, bubble: float) -> None:
+    """p = 4, F = I = W = 1. (p-1)(F+B)/v [Narayanan 2021]; (p-1)(F+I-W) and 0 [Qi 2024]; (P/2-1)(F&B+B-3W) with
+    P = 8 half stages [DeepSeek, DualPipe's table, DualPipeV on P/2 devices]."""
+    for m in (8, 64):
+        assert closed(schedule, 4, vpp, m, 1.0, 2.0, 1.0) - m * 3.0 == pytest.approx(bubble)
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), EXACT)
+@pytest.mark.parametrize(("forward", "backward", "weight"), [(1.0, 2.0, 1.0), (1.0, 2.2, 0.9), (1.0, 3.0, 1.0)])
+def test_closed_form_is_the_walked_time_of_equal_stages(
+    schedule: int, vpp: int, forward: float, backward: float, weight: float
+) -> None:
+    """Exact, few microbatches and rounds of torch's interleaved schedule included (zb_h1: while W is the shortest)."""
+    for pp, m in SIZES:
+        if not legal(schedule, pp, m):
+            continue
+        each = np.full(pp * vpp, 1.0 / vpp)
+        walked = walked_time(schedule, pp, vpp, m, forward * each, backward * each, weight * each)
+        assert closed(schedule, pp, vpp, m, forward, backward, weight) == pytest.approx(walked, rel=1e-9), f"p {pp}, m {m}"
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), V_SHAPED)
+def test_v_shaped_closed_form_is_near_the_walk(schedule: int, vpp: int) -> None:
+    """The papers' orders are hand-made, ours greedy: from m = 2 p on they differ by less than half a microbatch per rank."""
+    for pp, m in ((2, 8), (4, 8), (4, 32), (8, 16), (8, 64)):
+        each = np.full(pp * vpp, 1.0 / vpp)
+        walked = walked_time(schedule, pp, vpp, m, each, 2 * each, each)
+        assert abs(walked - closed(schedule, pp, vpp, m, 1.0, 2.0, 1.0)) <= (pp - 1) * 0.5 + 1e-9
+        assert walked >= m * 3.0
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), EXACT + V_SHAPED)
+def test_in_flight_is_the_peak_of_the_actions(schedule: int, vpp: int) -> None:
+    """Forwards less (input-gradient) backwards along the order of every rank; the greedy V orders stay at or below."""
+    for pp, m in SIZES:
+        if not legal(schedule, pp, m):
+            continue
+        layout = Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=schedule)
+        for rank, order in enumerate(actions(schedule, pp, vpp, m)):
+            change = [{"F": 1, "B": -1, "I": -1, "W": 0}[kind] for _, kind, _ in order]
+            peak = max(itertools.accumulate(change)) / vpp
+            stated = float(in_flight(layout, np.full((1, 3), float(rank)))[0, 0])
+            if (schedule, vpp) in V_SHAPED:
+                assert stated / 2 - 1 <= peak <= stated
+            else:
+                assert peak == stated, f"p {pp}, m {m}, rank {rank}"
+
+
+def test_interleaving_keeps_more_in_flight() -> None:
+    """First stage: L (1 + (p - 1) / (p v)) layers' worth against L. [Korthikanti 2022, section 4.2.3]"""
+    plain = {"pp": 4, "dp": 2, "num_microbatches": 16}
+    both = Layout.stack([Layout(**plain), Layout(**plain, vpp=2, schedule=Schedule.INTERLEAVED)])
+    flight = in_flight(both, np.zeros((2, 3)))[:, 0]
+    assert flight.tolist() == [4.0, 4.0 * (1 + 3 / (4 * 2))]
+
+
+def test_interleaved_order_is_megatrons() -> None:
+    """get_model_chunk_id: id mod (p v) // p, reversed backward; microbatches in groups of p. [Megatron, schedules.py]"""
+    pp, vpp, m = 4, 2, 8
+    for rank, order in enumerate(actions(Schedule.INTERLEAVED, pp, vpp, m)):
+        counts = {"F": 0, "B": 0}
+        for stage, kind, microbatch in order:
+            number = counts[kind]
+            counts[kind] += 1
+            chunk = number % (pp * vpp) // pp
+            chunk = vpp - 1 - chunk if kind == "B" else chunk
+            assert (stage, microbatch) == (chunk * pp + rank, number // (pp * vpp) * pp + number % pp)
+        assert counts == {"F": m * vpp, "B": m * vpp}
+        kinds = "".join(kind for _, kind, _ in order)
+        warm = 2 * (pp - rank - 1) + (vpp - 1) * pp
+        assert kinds == "F" * warm + "FB" * (m * vpp - warm) + "B" * warm
+    assert actions(Schedule.INTERLEAVED, 2, 2, 2)[1] == (
+        (1, "F", 0), (1, "F", 1), (3, "F", 0), (3, "B", 0), (3, "F", 1), (3, "B", 1), (1, "B", 0), (1, "B", 1),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), EXACT + V_SHAPED)
+def test_every_action_once_and_in_order(schedule: int, vpp: int) -> None:
+    for pp, m in SIZES:
+        if not legal(schedule, pp, m) or m > 16:
+            continue
+        stages = pp * vpp
+        ones = np.ones(stages)
+        spans = walk(schedule, pp, vpp, m, ones, 2 * ones, ones, send=0.25)
+        split = schedule in (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V)
+        wanted = {(s, k, i) for s in range(stages) for k in ("FIW" if split else "FB") for i in range(m)}
+        when = {(one.stage, one.kind, one.microbatch): one for one in spans}
+        assert set(when) == wanted and len(spans) == len(wanted)
+        back = "I" if split else "B"
+        for (s, kind, i), one in when.items():
+            before = {"F": (s - 1, "F", i), "B": (s, "F", i), "I": (s, "F", i), "W": (s, "I", i)}[kind]
+            after_stage = (s + 1, back, i) if kind == back else None
+            for other in filter(None, (before, after_stage)):
+                if other in when:
+                    wait = 0.25 if when[other].rank != one.rank else 0.0
+                    assert one.start >= when[other].end + wait - 1e-12
+        for rank in range(pp):
+            mine = sorted((one.start, one.end) for one in spans if one.rank == rank)
+            assert all(b[0] >= a[1] - 1e-12 for a, b in itertools.pairwise(mine))
+
+
+@pytest.mark.parametrize(("schedule", "vpp"), EXACT + V_SHAPED)
+def test_the_steady_state_may_be_added(schedule: int, vpp: int) -> None:
+    """Long runs are not walked to the end; with a light or heavy last stage the shortcut is within 1 %."""
+    for pp, m in ((2, 16), (4, 24), (4, 36), (6, 42)):
+        for extra in (-0.2, 0.2):
+            f, i, w = (np.ones(pp * vpp) for _ in range(3))
+            f[-1], i[-1], w[-1] = 1 + extra, 1 + extra, 1 + extra
+            whole = max(one.end for one in walk(schedule, pp, vpp, m, f, i + w, w, 0.05))
+            assert walked_time(schedule, pp, vpp, m, f, i + w, w, 0.05) == pytest.approx(whole, rel=0.01)
+
+
+def test_splits_of_layers() -> None:
+    """The three stages that are priced are stages of the split that is walked, and stand for all of its layers."""
+    for first, last, pp in itertools.product((0, 1, 3, 5), (0, 1, 2), (2, 3, 4)):
+        layout = Layout(pp=pp, first_stage_layers=first, last_stage_layers=last)
+        given = (first > 0) + (last > 0)
+        if 8 - first - last < pp - given or (given == pp and first + last != 8):
+            continue
+        layers = stage_layers(8, layout)
+        stages = split_stages(MODELS["gqa"], layout)
+        found = (stages.dense + stages.moe)[0]
+        assert sum(layers) == 8 and len(layers) == pp
+        assert (found[0], found[2]) == (layers[0], layers[-1]), (first, last, pp)
+        assert found[1] == (max(layers[1:-1]) if pp > 2 else layers[0])
+
+
+def test_refined_time_of_equal_stages_is_the_closed_form() -> None:
+    """With embedding and head as light as nothing, the timeline changes nothing."""
+    spec = MODELS["gqa"]
+    light = job("gqa", batch=64)
+    light = type(light)(
+        workload=light.workload.replace(model=type(spec)(**{**vars(spec), "vocab_size": 1})), cluster=light.cluster,
+        trainer=TRAINERS["torchtitan"],
+    )  # fmt: skip
+    for schedule, vpp in EXACT[:-1]:
+        layout = Layout(pp=4, dp=2, num_microbatches=32, schedule=schedule, vpp=min(vpp, 2), zero=2)
+        found = priced(light, layout)
+        refined = refine(light.workload, light.cluster, light.trainer, [layout], [found])[0]
+        assert refined.step_time[0] == pytest.approx(found.step_time[0], rel=0.01)
+
+
+def test_refinement_sees_uneven_stages() -> None:
+    """A heavy head on the last stage: the walk pays for it once per microbatch, and lighter ends get that back."""
+    heavy = job("gqa", batch=64)
+    even, lighter = (
+        Layout(pp=2, dp=4, num_microbatches=16, zero=1, first_stage_layers=first, last_stage_layers=8 - first if first else 0)
+        for first in (0, 5)
+    )
+    found = [priced(heavy, one) for one in (even, lighter)]
+    refined = refine(heavy.workload, heavy.cluster, heavy.trainer, [even, lighter], found)
+    assert refined[1].step_time[0] < refined[0].step_time[0]
+    assert all(one.time["bubble"][0] >= 0 for one in refined)
+
+
+def test_prediction_modules_count_on_the_last_stage() -> None:
+    """DeepSeek's extra layer makes the last stage longer in the walk as in the closed form."""
+    one = job("mla", batch=64)
+    layout = Layout.stack([Layout(pp=2, dp=4, num_microbatches=16, zero=1)])
+    stages, times = StageTable(one.workload, one.cluster, one.trainer, layout).content(0)
+    found = durations(one.workload, layout.row(0), stages, times)
+    assert found.forward[1] == pytest.approx(float(times.forward[0, 2]))
+    assert found.backward[0] == pytest.approx(float(times.backward[0, 0]))

@@ -1,0 +1,120 @@
+"""Model states and data-parallel traffic by sharding level, against ZeRO, Megatron's distributed optimizer and FSDP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import MODELS, TRAINERS, job, priced
+
+from planner.cost.parameters import total_parameters
+from planner.cost.stages import split_stages, stage_parameters
+from planner.layout import Layout
+
+N = total_parameters(MODELS["gqa"])
+
+
+def states(trainer: str, name: str = "gqa", **layout: Any) -> tuple[float, float, float]:
+    found = priced(job(name, trainer), Layout(**{"dp": 8, "num_microbatches": 4, **layout}))
+    return tuple(float(found.memory[part][0]) for part in ("weights", "gradients", "optimizer_states"))  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "layout", "weights", "gradients", "optimizer"),
+    [
+        ("megatron", {"zero": 0}, 2, 4, 12), ("megatron", {"zero": 1}, 2, 4, 12 / 8),  # 18; 6 + 12 / d
+        ("megatron", {"zero": 1, "dp": 4, "cp": 2}, 2, 4, 12 / 8),  # context-parallel ranks share the states too
+        ("deepspeed", {"zero": 0}, 2, 2, 12), ("deepspeed", {"zero": 1}, 2, 2, 12 / 8),  # 16; 4 + 12 / d
+        ("deepspeed", {"zero": 2}, 2, 2 / 8, 12 / 8), ("deepspeed", {"zero": 3}, 2 / 8, 2 / 8, 12 / 8),  # 2 + 14 / d; 16 / d
+        ("torchtitan", {"zero": 2}, 4 / 8, 4 / 8, 8 / 8), ("torchtitan", {"zero": 3}, 4 / 8, 4 / 8, 8 / 8),
+        ("torchtitan", {"zero": 3, "dp_shard": 2}, 4 / 2, 4 / 2, 8 / 2),  # HSDP
+    ],
+)  # fmt: skip
+def test_bytes_per_parameter(trainer: str, layout: dict[str, Any], weights: float, gradients: float, optimizer: float) -> None:
+    """[ZeRO, arXiv 1910.02054, figure 1; Megatron Core, distributed optimizer: 6 + 12 / d]"""
+    assert states(trainer, **layout) == pytest.approx((weights * N, gradients * N, optimizer * N), rel=1e-12)
+
+
+def test_experts_are_sharded_over_their_own_ranks() -> None:
+    """ep 4 of dp 8: a rank holds a quarter of the experts, and edp 2 ranks share the states of each."""
+    experts = 8 * 16 * 3 * 1024 * 1024.0
+    dense = total_parameters(MODELS["moe"]) - experts
+    found = states("megatron", "moe", ep=4, zero=1)
+    expected = (2 * (dense + experts / 4), 4 * (dense + experts / 4), 12 * (dense / 8 + experts / 8))
+    assert found == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gqa", "gpt", "moe", "window"])
+def test_stages_hold_all_parameters_once(name: str) -> None:
+    """The stages of a pipeline hold the model once; a tied embedding lives on the first and on the last."""
+    spec = MODELS[name]
+    for pp, ends in ((1, {}), (2, {"first_stage_layers": 7}), (4, {}), (4, {"first_stage_layers": 1, "last_stage_layers": 1})):
+        layout = Layout(pp=pp, **ends)
+        stages = split_stages(spec, layout)
+        held = (stage_parameters(job(name).workload, layout, stages).all * stages.weight).sum()
+        copies = 32000.0 * 1024 * (spec.tied_embeddings and pp > 1)
+        assert held == pytest.approx(total_parameters(spec) + copies, rel=1e-12)
+
+
+def test_replicated_key_value_heads() -> None:
+    """tp 8 with 4 key-value heads: every rank keeps a whole head, so K and V are stored twice."""
+    found = priced(job("gqa"), Layout(tp=8, num_microbatches=32, sequence_parallel=1))
+    norms = (2 * 8 + 1) * 1024.0
+    twice = 8 * 2 * 1024 * 4 * 64.0
+    assert found.memory["weights"][0] == pytest.approx(2 * ((N - norms + twice) / 8 + norms), rel=1e-12)
+
+
+RS, AG, AR = "reduce_scatter", "all_gather", "all_reduce"
+
+
+@pytest.mark.parametrize(
+    ("trainer", "layout", "expected"),
+    [
+        ("megatron", {"zero": 0}, {(AR, 4): 1}), ("megatron", {"zero": 1}, {(RS, 4): 1, (AG, 2): 1}),
+        ("deepspeed", {"zero": 1}, {(RS, 2): 1, (AG, 2): 1}),
+        ("deepspeed", {"zero": 2}, {(RS, 2): 4, (AG, 2): 1}),  # weights stay whole: gathered once after the update
+        ("deepspeed", {"zero": 3}, {(RS, 2): 4, (AG, 2): 8}),  # forward and backward of every microbatch
+        ("torchtitan", {"zero": 2}, {(RS, 4): 4, (AG, 2): 4}), ("torchtitan", {"zero": 3}, {(RS, 4): 4, (AG, 2): 8}),
+    ],
+)  # fmt: skip
+def test_traffic_of_each_level(trainer: str, layout: dict[str, Any], expected: dict[tuple[str, int], int]) -> None:
+    """How often a step reduces the gradients and gathers the weights: {(operation, bytes per parameter): times}."""
+    plain = job("gqa", TRAINERS[trainer].replace(overlap=frozenset()))
+    found = priced(plain, Layout(dp=8, num_microbatches=4, **layout))
+    seconds = sum(
+        times * float(plain.cluster.collective_time(op, size * N, 8, 1)) for (op, size), times in expected.items()
+    )
+    assert found.time["data_communication"][0] == pytest.approx(seconds, rel=1e-12)
+
+
+def test_a_pipeline_reduces_once() -> None:
+    """torch pipelining sets requires_gradient_sync only for the last backward pass of a stage."""
+    plain = job("gqa", TRAINERS["torchtitan"].replace(overlap=frozenset()))
+    few, many = (priced(plain, Layout(pp=2, dp=4, num_microbatches=m, zero=2)).time["data_communication"] for m in (4, 32))
+    assert few[0] == many[0] > 0
+
+
+def test_hybrid_sharding_reduces_in_two_steps() -> None:
+    """HSDP: reduce-scatter over the shard group, all-reduce of the shard over the replicas. [FSDP, section 3.2.2]"""
+    plain = job("gqa", TRAINERS["torchtitan"].replace(overlap=frozenset()), gpus=16)
+    found = priced(plain, Layout(dp=16, dp_shard=8, num_microbatches=2, zero=3))
+    time = plain.cluster.collective_time
+    step = time(RS, 4 * N, 8, 1) + time(AR, 4 * N / 8, 2, 8) + 2 * time(AG, 2 * N, 8, 1)
+    assert found.time["data_communication"][0] == pytest.approx(2 * float(step), rel=1e-12)
+
+
+def test_strided_ranks_pay_for_the_network() -> None:
+    """With the pipeline inside (tp-cp-ep-pp-dp), replicas of one stage are pp apart and own fewer NICs of a node."""
+    plain = job("gqa", TRAINERS["megatron"].replace(overlap=frozenset()), gpus=32)
+    layouts = [Layout(pp=4, dp=8, num_microbatches=4, zero=1, order=order) for order in (0, 1)]
+    found = priced(plain, Layout.stack(layouts)).time["data_communication"]
+    assert found[1] > 2 * found[0]
+
+
+def test_update_reads_and_writes_every_state() -> None:
+    """Megatron bf16 Adam: 4 + 4 (gradient, its norm) + 2 x 12 + 2 = 34 bytes per local parameter. [traffic.optimizer_traffic]"""
+    one = job("gqa")
+    found = priced(one, Layout.stack([Layout(dp=8, num_microbatches=4, zero=level) for level in (0, 1)]))
+    expected = one.cluster.hardware.memory_time(np.array([N, N / 8]) * 34, "optimizer")
+    assert found.time["optimizer"] == pytest.approx(expected)

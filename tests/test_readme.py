@@ -1,0 +1,46 @@
+"""What the README and the documents tell a user to type works, and what they quote is what is printed."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from tools.update_readme import updated
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def commands(page: Path) -> list[str]:
+    """The lines of the shell blocks of a page that call plan, without comments."""
+    blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [re.sub(r"\s+#.*", "", line).strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("plan ")]
+
+
+def test_readme_starts_with_the_two_commands():
+    block = re.search(r"```sh\n(.*?)```", PAGES[0].read_text(encoding="utf-8"), re.DOTALL)
+    assert block is not None
+    lines = [re.sub(r"\s+#.*", "", line) for line in block[1].splitlines()]
+    assert lines == ["pip install . && plan --model llama-70b --gpus 8", "pip install '.[test]' && pytest"]
+    assert PAGES[0].read_text(encoding="utf-8").index(block[0]) < 40
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_run(page, run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = commands(page)
+    assert lines or page.name != "README.md"
+    for line in lines:
+        result = run(*shlex.split(line)[1:])
+        assert result.exit_code == 0, f"{line}: {result.output}"
+        assert result.output.strip(), line
+
+
+def test_quoted_output_is_what_is_printed():
+    text = PAGES[0].read_text(encoding="utf-8")
+    assert "<!-- output of:" in text
+    assert updated(text) == text, "run: python tools/update_readme.py"
