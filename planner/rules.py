@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,7 @@ class Rule:
 
     name: str
     """Short name, printed with the number of layouts that a rule refuses."""
-    holds: Callable[[Job, Layout], object]
+    holds: Callable[[Job, Layout], Any]
     """True where the rule holds; one value or a column."""
     sentence: Callable[[Job, Layout], str]
     """What is wrong with one layout that breaks it, with the numbers and the remedy."""
@@ -79,19 +80,19 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
     cluster.hardware.peak({"mxfp8": "fp8"}.get(workload.precision, workload.precision))
 
 
-def _divides(divisor: object, number: object) -> object:
+def _divides(divisor: Any, number: Any) -> Any:
     return np.asarray(number) % np.maximum(np.asarray(divisor), 1) == 0
 
 
-def _given_stages(layout: Layout) -> object:
+def _given_stages(layout: Layout) -> Any:
     return (np.asarray(layout.first_stage_layers) > 0).astype(int) + (np.asarray(layout.last_stage_layers) > 0)
 
 
-def _left_layers(job: Job, layout: Layout) -> object:
+def _left_layers(job: Job, layout: Layout) -> Any:
     return job.model.num_layers - np.asarray(layout.first_stage_layers) - np.asarray(layout.last_stage_layers)
 
 
-def _stages_hold(job: Job, layout: Layout) -> object:
+def _stages_hold(job: Job, layout: Layout) -> Any:
     pp, given, left = np.asarray(layout.pp), _given_stages(layout), np.asarray(_left_layers(job, layout))
     rest = np.maximum(pp - given, 0)
     some = np.where(rest > 0, left >= rest, left == 0)
@@ -100,7 +101,7 @@ def _stages_hold(job: Job, layout: Layout) -> object:
     return (pp <= job.model.num_layers) & some & (even | (not job.trainer.drops_remainder)) & uneven_allowed & ((pp > 1) | (given == 0))
 
 
-def _chunks_hold(job: Job, layout: Layout) -> object:
+def _chunks_hold(job: Job, layout: Layout) -> Any:
     """Each virtual stage holds as many layers as the others; the first and last may lose one layer to what they carry."""
     pp, vpp, given = np.asarray(layout.pp), np.asarray(layout.vpp), np.asarray(_given_stages(layout))
     middle = np.asarray(_left_layers(job, layout)) // np.maximum(pp - given, 1)
@@ -109,7 +110,7 @@ def _chunks_hold(job: Job, layout: Layout) -> object:
     return (vpp == 1) | ((middle % vpp == 0) & (first >= vpp - 1) & (last >= vpp - 1) & (middle >= vpp))
 
 
-def _schedule_holds(job: Job, layout: Layout) -> object:
+def _schedule_holds(job: Job, layout: Layout) -> Any:
     schedule, pp, vpp = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.vpp)
     numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.schedules]
     known = np.isin(schedule, numbers) | ((pp == 1) & (schedule == Schedule.ONE_F_ONE_B))
@@ -118,14 +119,14 @@ def _schedule_holds(job: Job, layout: Layout) -> object:
     return known & virtual & ((pp > 1) | (schedule == Schedule.ONE_F_ONE_B))
 
 
-def _microbatches_hold(job: Job, layout: Layout) -> object:
+def _microbatches_hold(job: Job, layout: Layout) -> Any:
     schedule, pp, m = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.num_microbatches)
     interleaved = schedule == Schedule.INTERLEAVED
     group = np.maximum(pp, 1) if job.trainer.interleaved_multiple else np.maximum(m // np.maximum(pp, 1), 1)
     return (~interleaved | (m % group == 0)) & ((schedule != Schedule.DUALPIPE_V) | (m >= 2 * pp))
 
 
-def _kv_heads_hold(job: Job, layout: Layout) -> object:
+def _kv_heads_hold(job: Job, layout: Layout) -> Any:
     tp, kv = np.asarray(layout.tp), job.model.num_kv_heads
     if job.model.is_mla:
         return np.ones(tp.shape, dtype=bool)
@@ -133,7 +134,7 @@ def _kv_heads_hold(job: Job, layout: Layout) -> object:
     return (kv % np.maximum(tp, 1) == 0) | replicated
 
 
-def _cp_holds(job: Job, layout: Layout) -> object:
+def _cp_holds(job: Job, layout: Layout) -> Any:
     cp, method = np.asarray(layout.cp), np.asarray(layout.cp_method)
     numbers = [number for number, name in NAMES["cp_method"].items() if name in job.trainer.cp_methods]
     per_rank = job.model.num_heads // np.maximum(np.asarray(layout.tp), 1)
@@ -141,14 +142,14 @@ def _cp_holds(job: Job, layout: Layout) -> object:
     return (cp == 1) | (np.isin(method, numbers) & a2a)
 
 
-def _sequence_holds(job: Job, layout: Layout) -> object:
+def _sequence_holds(job: Job, layout: Layout) -> Any:
     s, cp, split = job.workload.sequence_length, np.asarray(layout.cp), np.asarray(layout.sequence_parallel)
     chunks = (cp == 1) | (s % np.maximum(job.trainer.sequence_divisor * cp, 1) == 0)
     whole = s % np.maximum(cp, 1) == 0
     return chunks & whole & ((split == 0) | (s // np.maximum(cp, 1) % np.maximum(np.asarray(layout.tp), 1) == 0))
 
 
-def _sp_holds(job: Job, layout: Layout) -> object:
+def _sp_holds(job: Job, layout: Layout) -> Any:
     tp, split = np.asarray(layout.tp), np.asarray(layout.sequence_parallel)
     if job.trainer.sequence_parallel == "never":
         return split == 0
@@ -157,7 +158,7 @@ def _sp_holds(job: Job, layout: Layout) -> object:
     return (split == 0) | (tp > 1)
 
 
-def _ep_holds(job: Job, layout: Layout) -> object:
+def _ep_holds(job: Job, layout: Layout) -> Any:
     ep, etp, tp = np.asarray(layout.ep), np.asarray(layout.etp), np.asarray(layout.tp)
     if not job.model.is_moe:
         return (ep == 1) & (etp == 1)
@@ -171,14 +172,14 @@ def _ep_holds(job: Job, layout: Layout) -> object:
     return folded & (job.trainer.etp | (etp == 1))
 
 
-def _zero_holds(job: Job, layout: Layout) -> object:
+def _zero_holds(job: Job, layout: Layout) -> Any:
     zero, alone = np.asarray(layout.zero), np.asarray(layout.dp) * np.asarray(layout.cp) == 1
     return np.isin(zero, job.trainer.zero) & (
         (np.asarray(layout.pp) == 1) | np.isin(zero, job.trainer.zero_with_pp) | alone
     )
 
 
-def _recompute_holds(job: Job, layout: Layout) -> object:
+def _recompute_holds(job: Job, layout: Layout) -> Any:
     mode, modules = np.asarray(layout.recompute), np.asarray(layout.recompute_modules)
     modes = [number for number, name in NAMES["recompute"].items() if name in job.trainer.recompute]
     known = module_mask(list(job.trainer.recompute_modules))
@@ -189,7 +190,7 @@ def _recompute_holds(job: Job, layout: Layout) -> object:
     return np.isin(mode, modes) & named & partly
 
 
-def _modules_hold(job: Job, layout: Layout) -> object:
+def _modules_hold(job: Job, layout: Layout) -> Any:
     """Only modules that the model has."""
     absent = 0
     if not job.model.is_mla:
@@ -201,7 +202,7 @@ def _modules_hold(job: Job, layout: Layout) -> object:
     return (np.asarray(layout.recompute_modules) & int(absent)) == 0
 
 
-def _offload_holds(job: Job, layout: Layout) -> object:
+def _offload_holds(job: Job, layout: Layout) -> Any:
     optimizer = (np.asarray(layout.offload_optimizer) == 0) | job.trainer.offload_optimizer
     activations = (np.asarray(layout.offload_activations) == 0) | (
         job.trainer.offload_activations & (np.asarray(layout.recompute) == Recompute.FULL)
@@ -209,7 +210,7 @@ def _offload_holds(job: Job, layout: Layout) -> object:
     return optimizer & activations
 
 
-def _shard_holds(job: Job, layout: Layout) -> object:
+def _shard_holds(job: Job, layout: Layout) -> Any:
     shard, dp = np.asarray(layout.shard), np.asarray(layout.dp)
     return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.hsdp) & (shard <= dp)
 
@@ -255,8 +256,8 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(
         name="MLP width",
-        holds=lambda job, x: _divides(x.tp, job.model.ffn_size) & (  # type: ignore[operator]
-            _divides(x.etp, job.model.expert_ffn_size) if job.model.is_moe else True),  # type: ignore[operator]
+        holds=lambda job, x: _divides(x.tp, job.model.ffn_size) & (
+            _divides(x.etp, job.model.expert_ffn_size) if job.model.is_moe else True),
         sentence=lambda job, x: f"the MLP width ({job.model.ffn_size}, experts {job.model.expert_ffn_size}) does not divide by "
         f"tp {x.tp} (experts: etp {x.etp}); choose a smaller degree",
     ),  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time as clock
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -193,7 +194,7 @@ class _Run:
         rows = ~safe.astype(bool) & (time < self.bound)
         return _Open(layout=layout.take(rows), without_states=without_states[rows])
 
-    def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[np.float64], ...]:
+    def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[Any], ...]:
         safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
         self.fitting += int(safe.sum())
         fastest = int(np.argmin(time))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -52,7 +53,7 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     rows = np.concatenate(filled) if filled else np.zeros((0, len(_VARIED)), dtype=np.int64)
     for number, name in enumerate(_VARIED):  # a pin on something that a degree of 1 or the model fixes leaves nothing
         rows = rows[rows[:, number] == pins.values[name]] if name in pins.values else rows
-    values = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
+    values: dict[str, Any] = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
     return Layout(**{**_constant(job, pins), **values})
 
 

@@ -21,7 +21,7 @@ PACKAGE = ROOT / "planner"
 # Modules from the ground up: a module imports from lines above its own only. Modules of one line do not know each
 # other; a name that ends in a dot is a package, whose modules may. Numbers are the floors of the design.
 FLOORS: tuple[tuple[int, str], ...] = (
-    (0, "errors"),
+    (0, "errors arrays"),
     (0, "units library detect"),
     (1, "layout curves hugging_face"),
     (1, "model hardware trainer"),

@@ -351,11 +351,19 @@ def test_workload_needs_its_keys() -> None:
         (405e9, 8192, 16384, 2048),  # 16M tokens
         (8e9, 131072, 256, 256),  # not fewer sequences than GPUs
         (8e9, 3000, 1, 1024),  # a power of two below 4M tokens
-        (8e9, 2**25, 3, 4),
+        (8e9, 2**25, 3, 3),
+        (8e9, 8192, 24, 384),  # 3 x 2^7: divides by 24
     ],
 )
 def test_default_global_batch_size(parameters: float, length: int, gpus: int, batch: int) -> None:
     assert default_global_batch_size(parameters, length, gpus) == batch
+
+
+@given(st.floats(1e6, 1e13), st.integers(1, 2**20), st.integers(1, 4096))
+def test_default_global_batch_size_divides_by_the_gpus(parameters: float, length: int, gpus: int) -> None:
+    batch = default_global_batch_size(parameters, length, gpus)
+    assert batch % gpus == 0
+    assert batch == gpus or batch * length <= 2**24 or batch < 2 * gpus
 
 
 # ------------------------------------------------------------------------------------------------ trainer

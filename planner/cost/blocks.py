@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost import operators as ops
 from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.distinct import distinct
-from planner.cost.operators import Collective, Floats, Number, Operator, Shard
+from planner.cost.operators import Collective, Number, Operator, Shard
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -77,7 +78,7 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     )
 
 
-def _ep_stride(layout: Layout) -> NDArray[np.integer]:
+def _ep_stride(layout: Layout) -> NDArray[Any]:
     return np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
 
 

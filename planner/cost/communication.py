@@ -6,9 +6,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.compute import Work
-from planner.cost.operators import Collective, Floats, Number
+from planner.cost.operators import Collective, Number
 from planner.trainer import Trainer
 
 OVERLAP_SLOWDOWN = 1.2

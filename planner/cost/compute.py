@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.operators import FP8_PRECISIONS, Attention, Floats, Gemm, MemoryBound, Number, Operator, Shard
+from planner.arrays import Floats
+from planner.cost.operators import FP8_PRECISIONS, Attention, Gemm, MemoryBound, Number, Operator, Shard
 from planner.hardware import HardwareProfile
 from planner.layout import Recompute
 

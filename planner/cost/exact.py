@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.operators import Floats
 from planner.cost.stage_times import StageTable, StageTimes
 from planner.cost.stages import Stages
 from planner.cost.step import Estimate

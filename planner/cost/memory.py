@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.operators import Floats
 from planner.cost.stages import StageParameters, Stages
 from planner.cost.traffic import column, local_states, shard_groups, trained_parameters
 from planner.layout import Layout

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
 from planner.cost.communication import hop_seconds
 from planner.cost.distinct import distinct
 from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, workspace_bytes
-from planner.cost.operators import Floats, Shard
+from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
 from planner.cost.stages import Stages, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import TRAFFIC_FIELDS, activation_offload, column, optimizer_seconds, reduce_and_gather
@@ -132,7 +132,7 @@ class StageTable:
 
     def take(self, rows: slice) -> Gathered:
         """Everything of some candidates."""
-        columns = {}
+        columns: dict[str, Floats] = {}
         for table, numbers in self._tables:
             some = numbers[rows]
             columns |= {name: values.take(some, axis=-1) for name, values in table.items()}

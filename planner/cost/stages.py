@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.operators import Floats
+from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
 from planner.cost.schedule import is_v_shaped
 from planner.layout import Layout

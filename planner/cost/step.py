@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
-from planner.cost.operators import Floats
 from planner.cost.schedule import pipeline_time
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable
 from planner.cost.traffic import data_parallel
@@ -102,15 +102,15 @@ class Estimate:
         """The estimate of one candidate, as columns of length 1."""
         return self.take(np.array([index]))
 
-    def take(self, rows: object) -> Estimate:
+    def take(self, rows: Any) -> Estimate:
         """The estimates of the chosen candidates."""
 
-        def cut(value: object) -> object:
+        def cut(value: Any) -> Any:
             if isinstance(value, dict):
                 return {name: cut(part) for name, part in value.items()}
             return value[rows] if isinstance(value, np.ndarray) else value
 
-        return Estimate(**{name: cut(value) for name, value in vars(self).items()})  # type: ignore[arg-type]
+        return Estimate(**{name: cut(value) for name, value in vars(self).items()})
 
 
 def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Estimate:
@@ -128,13 +128,13 @@ def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Lay
 def join(pieces: list[Estimate]) -> Estimate:
     """Estimates of several batches of one job as one."""
 
-    def glue(values: list[object]) -> object:
+    def glue(values: list[Any]) -> Any:
         first = values[0]
         if isinstance(first, dict):
-            return {name: glue([value[name] for value in values]) for name in first}  # type: ignore[index]
-        return np.concatenate(values) if isinstance(first, np.ndarray) else first  # type: ignore[arg-type]
+            return {name: glue([value[name] for value in values]) for name in first}
+        return np.concatenate(values) if isinstance(first, np.ndarray) else first
 
-    return Estimate(**{name: glue([getattr(piece, name) for piece in pieces]) for name in vars(pieces[0])})  # type: ignore[arg-type]
+    return Estimate(**{name: glue([getattr(piece, name) for piece in pieces]) for name in vars(pieces[0])})
 
 
 def _estimate_chunk(
@@ -143,7 +143,7 @@ def _estimate_chunk(
     memory = _stage_memory(trainer, priced)
     time, hidden, flop = _step_parts(workload, trainer, layout, priced)
     context = cluster.hardware.context_memory
-    worst = _largest(sum(memory.values()))
+    worst = _largest(np.sum(list(memory.values()), axis=0))
     return Estimate(
         time=time,
         hidden=hidden,

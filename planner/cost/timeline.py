@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from planner.cost.operators import Floats
+from planner.arrays import Floats
 from planner.layout import Schedule
 
 Action = tuple[int, str, int]
@@ -143,7 +143,8 @@ def program(schedule: int, pp: int, vpp: int, m: int) -> tuple[Step, ...]:
     orders = actions(schedule, pp, vpp, m)
     stages = 1 + max(stage for order in orders for stage, _, _ in order)
     number: dict[Action, int] = {}
-    cursor, steps, progress = [0] * pp, [], True
+    steps: list[Step] = []
+    cursor, progress = [0] * pp, True
     while progress:
         progress = False
         for rank, order in enumerate(orders):
@@ -200,7 +201,9 @@ def _run(
 ) -> tuple[list[float], list[float]]:
     """Start and end of every step."""
     duration = {"F": forward.tolist(), "B": backward.tolist(), "I": (backward - weight).tolist(), "W": weight.tolist()}
-    free, starts, ends = [0.0] * pp, [], []
+    free = [0.0] * pp
+    starts: list[float] = []
+    ends: list[float] = []
     for step in steps:
         start = free[step.rank]
         for earlier, remote in step.needs:

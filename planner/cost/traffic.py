@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.communication import exposed
-from planner.cost.operators import Floats
 from planner.cost.stages import StageParameters
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer

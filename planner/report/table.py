@@ -98,7 +98,7 @@ def memory_table(one: Prediction) -> Table:
     """Memory by component, the letters of the bar beside it."""
     table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
     for justify in ("left", "left", "right", "right"):
-        table.add_column(justify=justify)  # type: ignore[arg-type]
+        table.add_column(justify=justify)
     for mark, colour, name in zip(COMPONENT_MARKS, COMPONENT_COLOURS, COMPONENTS, strict=True):
         share = one.memory_gib[name] / one.memory_peak_gib
         table.add_row(Text(mark, style=colour), COMPONENT_TEXT[name], f"{one.memory_gib[name]:.2f} GiB", percent(share))
@@ -113,7 +113,7 @@ def time_table(one: Prediction) -> Table:
     """Step time by part, and the communication hidden behind computation."""
     table = Table(title="Step time", box=box.SIMPLE, show_header=False, title_justify="left", pad_edge=False)
     for justify in ("left", "right", "right"):
-        table.add_column(justify=justify)  # type: ignore[arg-type]
+        table.add_column(justify=justify)
     for part in PARTS:
         if one.time_s[part] > 0:
             table.add_row(PART_TEXT[part], seconds(one.time_s[part]), percent(one.time_s[part] / one.step_time_s))
