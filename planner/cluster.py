@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
+from planner.curves import bus_factor
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Order
@@ -56,11 +57,24 @@ class Cluster:
         """
         size, n = np.asarray(size, dtype=float), np.asarray(n, dtype=float)
         inside = self.ranks_per_domain(n, stride)
-        local = self.hardware.scale_up_time(op, size, n)
+        local = self._local_time(op, size, n, stride)
         if np.all(inside >= n):
             return np.asarray(local)
         remote = self.hardware.scale_out_time(op, size, n, inside)
         return np.where(inside >= n, local, remote)
+
+
+    def _local_time(self, op: str, size: Floats, n: Floats, stride: object) -> Floats:
+        """Inside one domain. In a box with NVLink pairs only neighbours have the link: a pair further apart talks over
+        PCIe, priced as the smallest group there that the profile has, for the bytes that the pair moves."""
+        local = np.asarray(self.hardware.scale_up_time(op, size, n))
+        linked = self.hardware.scale_up_domain
+        apart = (n > 1) & (n <= linked) & (np.asarray(stride, dtype=float) * (n - 1) >= linked)
+        if linked < 2 or linked >= self.domain or not np.any(apart):
+            return local
+        beyond = linked + 1.0
+        same_bytes = size * bus_factor(op, np.maximum(n, 2.0)) / bus_factor(op, beyond)
+        return np.where(apart, self.hardware.scale_up_time(op, same_bytes, np.full_like(n, beyond)), local)
 
 
 def strides(layout: Layout) -> dict[str, object]:

@@ -174,8 +174,8 @@ class Waves:
 class GemmCurve:
     """Time of one dense GEMM of output M x N and reduction K.
 
-    t = t0 + r(M,N,K) max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u)), and never below 2MNK / P: P peak,
-    W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
+    t = t0 + r(M,N,K) max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u)) + q M K / W, never below 2MNK / P;
+    q only where the activation is quantised first, P peak, W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
     With A = M N the first term is 2MNK/(P e) (1 + m0/M)(1 + n0/N)(1 + k0/K).
     """
 
@@ -185,6 +185,8 @@ class GemmCurve:
     """Bytes per element of both inputs as the tensor core reads them."""
     quantise: bool
     """The measured time includes reading the 2-byte activation (M x K) and writing it quantised."""
+    quantise_traffic: float = 0.0
+    """What that costs: q bytes per element of the activation at the nominal bandwidth, q M K / W."""
     efficiency: float
     m0: float
     n0: float
@@ -198,23 +200,26 @@ class GemmCurve:
     """Saturation in tokens per group of a grouped GEMM: forward, dgrad, wgrad."""
     grouped_efficiency: tuple[float, float, float] = (1.0, 1.0, 1.0)
     """Rate of a large grouped GEMM over the rate of a large dense one: forward, dgrad, wgrad."""
-    pass_factor: tuple[float, float, float] = (1.0, 1.0, 1.0)
-    """Time over the forward layout's for the same dimensions: forward, dgrad, wgrad (which accumulates in fp32)."""
+    accumulate: float = 0.0
+    """Part of the traffic of accumulating a weight gradient, at the nominal bandwidth, that its GEMM does not hide."""
     errors: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> GemmCurve:
         """From a mapping with the names of the fields; ``launch`` has a unit."""
         constants = ("efficiency", "m0", "n0", "k0", "memory_efficiency")
-        triples = ("pass_factor", "grouped_m0", "grouped_efficiency")
+        triples = ("grouped_m0", "grouped_efficiency")
         required = ("peak_name", "operand_bytes", "quantise", *constants, "launch")
-        entry = checked(data, where, required, (*triples, "grid", "waves", "errors"))
+        entry = checked(data, where, required, (*triples, "accumulate", "quantise_traffic", "grid", "waves", "errors"))
         values: dict[str, Any] = {
             key: float(numbers(entry[key], f"{where} {key}", above=0.0)) for key in ("operand_bytes", *constants)
         }
         for key in triples:
             if key in entry:
                 values[key] = tuple(numbers(entry[key], f"{where} {key}", above=0.0).tolist())
+        for key in ("accumulate", "quantise_traffic"):
+            if key in entry:
+                values[key] = float(numbers(entry[key], f"{where} {key}", above=0.0))
         return cls(
             peak_name=str(entry["peak_name"]),
             quantise=bool(entry["quantise"]),
@@ -230,17 +235,23 @@ class GemmCurve:
         names = ("peak_name", "operand_bytes", "quantise", "efficiency", "m0", "n0", "k0", "memory_efficiency")
         data: dict[str, Any] = {name: getattr(self, name) for name in names}
         data["launch"] = f"{self.launch!r} s"
-        data |= {name: list(getattr(self, name)) for name in ("pass_factor", "grouped_m0", "grouped_efficiency")}
+        data |= {name: list(getattr(self, name)) for name in ("grouped_m0", "grouped_efficiency")}
+        data |= {"accumulate": self.accumulate, "quantise_traffic": self.quantise_traffic}
         data["errors"] = self.errors
         data |= {
             name: part.to_dict() for name, part in (("grid", self.grid), ("waves", self.waves)) if part is not None
         }
         return data
 
+    def without_quantisation(self, plain: GemmCurve) -> GemmCurve:
+        """The GEMM alone, on inputs that are quantised already: a single kernel, so launched as ``plain``, that of bf16."""
+        if not self.quantise:
+            return self
+        return replace(self, quantise=False, launch=min(self.launch, plain.launch))
+
     def bytes_moved(self, m: Column, n: Column, k: Column) -> Column:
-        """Inputs once, output of 2 bytes once, and the quantisation of the activation where it is included."""
-        traffic = self.operand_bytes * (m * k + n * k) + 2.0 * m * n
-        return traffic + (2.0 + self.operand_bytes) * m * k if self.quantise else traffic
+        """Inputs once, output of 2 bytes once."""
+        return self.operand_bytes * (m * k + n * k) + 2.0 * m * n
 
     def time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
         """Seconds of one GEMM; the equation is in the class."""
@@ -252,6 +263,8 @@ class GemmCurve:
         work = np.maximum(compute, memory)
         if self.grid is not None:
             work = work * self.grid.factor(m, n, k)
+        if self.quantise:
+            work = work + self.quantise_traffic * m * k / bandwidth
         return np.maximum(self.launch + work, flop / peak)
 
     def grouped_time(
@@ -268,7 +281,8 @@ class GemmCurve:
         compute = flop / (peak * self.efficiency * self.grouped_efficiency[which]) * saturation
         traffic = self.bytes_moved(m, n, k) + (6.0 * m * n if which == 2 else 0.0)
         memory = groups * traffic / (bandwidth * self.memory_efficiency)
-        return np.maximum(self.launch + np.maximum(compute, memory), flop / peak)
+        quantised = groups * self.quantise_traffic * m * k / bandwidth if self.quantise else 0.0
+        return np.maximum(self.launch + np.maximum(compute, memory) + quantised, flop / peak)
 
 
 @dataclass(frozen=True, kw_only=True)

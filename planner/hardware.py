@@ -53,6 +53,7 @@ _OPTIONAL = (
     "gemm_efficiency",
     "attention_efficiency",
     "kernels",
+    "precise_accumulation",
 )
 _CURVES = ("gemm", "attention", "memory_fraction", "scale_up", "scale_out")
 _DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0}
@@ -143,6 +144,9 @@ class HardwareProfile:
     """Constants of collectives across nodes."""
     measured: dict[str, str]
     """Per family (gemm, attention, memory, scale_up, scale_out): "measured" or "scaled from <profile>"."""
+    precise_accumulation: dict[str, float] = field(default_factory=dict)
+    """By recipe: time of a GEMM whose partial sums are promoted to fp32 registers (all but the forward pass in training)
+    over its time when they are not (what was measured). Only tensor cores that add up in fewer bits need it."""
     prices: tuple[Price, ...] = ()
     """Dated prices."""
     unverified: tuple[str, ...] = ()
@@ -178,21 +182,32 @@ class HardwareProfile:
         return float(2.0 * size**3 / self.gemm_time(size, size, size, dtype)) * self.sustained_clock
 
     def gemm_time(
-        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, dtype: str = "bf16", pass_: str = "forward"
-    ) -> Column:
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, dtype: str = "bf16", pass_: str = "forward",
+        quantised: bool = False, gradient_bytes: float = 4.0,
+    ) -> Column:  # fmt: skip
         """Seconds of one GEMM of a linear layer with m tokens, n outputs and k inputs.
 
         m, n, k are the *forward* dimensions Y[m,n] = X[m,k] W[n,k]^T, whatever the pass: dgrad runs (m, k, n), wgrad
-        runs (n, k, m) and accumulates in fp32, which costs ``pass_factor``.  Equation: ``curves.GemmCurve``. fp8,
-        fp8_block and nvfp4 include the dynamic quantisation of the activation.
+        runs (n, k, m). Equation: ``curves.GemmCurve``. fp8, fp8_block and nvfp4 include the dynamic quantisation of the
+        activation, unless the inputs are ``quantised``.
+
+        wgrad adds its product to a gradient of g bytes per weight: it reads and writes 2 g n k where a plain GEMM writes
+        2 n k, and a part c of that traffic is not hidden: t += c (2 g - 2) n k / W.  [measured, ``GemmCurve.accumulate``]
+        dgrad and wgrad in per-tensor fp8 promote partial sums to fp32 registers: ``precise_accumulation``.
         """
         which = _index(pass_, PASSES, "pass")
         curve, peak = self.gemm_curve(dtype), self.peak(dtype)
+        if quantised:
+            curve = curve.without_quantisation(self.gemm["bf16"])
         tokens, outputs, inputs = np.broadcast_arrays(*(np.maximum(column(x), 1.0) for x in (m, n, k)))
         rows, columns, depth = (
             (tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens)
         )[which]  # fmt: skip
-        time = curve.time(rows, columns, depth, peak, self.memory_bandwidth) * curve.pass_factor[which]
+        time = curve.time(rows, columns, depth, peak, self.memory_bandwidth)
+        if which:
+            time = time * self.precise_accumulation.get(dtype, 1.0)
+        if which == 2:
+            time = time + curve.accumulate * (2.0 * gradient_bytes - 2.0) * outputs * inputs / self.memory_bandwidth
         return column(time)[()]
 
     def grouped_gemm_time(
@@ -203,6 +218,7 @@ class HardwareProfile:
         groups: npt.ArrayLike,
         dtype: str = "bf16",
         pass_: str = "forward",
+        quantised: bool = False,
     ) -> Column:
         """Seconds of one grouped GEMM of MoE experts: ``groups`` experts of (tokens_per_group, n, k) in one kernel.
 
@@ -211,10 +227,14 @@ class HardwareProfile:
         """
         which = _index(pass_, PASSES, "pass")
         curve, peak = self.gemm_curve(dtype), self.peak(dtype)
+        if quantised:
+            curve = curve.without_quantisation(self.gemm["bf16"])
         count = column(groups)
         tokens, outputs, inputs = (np.maximum(column(x), 1.0) for x in (tokens_per_group, n, k))
         rows, columns, depth = ((tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens))[which]
         time = curve.grouped_time(tokens, rows, columns, depth, count, which, peak, self.memory_bandwidth)
+        if which:
+            time = time * self.precise_accumulation.get(dtype, 1.0)
         return np.where((column(tokens_per_group) <= 0.0) | (count <= 0.0), 0.0, time)[()]
 
     def attention_time(
@@ -365,6 +385,7 @@ class HardwareProfile:
         data: dict[str, Any] = {key: getattr(self, key) for key in (*_TEXTS, *_COUNTS, *_FACTORS)}
         data["peak_flops"] = {dtype: f"{rate!r} FLOP/s" for dtype, rate in self.peak_flops.items()}
         data |= {key: f"{getattr(self, key)!r} {symbol[unit]}" for key, unit in _QUANTITIES.items()}
+        data["precise_accumulation"] = dict(self.precise_accumulation)
         data["gemm"] = {recipe: curve.to_dict() for recipe, curve in self.gemm.items()}
         data["attention"] = [
             {"kernel": kernel, "dtype": dtype, "pass": pass_, **curve.to_dict()}
@@ -396,6 +417,10 @@ class HardwareProfile:
         }
         values |= _curves(data, where)
         values["kernels"] = _mapping(data.get("kernels", {}), f"{where}: kernels")
+        values["precise_accumulation"] = {
+            str(recipe): _number(factor, f"{where}: precise_accumulation {recipe}")
+            for recipe, factor in _mapping(data.get("precise_accumulation", {}), f"{where}: precise_accumulation").items()
+        }
         values["measured"] = {k: str(v) for k, v in _mapping(data["measured"], f"{where}: measured").items()}
         values["prices"] = tuple(_price(entry, f"{where}: prices") for entry in data.get("prices", ()))
         values |= {key: tuple(str(x) for x in data.get(key, ())) for key in ("unverified", "notes")}

@@ -35,6 +35,8 @@ class Module(IntFlag):
     MOE = 16
     MLA_UP_PROJECTION = 32
     SHARED_EXPERTS = 64
+    EVERY_SECOND_MATMUL = 128
+    """Second, fourth, ... matrix product of a layer, and all norms and element-wise operations (torchtitan's per-operator mode)."""
 
 
 class Schedule(IntEnum):
@@ -80,6 +82,7 @@ MODULE_NAMES: dict[Module, str] = {
     Module.MOE: "moe",
     Module.MLA_UP_PROJECTION: "mla_up_projection",
     Module.SHARED_EXPERTS: "shared_experts",
+    Module.EVERY_SECOND_MATMUL: "every_second_matmul",
 }
 
 BOOLEANS = ("sequence_parallel", "offload_activations")

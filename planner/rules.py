@@ -12,7 +12,7 @@ import numpy as np
 from planner.arrays import NDArray
 from planner.cluster import Cluster
 from planner.errors import PlannerError
-from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule, module_mask, module_names
+from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule, module_mask, module_names
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -332,6 +332,13 @@ RULES: tuple[Rule, ...] = (
             }[job.trainer.expert_parallel]
         ),
     ),
+    Rule(
+        name="rank order",
+        holds=lambda job, x: (np.asarray(x.order) != Order.TP_CP_EP_PP_DP) | (np.asarray(x.pp) == 1) | (not job.model.is_moe)
+        | (np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp)),
+        sentence=lambda job, x: f"order tp-cp-ep-pp-dp with pp {x.pp}: ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
+        "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp",
+    ),  # fmt: skip
     Rule(
         name="experts with tp",
         holds=lambda job, x: (not job.model.is_moe) | (np.asarray(x.tp) == 1) | (np.asarray(x.sequence_parallel) == 1)

@@ -20,6 +20,7 @@ from planner import library, units
 from planner import model as models
 from planner.cluster import Cluster
 from planner.cost.parameters import active_parameters, total_parameters
+from planner.detect import profile_of
 from planner.errors import PlannerError, nearest_first
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
@@ -270,6 +271,8 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     """Fields of Run for a row that can be priced. Raises _UnsupportedError with the reason."""
     _refuse_unmodelled(row)
     entry, assumptions = _entry(row), list[str]()
+    if entry.get("unknown"):
+        assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {entry['trainer']}")
     missing = [path for path in missing if path != "batch.micro"]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
@@ -326,7 +329,7 @@ def _frameworks() -> dict[str, list[dict[str, Any]]]:
 
 def _entry(row: Row) -> Mapping[str, Any]:
     """The facts about the row's framework. Raises _UnsupportedError."""
-    texts = {"framework": row.framework, "notes": row.notes, "id": row.id}
+    texts = {"framework": row.framework, "notes": row.notes, "id": row.id, "source": row.source}
     for entry in _frameworks()["trainers"]:
         if entry["match"].search(texts[entry["in"]]):
             return entry
@@ -371,6 +374,9 @@ def _gpu(text: str) -> str:
     for entry in _frameworks()["hardware"]:
         if entry["match"].search(text):
             return str(entry["hardware"])
+    profile = text.lower() if text.lower() in library.names("hardware") else profile_of(text)
+    if profile is not None:
+        return profile
     raise _UnsupportedError(f"GPU '{text}' is not in profiles/frameworks.yaml")
 
 
@@ -553,7 +559,7 @@ def _layout(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions: l
     gpus = row.get("parallel.gpus") or tp * pp * cp * dp
     if tp * pp * cp * dp != gpus:
         raise _UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
-    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
+    micro, batch = row.get("batch.micro") or _micro(row, entry, dp, pp, assumptions), row.get("batch.global")
     steps = batch / (micro * dp)
     if steps < 1:
         raise _UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
@@ -573,12 +579,17 @@ def _layout(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions: l
     )  # fmt: skip
 
 
-def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
-    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom."""
+def _micro(row: Row, entry: Mapping[str, Any], dp: int, pp: int, assumptions: list[str]) -> int:
+    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
+
+    Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
+    """
     if row.get("batch.global") == dp:
         return 1
     if pp == 1:
         raise _UnsupportedError("layout not stated: micro")
+    if entry.get("microbatches") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
+        return int(row.get("batch.global") // (dp * pp))
     assumptions.append("micro batch 1")
     return 1
 
@@ -657,8 +668,7 @@ def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     if text in ("none", "full"):
         return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
     if text == "per-op selective" or (text == "selective" and "torchtitan" in row.framework):
-        # Saves the attention output and every second matrix product; norms and activations are computed again.
-        return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.NORM | Module.MLP_ACTIVATION}
+        return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.EVERY_SECOND_MATMUL}
     if text == "selective":
         return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.CORE_ATTENTION}
     match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())
@@ -723,7 +733,8 @@ def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str]
     trainer = _load_trainer(name)
     values = dict(changes)
     overlap = frozenset(values.pop("overlap", trainer.overlap))
-    return trainer.replace(**values, overlap=(overlap | on) - off)
+    unfused = frozenset(values.pop("unfused", trainer.unfused))
+    return trainer.replace(**values, unfused=unfused, overlap=(overlap | on) - off)
 
 
 def _trainer(row: Row, entry: Mapping[str, Any]) -> Trainer:
@@ -735,9 +746,13 @@ def _trainer(row: Row, entry: Mapping[str, Any]) -> Trainer:
     if row.get("flash_attention") is not None:
         changes["attention"] = "flash" if row.get("flash_attention") else "unfused"
     if "RMS kernel" in notes:
-        changes["norm_passes"] = 1.0
+        changes |= {"norm_passes": 1.0, "saved_norm_bytes": 2.0}
+    if "flash_attentionv1" in notes:
+        changes["attention_kernel"] = "fa1"
+    if re.search(r"kernel: torch\b", notes):
+        changes["unfused"] = [*changes.get("unfused", []), "softmax"]
     if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
-        changes |= {"logit_bytes": 0.0, "norm_passes": 1.0, "loss_passes": 1.0}
+        changes |= {"logit_bytes": 0.0, **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0)}
     if "precision PURE" in notes:
         changes["gradient_reduce_bytes"] = 2.0
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)

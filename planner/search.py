@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
+from planner.cost.distinct import distinct
 from planner.cost.exact import refine
 from planner.cost.step import CHUNK, Estimate, estimate
 from planner.layout import FIELDS, Layout
@@ -23,6 +24,7 @@ PIECE = CHUNK
 """Candidates priced between two looks at the bound."""
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
 """Fields that do not make a different plan: of layouts that differ in these alone, the best is kept."""
+PLAN_FIELDS = tuple(name for name in FIELDS if name not in FINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +166,7 @@ def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
 
 def _plan_key(layout: Layout) -> tuple[int, ...]:
     """What makes a plan a different one."""
-    return tuple(int(getattr(layout, name)) for name in FIELDS if name not in FINE)
+    return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
 
 
 class _Run:
@@ -215,17 +217,14 @@ class _Run:
     ) -> dict[tuple[int, ...], tuple[float, Layout, Estimate]]:  # fmt: skip
         """The ``wanted`` plans of least value among those kept and some rows, one for each key."""
         merged = dict(kept)
-        few = self.wanted * 64  # variants of one plan crowd together; an argsort of all rows would cost more than it finds
-        near = rows[np.argpartition(value[rows], few)[:few]] if len(rows) > few else rows
-        new = 0
-        for row in near[np.argsort(value[near], kind="stable")]:
+        ordered = rows[np.argsort(value[rows], kind="stable")]
+        _, plan = distinct(piece.take(ordered), PLAN_FIELDS)
+        _, first = np.unique(plan, return_index=True)  # the best row of each plan, as rows are in order of value
+        for row in ordered[np.sort(first)[: self.wanted]]:
             one = piece.row(int(row))
             key = _plan_key(one)
             if key not in merged or value[row] < merged[key][0]:
                 merged[key] = (float(value[row]), one, found.row(int(row)))
-                new += 1
-            if new > self.wanted:
-                break
         return dict(sorted(merged.items(), key=lambda item: item[1][0])[: self.wanted])
 
     def best(self) -> tuple[list[Layout], list[Estimate]]:

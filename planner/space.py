@@ -198,7 +198,7 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
     cheap = Module.NORM | Module.MLP_ACTIVATION | core
     up = Module.MLA_UP_PROJECTION if model.is_mla else Module(0)
     block = Module.MOE if model.is_moe else Module.MLP
-    sets = [core, up, Module.MLP_ACTIVATION | core, cheap, cheap | up, block | core, block | Module.NORM | core | up]
+    sets = [Module.EVERY_SECOND_MATMUL, core, up, Module.MLP_ACTIVATION | core, cheap, cheap | up, block | core, block | Module.NORM | core | up]
     unique = {int(one): None for one in sets if one}
     return list(unique)
 

@@ -24,6 +24,12 @@ OVERLAPS: dict[str, str] = {
 }
 
 
+UNFUSED: dict[str, str] = {
+    "swiglu": "SiLU and its product with the up projection are two kernels; the SiLU's output is saved as well",
+    "softmax": "scale, mask, cast to fp32, softmax and cast back are kernels of their own",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trainer:
     """One generation of a training framework."""
@@ -68,6 +74,8 @@ class Trainer:
     """Modules that selective recompute knows; searched one by one and together."""
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
+    recompute_stops_early: bool
+    """Full recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
     offload_optimizer: bool
     """Optimizer states and step may live on the host."""
     offload_activations: bool
@@ -90,6 +98,10 @@ class Trainer:
     """Lowest zero level at which resident weights are sharded: 3 in ZeRO, 1 in FSDP (which then gathers them)."""
     gathered_weight_bytes: float
     """Bytes per parameter of weights that are gathered for computation."""
+    gather_copy_bytes: float
+    """Bytes per parameter that kernels move to bring gathered weights into their places, per gather."""
+    reduce_copy_bytes: float
+    """Bytes per parameter that kernels move to bring gradients into the buffer that is reduced, per reduction."""
     gradient_bytes: float
     """Bytes per parameter of the resident gradients."""
     gradient_reduce_bytes: float
@@ -100,12 +112,19 @@ class Trainer:
     """Further bytes per parameter that fp8 keeps (casted copies of the weights, forward and transposed)."""
     fp8_activations: bool
     """Inputs of linear layers are saved in fp8 when training in fp8."""
+    quantise_bytes: Mapping[str, float]
+    """Bytes read and written per element to quantise the input and the output gradient of a linear layer, by precision:
+    what norm and activation kernels do not write anyway. Copies for all three GEMMs included."""
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
     """Dropout is used; its masks are saved."""
     saved_norm_bytes: float
     """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
+    zero1_all_reduces: bool
+    """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of a reduce-scatter."""
+    stages_by_cost: bool
+    """Layers are dealt to pipeline stages by their multiplications, the head counted like the layers."""
     logit_bytes: float
     """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
     gathered_units: float
@@ -125,11 +144,19 @@ class Trainer:
     attention: str
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
     attention_kernel: str
-    """'best' the device has, or 'fa2'."""
+    """'best' the device has, 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
+    unfused: frozenset[str]
+    """Operators that run as chains of plain torch operations; names of UNFUSED."""
+    separate_gate: bool
+    """Gate and up projection are two column-parallel layers; without sequence parallelism each reduces its own input gradient."""
+    accumulation_bytes: float
+    """Bytes moved per parameter and microbatch to add gradients to the accumulated ones; 0 = inside the weight gradient's GEMM."""
     norm_passes: float
     """Times a norm reads or writes its tensor, over the minimum: 1 = one fused kernel."""
     elementwise_passes: float
-    """The same for activations, rotary embedding, dropout and residual additions."""
+    """The same for activations, dropout and residual additions."""
+    rope_passes: float
+    """The same for the rotary embedding."""
     loss_passes: float
     """The same for the cross entropy."""
     host_time: float
@@ -155,11 +182,16 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_modules": tuple(MODULE_NAMES.values()),
     "order": tuple(NAMES["order"].values()),
     "attention": ("flash", "unfused"),
-    "attention_kernel": ("best", "fa2"),
+    "attention_kernel": ("best", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),
+    "unfused": tuple(UNFUSED),
 }
 
 
+_MAPPINGS = {
+    "optimizer_bytes": "a mapping of optimizer to bytes per parameter",
+    "quantise_bytes": "a mapping of precision to bytes per element",
+}
 _DURATIONS = ("host_time", "step_overhead")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
@@ -225,11 +257,11 @@ def _read(key: str, value: Any, kind: Any, where: str) -> Any:
         if key in _CHOICES and value not in _CHOICES[key]:
             raise wrong(f"one of {', '.join(_CHOICES[key])}")
         return value
-    if key == "optimizer_bytes":
+    if key in _MAPPINGS:
         if not isinstance(value, Mapping) or not all(_is_number(number) for number in value.values()):
-            raise wrong("a mapping of optimizer to bytes per parameter")
+            raise wrong(_MAPPINGS[key])
         if not all(isinstance(name, str) for name in value):
-            raise wrong("a mapping of optimizer to bytes per parameter")
+            raise wrong(_MAPPINGS[key])
         return {name: float(number) for name, number in value.items()}
     if key in _DURATIONS:
         return units.parse(value, "seconds", what=f"{where}: {key}")

@@ -25,31 +25,57 @@ HARDWARE: dict[str, HardwareProfile] = {name: load_hardware(name) for name in li
 def model(name: str, **changes: Any) -> ModelSpec:
     """A small Llama with changes."""
     sizes: dict[str, Any] = {
-        "num_layers": 8, "hidden_size": 1024, "num_heads": 16, "num_kv_heads": 16, "head_dim": 64, "ffn_size": 4096,
-        "vocab_size": 32000, "max_sequence_length": 8192,
-    }  # fmt: skip
+        "num_layers": 8,
+        "hidden_size": 1024,
+        "num_heads": 16,
+        "num_kv_heads": 16,
+        "head_dim": 64,
+        "ffn_size": 4096,
+        "vocab_size": 32000,
+        "max_sequence_length": 8192,
+    }
     return ModelSpec(name=name, **{**sizes, **changes})
 
 
 MLA = {
-    "head_dim": 96, "q_lora_rank": 384, "kv_lora_rank": 256, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 64,
-}  # fmt: skip
+    "head_dim": 96,
+    "q_lora_rank": 384,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "qk_rope_head_dim": 32,
+    "v_head_dim": 64,
+}
 EXPERTS = {"num_experts": 16, "top_k": 2, "expert_ffn_size": 1024}
 MODELS: dict[str, ModelSpec] = {
-    "gpt": model("gpt", gated=False, activation="gelu", norm="layernorm", position="learned", num_position_embeddings=8192,
-                 tied_embeddings=True, linear_bias=True),
+    "gpt": model(
+        "gpt",
+        gated=False,
+        activation="gelu",
+        norm="layernorm",
+        position="learned",
+        num_position_embeddings=8192,
+        tied_embeddings=True,
+        linear_bias=True,
+    ),
     "gqa": model("gqa", num_kv_heads=4),
     "window": model("window", window=1024, num_windowed_layers=6, norms_per_layer=4, qk_norm=True),
     "moe": model("moe", num_kv_heads=4, **EXPERTS),
-    "mla": model("mla", num_shared_experts=1, shared_expert_ffn_size=1024, num_dense_layers=1, mtp_layers=1, **MLA, **EXPERTS),
+    "mla": model(
+        "mla", num_shared_experts=1, shared_expert_ffn_size=1024, num_dense_layers=1, mtp_layers=1, **MLA, **EXPERTS
+    ),
     "parallel": model("parallel", parallel_attention=True, norms_per_layer=1, gated=False, activation="gelu"),
-}  # fmt: skip
+}
 
 
 def job(
-    model_name: str = "gqa", trainer: str | Trainer = "megatron", gpus: int = 8, hardware: str | HardwareProfile = "h100-sxm",
-    sequence: int = 4096, batch: int = 32, **workload: Any,
-) -> Job:  # fmt: skip
+    model_name: str = "gqa",
+    trainer: str | Trainer = "megatron",
+    gpus: int = 8,
+    hardware: str | HardwareProfile = "h100-sxm",
+    sequence: int = 4096,
+    batch: int = 32,
+    **workload: Any,
+) -> Job:
     return Job(
         workload=Workload(model=MODELS[model_name], sequence_length=sequence, global_batch_size=batch, **workload),
         cluster=Cluster(hardware=HARDWARE[hardware] if isinstance(hardware, str) else hardware, num_gpus=gpus),

@@ -14,14 +14,25 @@ from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS, Estimate
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Module, Recompute
+from planner.rules import Job
 from planner.search import fits
 from planner.workload import Workload
 
-FASTER = ("network_bandwidth", "scale_up_bandwidth", "memory_bandwidth", "pcie_bandwidth", "peak_flops", "host_memory_bandwidth")
+FASTER = (
+    "network_bandwidth",
+    "scale_up_bandwidth",
+    "memory_bandwidth",
+    "pcie_bandwidth",
+    "peak_flops",
+    "host_memory_bandwidth",
+)
 GROUPS = {
-    "tensor": "tensor_communication", "context": "context_communication", "expert": "expert_communication",
-    "pipeline": "pipeline_communication", "data": "data_communication",
-}  # fmt: skip
+    "tensor": "tensor_communication",
+    "context": "context_communication",
+    "expert": "expert_communication",
+    "pipeline": "pipeline_communication",
+    "data": "data_communication",
+}
 
 
 def numbers(found: Estimate) -> dict[str, np.ndarray]:
@@ -35,12 +46,15 @@ def numbers(found: Estimate) -> dict[str, np.ndarray]:
 
 
 cases = st.tuples(
-    st.sampled_from(sorted(MODELS)), st.sampled_from(sorted(TRAINERS)), st.sampled_from(sorted(HARDWARE)),
-    st.sampled_from([(4, 8), (16, 32), (64, 64)]), st.integers(0, 2**32 - 1),
-)  # fmt: skip
+    st.sampled_from(sorted(MODELS)),
+    st.sampled_from(sorted(TRAINERS)),
+    st.sampled_from(sorted(HARDWARE)),
+    st.sampled_from([(4, 8), (16, 32), (64, 64)]),
+    st.integers(0, 2**32 - 1),
+)
 
 
-def drawn(case: tuple[str, str, str, tuple[int, int], int], most: int) -> tuple[object, Layout]:
+def drawn(case: tuple[str, str, str, tuple[int, int], int], most: int) -> tuple[Job, Layout]:
     model, trainer, hardware, (gpus, batch), seed = case
     layouts = legal_layouts(model, trainer, gpus, batch, 2000)
     rows = np.random.default_rng(seed).integers(0, len(layouts), most)
@@ -61,7 +75,9 @@ def test_a_batch_equals_its_rows_one_by_one(case: tuple[str, str, str, tuple[int
 
 @settings(max_examples=25, deadline=None)
 @given(cases, st.sampled_from(FASTER), st.floats(1.05, 8.0))
-def test_faster_hardware_is_never_slower(case: tuple[str, str, str, tuple[int, int], int], what: str, factor: float) -> None:
+def test_faster_hardware_is_never_slower(
+    case: tuple[str, str, str, tuple[int, int], int], what: str, factor: float
+) -> None:
     one, layouts = drawn(case, 32)
     faster = dataclasses.replace(one.cluster, hardware=one.cluster.hardware.scaled(**{what: factor}))
     before, after = priced(one, layouts), priced(dataclasses.replace(one, cluster=faster), layouts)
@@ -130,8 +146,12 @@ def test_hidden_and_exposed_communication_are_all_of_it(case: tuple[str, str, st
     if not len(layouts):
         return
     plain = dataclasses.replace(one, trainer=one.trainer.replace(overlap=frozenset()))
-    every = dataclasses.replace(one, trainer=one.trainer.replace(overlap=frozenset(
-        ("tp_backward", "tp", "cp", "ep", "gradients", "parameters", "pipeline"))))  # fmt: skip
+    every = dataclasses.replace(
+        one,
+        trainer=one.trainer.replace(
+            overlap=frozenset(("tp_backward", "tp", "cp", "ep", "gradients", "parameters", "pipeline"))
+        ),
+    )
     without, within = priced(plain, layouts), priced(every, layouts)
     for hidden, part in GROUPS.items():
         assert np.all(without.hidden[hidden] <= 1e-12)
@@ -181,12 +201,17 @@ def test_recompute_trades_time_for_memory() -> None:
     """none <= selective <= a part of the layers <= all of them: time rises at every step and memory falls."""
     cheap = Module.NORM | Module.MLP_ACTIVATION
     modes = [
-        {}, {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap)},
+        {},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap)},
         {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap | Module.MLP)},
-        *({"recompute": Recompute.FULL, "recompute_layers": n} for n in (3, 4, 7)), {"recompute": Recompute.FULL},
-    ]  # fmt: skip
+        *({"recompute": Recompute.FULL, "recompute_layers": n} for n in (3, 4, 7)),
+        {"recompute": Recompute.FULL},
+    ]
     for model in ("gpt", "gqa", "window"):
-        for shape in ({"dp": 8, "num_microbatches": 4}, {"tp": 2, "dp": 4, "num_microbatches": 8, "sequence_parallel": 1}):
+        for shape in (
+            {"dp": 8, "num_microbatches": 4},
+            {"tp": 2, "dp": 4, "num_microbatches": 8, "sequence_parallel": 1},
+        ):
             found = priced(job(model), Layout.stack([Layout(**shape, **mode) for mode in modes]))
             rows = [0, 1, 2, 5, 6]  # selective against a small part of the layers may go either way
             assert np.all(np.diff(found.step_time[rows]) > 0), model

@@ -20,8 +20,19 @@ from planner.trainer import Trainer
 from planner.workload import Workload
 
 S, B = 4096, 2
-PAPER = model("paper", hidden_size=2048, num_heads=16, num_kv_heads=16, head_dim=128, ffn_size=8192, gated=False,
-              activation="gelu", norm="layernorm", position="learned", num_position_embeddings=8192)  # fmt: skip
+PAPER = model(
+    "paper",
+    hidden_size=2048,
+    num_heads=16,
+    num_kv_heads=16,
+    head_dim=128,
+    ffn_size=8192,
+    gated=False,
+    activation="gelu",
+    norm="layernorm",
+    position="learned",
+    num_position_embeddings=8192,
+)
 SBH = S * B * 2048.0
 
 
@@ -57,9 +68,11 @@ def test_flop_is_six_n_and_attention(name: str) -> None:
     keys = (8 - spec.num_windowed_layers) * full + spec.num_windowed_layers * within
     expected = 6 * weights + 12 * 1024 * keys
     for layout in (
-        Layout(num_microbatches=32), Layout(tp=2, dp=2, pp=2, num_microbatches=16, sequence_parallel=1),
-        Layout(cp=2, dp=4, num_microbatches=8), Layout(tp=2, dp=4, num_microbatches=8, sequence_parallel=1, recompute=2),
-    ):  # fmt: skip
+        Layout(num_microbatches=32),
+        Layout(tp=2, dp=2, pp=2, num_microbatches=16, sequence_parallel=1),
+        Layout(cp=2, dp=4, num_microbatches=8),
+        Layout(tp=2, dp=4, num_microbatches=8, sequence_parallel=1, recompute=2),
+    ):
         found = priced(job(name, gpus=int(layout.num_gpus)), layout)
         assert float(found.flop[0] / found.tokens[0]) == pytest.approx(expected, rel=1e-9)
         per_second = found.flop[0] / found.step_time[0]
@@ -74,19 +87,23 @@ SELECTIVE = {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.C
 @pytest.mark.parametrize(
     ("layout", "per_sbh"),
     [
-        ({}, lambda x: 34 + 5 * x), ({"tp": 4}, lambda x: 10 + 24 / 4 + 5 * x / 4),
-        ({"tp": 4, "sequence_parallel": 1}, lambda x: (34 + 5 * x) / 4), (SELECTIVE, lambda x: 34.0),
-        ({"tp": 4, **SELECTIVE}, lambda x: 10 + 24 / 4), ({"tp": 4, "sequence_parallel": 1, **SELECTIVE}, lambda x: 34 / 4),
-        ({"recompute": Recompute.FULL}, lambda x: 2.0), ({"tp": 4, "recompute": Recompute.FULL}, lambda x: 2.0),
+        ({}, lambda x: 34 + 5 * x),
+        ({"tp": 4}, lambda x: 10 + 24 / 4 + 5 * x / 4),
+        ({"tp": 4, "sequence_parallel": 1}, lambda x: (34 + 5 * x) / 4),
+        (SELECTIVE, lambda x: 34.0),
+        ({"tp": 4, **SELECTIVE}, lambda x: 10 + 24 / 4),
+        ({"tp": 4, "sequence_parallel": 1, **SELECTIVE}, lambda x: 34 / 4),
+        ({"recompute": Recompute.FULL}, lambda x: 2.0),
+        ({"tp": 4, "recompute": Recompute.FULL}, lambda x: 2.0),
     ],
-)  # fmt: skip
+)
 def test_activations_of_korthikanti(layout: dict[str, Any], per_sbh: Any) -> None:
     """Table 2 of arXiv 2205.05198, exactly: sbh (10 + 24/t + 5 a s / (h t)) and what follows from it."""
     assert saved(PAPER, TRAINERS["megatron-2021"], **layout) == pytest.approx(SBH * per_sbh(16 * S / 2048), rel=1e-12)
 
 
 def test_activations_with_flash_attention() -> None:
-    """Today's Megatron against the paper: no scores (5 a s^2 b), no dropout masks (2 s b h), 4 bytes per row and head more."""
+    """Today's Megatron against the paper: no scores (5 a s^2 b), no masks (2 s b h), 4 bytes per row and head more."""
     assert saved(PAPER, TRAINERS["megatron"]) == pytest.approx(SBH * (34 - 2) + 4 * 16 * S * B, rel=1e-12)
     # Llama: norm inputs and outputs 8 h, Q 2 h, K and V 4 k d, output 2 h, gate and up 4 f, their product 2 f.
     gqa = 8 * 1024 + 2 * 1024 + 4 * 4 * 64 + 2 * 1024 + 6 * 4096 + 4 * 16
@@ -132,7 +149,9 @@ def test_full_recompute_sends_again() -> None:
     found = priced(job("gqa", trainer), Layout.stack([Layout(**plain), Layout(**plain, recompute=Recompute.FULL)]))
     shard = shard_of("gqa", trainer, tp=8, sequence_parallel=1)
     cluster = job("gqa").cluster
-    forward = sum(float(np.max(collective_seconds(one, cluster))) for one in ops.layer(shard, moe=False)[1] if not one.backward)
+    forward = sum(
+        float(np.max(collective_seconds(one, cluster))) for one in ops.layer(shard, moe=False)[1] if not one.backward
+    )
     tensor = found.time["tensor_communication"]
     assert tensor[1] - tensor[0] == pytest.approx(32 * 8 * forward)
 
@@ -141,7 +160,7 @@ def test_full_recompute_sends_again() -> None:
 
 
 def test_context_exchange_volumes() -> None:
-    """ring: c - 1 hops of local K and V, doubled backward; allgather: the whole K and V; a2a: Q, K, V and the output."""
+    """ring: c - 1 hops of local K and V, doubled backward; allgather: the whole K and V; a2a: Q, K, V, output."""
     local, key_values = S * B / 4, 2 * 4 * 64 * 2  # tokens of a rank; bytes of K and V per token
     layout = {"cp": 4, "micro_batch_size": B}
 
@@ -150,12 +169,15 @@ def test_context_exchange_volumes() -> None:
         return [(one.op, float(np.max(one.size * one.count)), one.backward) for one in collectives]
 
     assert found(CpMethod.RING) == [
-        ("send_recv", 3 * local * key_values, False), ("send_recv", 2 * 3 * local * key_values, True)
-    ]  # fmt: skip
+        ("send_recv", 3 * local * key_values, False),
+        ("send_recv", 2 * 3 * local * key_values, True),
+    ]
     whole = 4 * local * key_values
     assert found(CpMethod.ALLGATHER) == [
-        ("all_gather", whole, False), ("all_gather", whole, True), ("reduce_scatter", whole, True)
-    ]  # fmt: skip
+        ("all_gather", whole, False),
+        ("all_gather", whole, True),
+        ("reduce_scatter", whole, True),
+    ]
     moved = local * (2 * 1024 + 2 * 256) * 2
     assert found(CpMethod.A2A) == [("all_to_all", moved, False), ("all_to_all", moved, True)]
 
@@ -165,7 +187,10 @@ def test_a_ring_goes_at_the_pace_of_its_slowest_hop() -> None:
     hardware = HARDWARE["h100-sxm"]
     cluster = Cluster(hardware=hardware, num_gpus=16)
     size = 2.0**26
-    for cp, expected in ((8, hardware.scale_up_time("send_recv", size, 2)), (16, hardware.scale_out_time("send_recv", size, 2, 1))):
+    for cp, expected in (
+        (8, hardware.scale_up_time("send_recv", size, 2)),
+        (16, hardware.scale_out_time("send_recv", size, 2, 1)),
+    ):
         ring = Collective(name="ring", group="cp", op="send_recv", size=size, n=float(cp), stride=1.0, backward=False)
         assert float(collective_seconds(ring, cluster)) == pytest.approx(float(expected))
 
@@ -189,7 +214,9 @@ def test_rows_of_the_experts() -> None:
     split = {"tp": 4, "sequence_parallel": 1}
     assert float(shard_of("moe", **split).expert_rows) == tokens * 2 / 4
     assert float(shard_of("moe", etp=4, **split).expert_rows) == tokens * 2
-    whole = shard_of("moe", "megatron-deepspeed", tp=4, etp=4)  # no sequence parallelism: all ranks hold the same tokens
+    whole = shard_of(
+        "moe", "megatron-deepspeed", tp=4, etp=4
+    )  # no sequence parallelism: all ranks hold the same tokens
     assert float(whole.expert_rows) == tokens * 2
     skewed = dataclasses.replace(shard_of("moe", ep=8), workload=job("moe", expert_imbalance=1.5).workload)
     assert float(skewed.expert_rows) == tokens * 2 * 1.5
@@ -200,7 +227,9 @@ def test_rows_of_the_experts() -> None:
 def test_expert_exchange_volumes() -> None:
     """Dispatch and combine move T / t K copies of h each, both ways; etp gathers and scatters the received ones."""
     shard = shard_of("moe", tp=2, etp=2, ep=4, dp=4, sequence_parallel=1)
-    found = [(one.op, float(np.max(one.size)), float(np.max(one.n))) for one in live(ops.layer(shard, moe=True)[1], "ep")]
+    found = [
+        (one.op, float(np.max(one.size)), float(np.max(one.n))) for one in live(ops.layer(shard, moe=True)[1], "ep")
+    ]
     copies = S / 2 * 2 * 1024 * 2.0
     once = [("all_to_all", copies, 4.0)] * 2 + [("all_gather", 2 * copies, 2.0), ("reduce_scatter", 2 * copies, 2.0)]
     assert found == once * 2
@@ -212,8 +241,10 @@ def test_grouped_gemms_hold_the_experts() -> None:
     up = next(one for one in operators if one.name == "experts_up")
     assert isinstance(up, Gemm)
     assert (float(up.groups), float(up.m * up.groups), float(up.n)) == (4.0, S * 2.0, 2 * 1024.0)
-    flops = {float(priced(job("moe"), layout).flop[0]) for layout in (
-        Layout(dp=8, num_microbatches=4), Layout(dp=8, ep=8, num_microbatches=4))}  # fmt: skip
+    flops = {
+        float(priced(job("moe"), layout).flop[0])
+        for layout in (Layout(dp=8, num_microbatches=4), Layout(dp=8, ep=8, num_microbatches=4))
+    }
     assert max(flops) == pytest.approx(min(flops))
 
 

@@ -23,15 +23,21 @@ def states(trainer: str, name: str = "gqa", **layout: Any) -> tuple[float, float
 @pytest.mark.parametrize(
     ("trainer", "layout", "weights", "gradients", "optimizer"),
     [
-        ("megatron", {"zero": 0}, 2, 4, 12), ("megatron", {"zero": 1}, 2, 4, 12 / 8),  # 18; 6 + 12 / d
+        ("megatron", {"zero": 0}, 2, 4, 12),
+        ("megatron", {"zero": 1}, 2, 4, 12 / 8),  # 18; 6 + 12 / d
         ("megatron", {"zero": 1, "dp": 4, "cp": 2}, 2, 4, 12 / 8),  # context-parallel ranks share the states too
-        ("deepspeed", {"zero": 0}, 2, 2, 12), ("deepspeed", {"zero": 1}, 2, 2, 12 / 8),  # 16; 4 + 12 / d
-        ("deepspeed", {"zero": 2}, 2, 2 / 8, 12 / 8), ("deepspeed", {"zero": 3}, 2 / 8, 2 / 8, 12 / 8),  # 2 + 14 / d; 16 / d
-        ("torchtitan", {"zero": 2}, 4 / 8, 4 / 8, 8 / 8), ("torchtitan", {"zero": 3}, 4 / 8, 4 / 8, 8 / 8),
+        ("deepspeed", {"zero": 0}, 2, 2, 12),
+        ("deepspeed", {"zero": 1}, 2, 2, 12 / 8),  # 16; 4 + 12 / d
+        ("deepspeed", {"zero": 2}, 2, 2 / 8, 12 / 8),
+        ("deepspeed", {"zero": 3}, 2 / 8, 2 / 8, 12 / 8),  # 2 + 14 / d; 16 / d
+        ("torchtitan", {"zero": 2}, 4 / 8, 4 / 8, 8 / 8),
+        ("torchtitan", {"zero": 3}, 4 / 8, 4 / 8, 8 / 8),
         ("torchtitan", {"zero": 3, "dp_shard": 2}, 4 / 2, 4 / 2, 8 / 2),  # HSDP
     ],
-)  # fmt: skip
-def test_bytes_per_parameter(trainer: str, layout: dict[str, Any], weights: float, gradients: float, optimizer: float) -> None:
+)
+def test_bytes_per_parameter(
+    trainer: str, layout: dict[str, Any], weights: float, gradients: float, optimizer: float
+) -> None:
     """[ZeRO, arXiv 1910.02054, figure 1; Megatron Core, distributed optimizer: 6 + 12 / d]"""
     assert states(trainer, **layout) == pytest.approx((weights * N, gradients * N, optimizer * N), rel=1e-12)
 
@@ -49,7 +55,12 @@ def test_experts_are_sharded_over_their_own_ranks() -> None:
 def test_stages_hold_all_parameters_once(name: str) -> None:
     """The stages of a pipeline hold the model once; a tied embedding lives on the first and on the last."""
     spec = MODELS[name]
-    for pp, ends in ((1, {}), (2, {"first_stage_layers": 7}), (4, {}), (4, {"first_stage_layers": 1, "last_stage_layers": 1})):
+    for pp, ends in (
+        (1, {}),
+        (2, {"first_stage_layers": 7}),
+        (4, {}),
+        (4, {"first_stage_layers": 1, "last_stage_layers": 1}),
+    ):
         layout = Layout(pp=pp, **ends)
         stages = split_stages(spec, layout)
         held = (stage_parameters(job(name).workload, layout, stages).all * stages.weight).sum()
@@ -71,13 +82,15 @@ RS, AG, AR = "reduce_scatter", "all_gather", "all_reduce"
 @pytest.mark.parametrize(
     ("trainer", "layout", "expected"),
     [
-        ("megatron", {"zero": 0}, {(AR, 4): 1}), ("megatron", {"zero": 1}, {(RS, 4): 1, (AG, 2): 1}),
+        ("megatron", {"zero": 0}, {(AR, 4): 1}),
+        ("megatron", {"zero": 1}, {(RS, 4): 1, (AG, 2): 1}),
         ("deepspeed", {"zero": 1}, {(RS, 2): 1, (AG, 2): 1}),
         ("deepspeed", {"zero": 2}, {(RS, 2): 4, (AG, 2): 1}),  # weights stay whole: gathered once after the update
         ("deepspeed", {"zero": 3}, {(RS, 2): 4, (AG, 2): 8}),  # forward and backward of every microbatch
-        ("torchtitan", {"zero": 2}, {(RS, 4): 4, (AG, 2): 4}), ("torchtitan", {"zero": 3}, {(RS, 4): 4, (AG, 2): 8}),
+        ("torchtitan", {"zero": 2}, {(RS, 4): 4, (AG, 2): 4}),
+        ("torchtitan", {"zero": 3}, {(RS, 4): 4, (AG, 2): 8}),
     ],
-)  # fmt: skip
+)
 def test_traffic_of_each_level(trainer: str, layout: dict[str, Any], expected: dict[tuple[str, int], int]) -> None:
     """How often a step reduces the gradients and gathers the weights: {(operation, bytes per parameter): times}."""
     plain = job("gqa", TRAINERS[trainer].replace(overlap=frozenset()))
@@ -91,7 +104,9 @@ def test_traffic_of_each_level(trainer: str, layout: dict[str, Any], expected: d
 def test_a_pipeline_reduces_once() -> None:
     """torch pipelining sets requires_gradient_sync only for the last backward pass of a stage."""
     plain = job("gqa", TRAINERS["torchtitan"].replace(overlap=frozenset()))
-    few, many = (priced(plain, Layout(pp=2, dp=4, num_microbatches=m, zero=2)).time["data_communication"] for m in (4, 32))
+    few, many = (
+        priced(plain, Layout(pp=2, dp=4, num_microbatches=m, zero=2)).time["data_communication"] for m in (4, 32)
+    )
     assert few[0] == many[0] > 0
 
 
@@ -113,7 +128,7 @@ def test_strided_ranks_pay_for_the_network() -> None:
 
 
 def test_update_reads_and_writes_every_state() -> None:
-    """Megatron bf16 Adam: 4 + 4 (gradient, its norm) + 2 x 12 + 2 = 34 bytes per local parameter. [traffic.optimizer_traffic]"""
+    """Megatron bf16 Adam: 4 + 4 (gradient, its norm) + 2 x 12 + 2 = 34 bytes per local parameter."""
     one = job("gqa")
     found = priced(one, Layout.stack([Layout(dp=8, num_microbatches=4, zero=level) for level in (0, 1)]))
     expected = one.cluster.hardware.memory_time(np.array([N, N / 8]) * 34, "optimizer")

@@ -66,6 +66,7 @@ def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> Gem
     """The curve of a parameter vector (logarithms)."""
     name, operand, quantise = OPERAND[recipe]
     e, m0, n0, k0, u, t0 = np.exp(parameters[:6])
+    traffic = float(np.exp(parameters[6])) if quantise else 0.0
     wave = None
     if waves:
         c128, c64 = 1.0 + np.exp(parameters[6:8])
@@ -73,14 +74,17 @@ def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> Gem
         wave = Waves(tiles=np.array(TILES, float), tile_cost=np.array(cost), compute_units=units)
     return GemmCurve(
         peak_name=name, operand_bytes=operand, quantise=quantise, efficiency=float(e), m0=float(m0), n0=float(n0),
-        k0=float(k0), memory_efficiency=float(u), launch=float(t0), waves=wave,
+        k0=float(k0), memory_efficiency=float(u), launch=float(t0), waves=wave, quantise_traffic=traffic,
     )  # fmt: skip
 
 
 def fit_gemm_constants(
     shape: tuple[Column, Column, Column], t: Column, recipe: str, peak: float, memory: float, units: float, waves: bool
 ) -> GemmCurve:
-    """Six constants (eight with waves) by robust least squares on log time."""
+    """Six constants by robust least squares on log time; eight with waves, seven where the activation is quantised.
+
+    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there.
+    """
 
     def residual(parameters: Column) -> Column:
         curve = gemm_from(parameters, recipe, units, waves)
@@ -89,6 +93,9 @@ def fit_gemm_constants(
     start = np.log([0.8, 60, 60, 120, 0.6, 4e-6] + ([0.05, 0.2] if waves else []))
     low = np.log([0.2, 1e-2, 1e-2, 1e-2, 0.1, 1e-6] + ([1e-4, 1e-3] if waves else []))
     high = np.log([1.0, 4e3, 6e3, 4e3, 1.0, 3e-5] + ([1.0, 2.0] if waves else []))
+    if OPERAND[recipe][2]:
+        start, low, high = (np.append(v, np.log(q)) for v, q in ((start, 6.0), (low, 0.5), (high, 40.0)))
+        high[2] = np.log(100.0)
     fit = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.08, max_nfev=150)
     return gemm_from(fit.x, recipe, units, waves)
 
@@ -99,9 +106,10 @@ def fit_grid(
     """log(measured / model) at the nodes by ridge regression of the trilinear form (reweighted twice for outliers)."""
     axis_m, axis_nk = (np.array(values, float) for values in GRIDS[nodes])
     axes = (axis_m, axis_nk, axis_nk)
-    work = curve.time(*shape, peak, memory) - curve.launch
-    target = np.log(np.maximum(t - curve.launch, 0.3 * work) / work)
-    share = (work / (curve.launch + work)) ** 2  # what the launch time hides says little about the rate
+    work = replace(curve, quantise=False).time(*shape, peak, memory) - curve.launch
+    other = curve.launch + (curve.quantise_traffic * shape[0] * shape[2] / memory if curve.quantise else 0.0)
+    target = np.log(np.maximum(t - other, 0.3 * work) / work)
+    share = (work / (other + work)) ** 2  # what launch and quantisation hide says little about the rate
     count = [len(axis) for axis in axes]
     matrix = np.zeros((len(t), math.prod(count)))
     parts = [Grid.weights(axis, x) for axis, x in zip(axes, shape, strict=True)]
@@ -622,7 +630,21 @@ NETWORK = {
     "mi300x": (400, 8, "8x400G RoCE"), "mi325x": (400, 8, "8x400G"), "mi355x": (400, 8, "8x400G Pollara or CX7"),
     "gaudi2": (300, 8, "3x100G per card"), "gaudi3": (600, 8, "3x200G per card"),
 }  # fmt: skip
-SUSTAINED = {"Blackwell": 0.87, "Blackwell Ultra": 0.87}  # others 0.95
+# wgrad (NT-acc32) less the mean of forward and dgrad of the same shape, over 6 n k bytes / nominal bandwidth, median of the
+# shapes with 1.5k to 5k tokens: B200 0.68 (93 shapes), A100 PCIe 0.64 (57 shapes; simumax). Relative to the GEMM that is
+# 13 percent at 2k tokens, 7 at 4k and 3 above 8k on B200.
+ACCUMULATE = 0.67
+# Hopper's and Ada's fp8 tensor cores add up in fewer bits; outside the forward pass partial sums are promoted to fp32
+# registers: 1.1 to 1.2 x the time (pytorch/ao issue 2377, H100), the middle. Blackwell has no such mode
+# (TransformerEngine PR 2748), AMD's always adds in fp32 (pytorch PR 123987).
+PRECISE_ACCUMULATION = {"Hopper": {"fp8": 1.15}, "Ada": {"fp8": 1.15}}
+# Rate of tensor-core work in a training run over its rate in a short burst: the power limit. Calibrated on runs that are
+# nearly all computation, others held out (docs/log.md):
+#   H100 and H200 700 W   DGX Cloud 25.04 llama3.1 8b bf16 on H100 (5 runs, tp 1)
+#   GB200 and B200        Megatron-Bridge 25.09 llama3 8b fp8-cs on GB200 (tp 1); GEMMs in a loop on one B200 reach 0.73
+#                         (SimuMax), so a box with less cooling may fall to that
+#   GB300 1400 W          Megatron-Bridge 25.11 llama3 8b fp8-cs on GB300 (tp 1)
+SUSTAINED = {"Hopper": 0.83, "Blackwell": 0.82, "Blackwell Ultra": 0.87}  # others 0.95
 
 # Part of the memory bandwidth per class of operation, with the rows behind it (bytes the algorithm must move / time).
 _H100_MEMORY = {
@@ -869,6 +891,7 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
     unverified = [*map(str, spec.get("unverified", ())), "compute_units", "peak_flops.fp32", "pcie_bandwidth", "host_memory",
                   "host_memory_bandwidth", "cpu_adam_bandwidth_fraction"]  # fmt: skip
     half = 0.5 if name == "mi250x" else 1.0
+    precise = {"precise_accumulation": PRECISE_ACCUMULATION[arch]} if arch in PRECISE_ACCUMULATION else {}
     return {
         "name": name, "device": device, "vendor": spec["vendor"], "arch": arch,
         "compute_units": int(spec["compute_units"] * half),
@@ -880,6 +903,7 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
         "network_bandwidth": f"{nic:g} Gb/s", "network_latency": latency, "pcie_bandwidth": f"{pcie:g} GB/s",
         "host_memory": f"{host_gib} GiB", "host_memory_bandwidth": f"{host_bandwidth:g} GB/s",
         "cpu_adam_bandwidth_fraction": 0.43, "sustained_clock": SUSTAINED.get(arch, 0.95),
+        **precise,
         "launch_floor": "2.5 us", "graph_launch_floor": "1.4 us", "tdp": f"{spec['tdp_w'] * half:g} W",
         "context_memory": "1.0 GiB", "communicator_memory": "0.6 GiB", "expert_communicator_memory": "1.2 GiB",
         "workspace_memory": "64 MiB", "prices": prices, "unverified": list(dict.fromkeys(unverified)), "notes": notes,
@@ -889,8 +913,9 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
 COMMON_SOURCES = {
     "specs": "stas00/ml-engineering @744d01e (CC-BY-SA-4.0, facts only); ai-dynamo/aiconfigurator @095f58a system yaml "
     "(Apache-2.0); vendor datasheets through those; usable_memory from public runtime logs",
-    "sustained_clock": "suggested by burst against sustained GEMM rates: A100 PCIe 230 of 253, B200 1100 of 1500 TFLOP/s "
-    "(MooreThreads/SimuMax @4dcaae5); to be calibrated",
+    "sustained_clock": "Hopper 0.83 from DGX Cloud 25.04 llama3.1 8b bf16 on H100, Blackwell 0.82 and Blackwell Ultra 0.87 "
+    "from Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200 and GB300, 2026-11; Ampere and others suggested: A100 PCIe "
+    "burst 253, sustained 230 TFLOP/s (MooreThreads/SimuMax @4dcaae5)",
     "launch_floor": "gpu-benches @1c36d50, back-to-back kernels on A100 and H200",
     "memory_overheads": "stas00/ml-engineering (context 0.47-0.92 GiB), nccl issues 964, 864, 1685, 2363, 986; PyTorch PR 120925",
     "fa2_slowdown": "FlashAttention-3, arXiv 2407.08608: 1.5-2.0 x faster forward, 1.5-1.75 x backward than FlashAttention-2 on H100; middle",
@@ -963,14 +988,14 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         ratio_e = [x / grouped["e"][0] for x in grouped["e"]]
         curve = replace(
             curve,
-            pass_factor=(1.0, 1.0, {"Ampere": 1.053, "Blackwell": 1.075, "Blackwell Ultra": 1.075}.get(spec["arch"], 1.064)),
+            accumulate=ACCUMULATE,
             grouped_m0=triple(forward["m"] * x for x in ratio_m),
             grouped_efficiency=triple(min(forward["e"] * x, 1.0) for x in ratio_e),
             errors=curve.errors | {"grouped_forward_median_p90_percent": forward["error"],
                                    "grouped_rows": forward["rows"] or "B200 constants"},
         )  # fmt: skip
         plain = curve.to_dict()
-        for key in ("efficiency", "m0", "n0", "k0", "memory_efficiency"):
+        for key in ("efficiency", "m0", "n0", "k0", "memory_efficiency", "quantise_traffic"):
             plain[key] = short(plain[key])
         plain["launch"] = f"{short(curve.launch * 1e6)} us"
         for axis in ("m", "n", "k"):
@@ -1014,20 +1039,27 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         "memory_fraction": {op: text for op, (_, text) in MEMORY[name].items()},
         "scale_up": remarks
         + ([f"one time per octave; log-log between: median error below {error} percent"] if remarks else []),
-        "gemm_passes": "dgrad 1.00, wgrad with fp32 accumulation 1/0.95 on A100, 1/0.93 on B200 (simumax); between them on others",
+        "gemm_passes": "accumulate: traffic of fp32 wgrad accumulation that is not hidden, B200 0.68, A100 PCIe 0.64 (simumax); others alike",
         "grouped": f"B200 grouped rows (simumax), errors {grouped['errors']}; forward of others: fused expert FFNs (aic-trt)",
         "tables": source_text(codes & set(sources), sources),
     }
     return data
 
 
+# FlashAttention 1 in Triton of before MLIR (llm-foundry 2023, attn_impl triton), time over that of the best kernel: least
+# squares on the bf16 llm-foundry rows in which attention is above 30 percent of the step, 30 of A100 (residual 3 percent, one
+# factor fits 512 to 65536 tokens and head sizes 64 and 128) and 28 of H100. FlashAttention-2 paper, section 4.1: 1.3-2.5 x.
+TRITON = {"Ampere": {"forward": 1.13, "backward": 1.86}, "Hopper": {"forward": 2.35, "backward": 3.35}}
+
+
 def kernels(arch: str) -> dict[str, Any]:
     """Which attention kernels a trainer may name."""
+    triton = {"triton": TRITON[arch]} if arch in TRITON else {}
     if arch in ("Hopper",):
-        return {"same_as_best": ["fa3", "cudnn"], "slowdown": {"fa2": {"forward": 1.75, "backward": 1.62}}}
+        return {"same_as_best": ["fa3", "cudnn"], "slowdown": {"fa2": {"forward": 1.75, "backward": 1.62}, **triton}}
     if arch.startswith("Blackwell") and "(" not in arch:
         return {"same_as_best": ["cudnn", "fa4"], "slowdown": {}}
-    return {"same_as_best": ["fa2", "cudnn"], "slowdown": {}}
+    return {"same_as_best": ["fa2", "cudnn"], "slowdown": triton}
 
 
 def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[str, dict[str, Any]]],
@@ -1041,6 +1073,10 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
                  "unverified": ["memory", "usable_memory", "memory_bandwidth", "sustained_clock"]}  # fmt: skip
     latency = networks[network][0] if network in networks else networks.get(name, ("17.6 us", {}))[0]
     data = base_fields(name, device, spec, latency)
+    if spec["tdp_w"] < specs[device]["tdp_w"]:  # power is f V^2 and V about f: a lower limit lowers the clock by its cube root
+        share = (spec["tdp_w"] / specs[device]["tdp_w"]) ** (1 / 3)
+        data["sustained_clock"] = round(data["sustained_clock"] * share, 3)
+        data["notes"].append(f"sustained_clock: {share:.3f} of {device} (cube root of the ratio of the power limits)")
     families = {"gemm": compute, "attention": compute, "memory": compute}
     if link:
         families["scale_up"] = link

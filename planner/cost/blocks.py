@@ -92,7 +92,9 @@ def _block(operators: list[Operator], collectives: list[Collective], shard: Shar
 
     full = np.asarray(shard.layout.recompute) == Recompute.FULL
     for operator in operators:
-        _add_operator(operator, work[operator.name], repeated(int(operator.module), shard), full, add)
+        again = repeated(int(operator.module), shard, operator.share)
+        left_out = full & (operator.ends and trainer.recompute_stops_early)
+        _add_operator(operator, work[operator.name], again, left_out, full, add)
     first_input = shard.tokens_split * shard.model.hidden_size * shard.element
     add("input", first_input)
     add("saved", np.where(full, first_input, 0.0))
@@ -105,21 +107,26 @@ def _block(operators: list[Operator], collectives: list[Collective], shard: Shar
         pass_seconds = backward if collective.backward else forward
         added = exposed_seconds(collective, alone, trainer, work, pass_seconds)
         again = 0.0 if collective.backward else repeated(int(collective.module), shard)
+        again = np.where(full & (collective.ends and trainer.recompute_stops_early), 0.0, again)
         add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         add(f"{collective.group}_backward", again * added)
         add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
     return total
 
 
-def _add_operator(operator: Operator, work: Work, again: Floats, full: NDArray[np.bool_], add: object) -> None:
-    """One operator's share of a block; ``again`` is 1 where it is computed twice."""
+def _add_operator(
+    operator: Operator, work: Work, freed: Floats, left_out: NDArray[np.bool_], full: NDArray[np.bool_], add: object
+) -> None:
+    """One operator's share of a block; ``freed`` is 1 where its tensors are dropped, it is computed twice there unless
+    ``left_out``."""
     assert callable(add)
     add("forward", work.forward)
     add("dgrad", work.dgrad)
     add("wgrad", work.wgrad)
+    again = np.where(left_out, 0.0, freed)
     add("recompute", again * work.forward)
     add("launches_forward", operator.launches[0])
     add("launches_backward", operator.launches[1] + again * operator.launches[0])
-    add("saved", (1.0 - again) * operator.saved + np.where(full, 0.0, operator.kept))
-    add("working", again * operator.saved + np.where(full, operator.kept, 0.0))
+    add("saved", (1.0 - freed) * operator.saved + np.where(full, 0.0, operator.kept))
+    add("working", freed * operator.saved + np.where(full, operator.kept, 0.0))
     add("flop", work.flop)

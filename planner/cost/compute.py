@@ -9,10 +9,17 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.operators import FP8_PRECISIONS, Attention, Gemm, MemoryBound, Number, Operator, Shard
 from planner.hardware import HardwareProfile
-from planner.layout import Recompute
+from planner.layout import Module, Recompute
 
 GRAPH_LAUNCHES = 1.0
 """Launches per layer and pass when a CUDA graph holds it."""
+
+
+FA1_SLOWDOWN = 1.75
+"""Time of flash attention 1 over version 2 on an A100: forward and backward, causal, head size 128, 2k to 8k tokens.
+
+[Dao 2023, arXiv 2307.08691, section 4.1: 1.7 to 3 times as fast as FlashAttention, the lower end at these sizes]
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +62,36 @@ def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> 
 
 
 def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
-    """2 m n k FLOP each for Y, dX and dW; at the rate of the shape, divided by the sustained clock."""
+    """2 m n k FLOP each for Y, dX and dW; at the rate of the shape, divided by the sustained clock.
+
+    In fp8 and fp4 the GEMM runs on quantised inputs; quantising X (m k) and dY (m n) moves bytes of its own.
+    """
     dtype = gemm_dtype(shard, gemm.low_precision, hardware)
     grouped = np.ndim(gemm.groups) > 0 or gemm.groups != 1.0
 
     def seconds(pass_: str) -> Number:
         if grouped:
-            time = hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_)
+            time = hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True)
         else:
-            time = hardware.gemm_time(gemm.m, gemm.n, gemm.k, dtype, pass_)
+            bytes_each = shard.trainer.gradient_bytes
+            time = hardware.gemm_time(gemm.m, gemm.n, gemm.k, dtype, pass_, True, bytes_each)
         return time / hardware.sustained_clock
 
     dgrad = seconds("dgrad")
     second = dgrad if gemm.activations else (seconds("wgrad") if gemm.trained else 0.0)
-    return Work(forward=seconds("forward"), dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups)
+    forward = seconds("forward")
+    each = quantise_bytes(shard, gemm.low_precision)
+    if each:
+        rows = gemm.m * gemm.groups
+        forward = forward + hardware.memory_time(each * rows * gemm.k, "quantize")
+        dgrad = dgrad + hardware.memory_time(each * rows * gemm.n, "quantize")
+    return Work(forward=forward, dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups)
+
+
+def quantise_bytes(shard: Shard, low_precision: bool) -> float:
+    """Bytes moved per element of X and of dY to quantise it (0 in bf16).  [Trainer.quantise_bytes]"""
+    precision = shard.workload.precision
+    return shard.trainer.quantise_bytes.get(precision, 0.0) if low_precision and precision in FP8_PRECISIONS else 0.0
 
 
 def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:
@@ -90,7 +113,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
             time = (1.0 - windowed) * seconds(pass_, 0)
         if windowed > 0.0:
             time = time + windowed * seconds(pass_, model.window)
-        return time / hardware.sustained_clock
+        return time * (FA1_SLOWDOWN if shard.trainer.attention_kernel == "fa1" else 1.0) / hardware.sustained_clock
 
     keys = np.where(windowed > 0, np.minimum(model.window, attention.seq_kv), attention.seq_kv)
     pairs = attention.seq_q * attention.seq_kv * 0.5
@@ -102,13 +125,18 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:
     """The trainer's kernel where the device has it; else the best, as torch picks cuDNN where flash attention 2 is absent."""
-    kernel = shard.trainer.attention_kernel
+    kernel = shard.trainer.attention_kernel.replace("fa1", "fa2")
     kinds = {kind for kind, _, _ in hardware.attention} | {*hardware.kernels.get("same_as_best", ())}
     return kernel if kernel in kinds | {*hardware.kernels.get("slowdown", {})} else "best"
 
 
-def repeated(operator_module: int, shard: Shard) -> Floats:
-    """1 where the operator runs again in the backward pass, 0 where it does not.  [Layout.recompute]"""
+def repeated(operator_module: int, shard: Shard, share: float = 1.0) -> Floats:
+    """1 where the operator runs again in the backward pass, 0 where it does not, ``share`` where a part of it does.
+
+    [Layout.recompute]
+    """
     mode, modules = np.asarray(shard.layout.recompute), np.asarray(shard.layout.recompute_modules)
-    selective = (mode == Recompute.SELECTIVE) & ((modules & operator_module) != 0)
-    return (selective | (mode == Recompute.FULL)).astype(float)
+    found = np.where(mode == Recompute.SELECTIVE, modules & operator_module, 0)
+    partly = share * ((found & Module.EVERY_SECOND_MATMUL) != 0)
+    whole = ((found & ~int(Module.EVERY_SECOND_MATMUL)) != 0) | (mode == Recompute.FULL)
+    return np.where(whole, 1.0, partly)

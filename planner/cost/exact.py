@@ -10,7 +10,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.stage_times import StageTable, StageTimes
-from planner.cost.stages import Stages
+from planner.cost.stages import Stages, deal_layers
 from planner.cost.step import Estimate
 from planner.cost.timeline import walked_time
 from planner.layout import Layout, Schedule
@@ -36,10 +36,10 @@ def chunks(layout: Layout) -> int:
 def stage_layers(num_layers: int, layout: Layout) -> list[int]:
     """Layers of every pipeline rank: given first and last, the rest as even as it goes, larger ones first."""
     pp, first, last = int(layout.pp), int(layout.first_stage_layers), int(layout.last_stage_layers)
-    given = (first > 0) + (last > 0)
-    share, extra = divmod(num_layers - first - last, max(pp - given, 1))
+    given = (first != 0) + (last != 0)
+    share, extra = divmod(num_layers - max(first, 0) - max(last, 0), max(pp - given, 1))
     middle = [share + (i < extra) for i in range(pp - given)]
-    return ([first] if first else []) + middle + ([last] if last else [])
+    return ([max(first, 0)] if first else []) + middle + ([max(last, 0)] if last else [])
 
 
 def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTimes) -> StageDurations:
@@ -71,6 +71,7 @@ def refine(
     workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
 ) -> list[Estimate]:
     """The estimates of some layouts with the idle time of the walked schedule in place of the closed form's."""
+    layouts = [deal_layers(workload.model, trainer, layout) for layout in layouts]
     stacked = Layout.stack(layouts)
     table = StageTable(workload, cluster, trainer, stacked)
     refined = []

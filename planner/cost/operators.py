@@ -20,7 +20,22 @@ from planner.workload import Workload
 Number = Floats | float
 
 NEVER = Module(0)
+REPEATED = Module.EVERY_SECOND_MATMUL
+"""On every operator that per-operator recompute repeats, wholly or the ``share`` of it.
+
+The matrix products of a layer are counted in order, wq wk wv wo w1 w3 w2; the even ones are repeated: wk, wo, w3. The
+output of w2 and of attention are kept, so are those of reduce-scatter and all-to-all; grouped expert products are not on
+the list and run again.  [torchtitan, activation_checkpoint.py, save list and policy]
+"""
 FP8_PRECISIONS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
+
+
+SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
+"""Bytes per score moved forward and backward and kept, by a half-precision softmax in plain torch operations.
+
+Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
+8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +52,10 @@ class Operator:
     """Bytes kept for the backward pass whatever module is recomputed (full recompute frees them)."""
     launches: tuple[float, float] = (1.0, 1.0)
     """Kernels launched forward and backward."""
+    share: float = 1.0
+    """Part of it that EVERY_SECOND_MATMUL repeats."""
+    ends: bool = False
+    """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,12 +80,16 @@ class Gemm(Operator):
 
 @dataclass(frozen=True, kw_only=True)
 class Attention(Operator):
-    """Fused softmax(Q K^T) V over ``heads`` heads; causal."""
+    """Fused softmax(Q K^T) V; causal."""
 
     heads: Number
+    """Query heads of one rank."""
     kv_heads: Number
+    """Key-value heads of one rank."""
     seq_q: Number
+    """Queries of one sequence on one rank."""
     seq_kv: Number
+    """Keys they attend to, causality not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,8 +129,10 @@ class Collective:
     """Name of the trainer's overlap that can hide it; '' = never hidden."""
     beside: str = ""
     """The work it hides behind: 'operator.forward', '.dgrad', '.wgrad', or 'layer' for half of the pass."""
+    ends: bool = False
+    """As of an operator: nothing that the backward pass needs comes after it."""
     chunked: bool = False
-    """Split in n pieces pipelined with its GEMM: the first piece is never hidden."""
+    """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,9 +196,11 @@ class Shard:
 
     @property
     def input_element(self) -> float:
-        """Bytes of one saved input of a linear layer."""
-        low = self.workload.precision in FP8_PRECISIONS and self.trainer.fp8_activations
-        return 1.0 if low else self.element
+        """Bytes of one saved input of a linear layer: 1 in fp8, half and a scale byte per 16 in fp4."""
+        precision = self.workload.precision
+        if precision not in FP8_PRECISIONS or not self.trainer.fp8_activations:
+            return self.element
+        return 0.5625 if precision == "nvfp4" else 1.0
 
     @property
     def kv_heads(self) -> Floats:
@@ -210,7 +237,7 @@ def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
     gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
     passes = shard.trainer.norm_passes
     return MemoryBound(
-        name=name, kind="norm", module=Module.NORM,
+        name=name, kind="norm", module=Module.NORM | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
         kept=values * shard.trainer.saved_norm_bytes * e / 2 * input_kept,
         saved=gathered * model.hidden_size * shard.input_element,
@@ -218,32 +245,43 @@ def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
     )  # fmt: skip
 
 
-def _residual(shard: Shard, name: str) -> Operator:
+def _residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
     """Dropout and residual addition: two reads and a write forward; backward only the dropout mask is applied."""
     values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.elementwise_passes
     mask = float(shard.trainer.dropout)
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
-        backward=(e + mask * (e + 1)) * values * passes, kept=mask * values,
+        backward=(e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
         launches=(passes, passes * (mask + 0.5)),
     )  # fmt: skip
 
 
-def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module) -> list[Collective]:
+def _tp_pair(
+    shard: Shard, name: str, column: str, row: str, module: Module, *, ends: bool = False
+) -> list[Collective]:
     """Tensor-parallel collectives around a column-parallel and a row-parallel layer.
 
     With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input
     of the column-parallel layer is gathered again unless the trainer saved it gathered. Without: an all-reduce after
     (forward) and one before (backward).  Size T h elements each.  [Korthikanti 2022, section 4.2.2]
+    What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in fp8,
+    so an element is one byte [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16.
+    Pipelined with its GEMM, a gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
     """
     size = shard.tokens * shard.model.hidden_size * shard.element
+    linear = column not in ("", "logits")
+    gathered = shard.tokens * shard.model.hidden_size * (shard.input_element if linear else shard.element)
     on = np.asarray(shard.layout.sequence_parallel) == 1
     split, whole = np.where(on, shard.tp, 1.0), np.where(on, 1.0, shard.tp)
 
+    twice = name == "mlp" and shard.model.gated and shard.trainer.separate_gate
+
     def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, beside: str) -> Collective:
+        repeats = module | REPEATED if suffix == "gather" else module
         return Collective(
-            name=f"{name}_{suffix}", group="tp", op=op, size=size, n=n, stride=1.0, backward=backward, module=module,
-            overlap=overlap, beside=beside, chunked=overlap == "tp",
+            name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n, stride=1.0, backward=backward, module=repeats,
+            count=2.0 if twice and suffix == "reduce_gradient" else 1.0,
+            overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather", ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 
     gather_again = [] if shard.trainer.gathered_inputs else [
@@ -279,7 +317,7 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators: list[Operator] = [_norm(shard, "attention_norm")]
     operators += _projections(shard)
     operators += _core_attention(shard)
-    operators += _linear(shard, "attention_out", tokens, h, output_size)
+    operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
     operators.append(_residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
         operators.append(_norm(shard, "attention_post_norm"))
@@ -295,11 +333,13 @@ def _projections(shard: Shard) -> list[Operator]:
     """
     model, e, tp, tokens = shard.model, shard.element, shard.tp, shard.tokens
     h = float(model.hidden_size)
-    passes = shard.trainer.elementwise_passes
+    passes = shard.trainer.rope_passes
     if not model.is_mla:
         query = model.query_size / tp
         key_value = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
-        heads = [*_linear(shard, "qkv", tokens, query + key_value, h, kept=tokens * (query + key_value) * e)]
+        share = float(model.key_size / (model.query_size + model.key_size + model.value_size))
+        heads = [*_linear(shard, "qkv", tokens, query + key_value, h, saved=tokens * (query + key_value) * e,
+                          module=REPEATED, share=share)]  # fmt: skip
         rotated = tokens * (query + key_value / 2) * e
     else:
         rank_q, rank_kv = model.q_lora_rank, model.kv_lora_rank + model.qk_rope_head_dim
@@ -316,13 +356,14 @@ def _projections(shard: Shard) -> list[Operator]:
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
                          saved=tokens * (key + value) * e)  # fmt: skip
-        rotated = tokens * (query + key) * e
+        rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.position == "rope":
         heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
-                                 module=Module.MLA_UP_PROJECTION, launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
+                                 module=Module.MLA_UP_PROJECTION | REPEATED,
+                                 launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
     if model.qk_norm:
         heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated, backward=3 * rotated,
-                                 saved=rotated, module=Module.NORM, launches=(2.0, 4.0)))  # fmt: skip
+                                 saved=rotated, module=Module.NORM | REPEATED, launches=(2.0, 4.0)))  # fmt: skip
     return heads
 
 
@@ -353,14 +394,16 @@ def _core_attention(shard: Shard) -> list[Operator]:
     mask = float(shard.trainer.dropout)
     passes = shard.trainer.elementwise_passes
     module = Module.CORE_ATTENTION
+    chain = SOFTMAX_CHAIN if "softmax" in shard.trainer.unfused else (2 * e * passes, 3 * e * passes, e)
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
         Gemm(name="scores", module=module, m=seq_q, n=s, k=d, groups=shard.batch * heads, activations=True,
              low_precision=False, launches=(1.0, 2.0)),
-        MemoryBound(name="softmax", module=module, kind="elementwise", forward=scores * passes * (2 * e + mask * (2 * e + 1)),
-                    backward=scores * passes * (3 * e + mask * (2 * e + 1)), saved=scores * (e + mask * (e + 1)),
-                    launches=((1 + mask) * passes, (1 + mask) * passes)),
+        MemoryBound(name="softmax", module=module, kind="elementwise",
+                    forward=scores * (chain[0] + mask * passes * (2 * e + 1)),
+                    backward=scores * (chain[1] + mask * passes * (2 * e + 1)),
+                    saved=scores * (chain[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
         Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True,
              low_precision=False, launches=(1.0, 2.0), kept=kept),
     ]  # fmt: skip
@@ -401,35 +444,58 @@ def _context_exchange(shard: Shard) -> list[Collective]:
     ]
 
 
-def _mlp(shard: Shard, name: str, width: float, module: Module, m: Number, split: Number, groups: Number) -> list[Operator]:
+def _mlp(
+    shard: Shard, name: str, width: float, module: Module, m: Number, split: Number, groups: Number, *,
+    ends: bool = False,
+) -> list[Operator]:  # fmt: skip
     """Up projection (two matrices when gated), activation, down projection, over ``m`` rows in each of ``groups``.
 
     The activation keeps the output of the up projection, and its own output for the down projection; recomputing the
-    activation frees the latter.
+    activation frees the latter. SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and
+    3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
     """
     model, e, passes = shard.model, shard.element, shard.trainer.elementwise_passes
     h, inner = float(model.hidden_size), width / split
     up = inner * (model.num_mlp_matrices - 1)
     rows = m * groups
-    activation = Module.MLP_ACTIVATION | module
+    activation = Module.MLP_ACTIVATION | REPEATED | module
+    grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
+    share = 1.0 if grouped else 0.5 if model.gated else 0.0
+    apart = model.gated and "swiglu" in shard.trainer.unfused
+    moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
     return [
-        *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module, saved=rows * up * e),
+        *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share,
+                 saved=rows * up * e),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
-                    forward=rows * (up + inner) * e * passes, backward=rows * (2 * up + inner) * e * passes,
-                    saved=rows * inner * shard.input_element, launches=(passes, passes)),
-        *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module),
+                    forward=rows * moved[0] * e, backward=rows * moved[1] * e,
+                    saved=rows * inner * (shard.input_element + e * apart),
+                    launches=(2.0, 3.0) if apart else (passes, passes)),
+        *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED,
+                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP)),
     ]  # fmt: skip
+
+
+def _listed_outputs(shard: Shard) -> Number:
+    """Bytes that per-operator recompute keeps beside the inputs of norms: what w2 and both reduce-scatters put out.
+
+    Without tensor parallelism the output of w2 takes the place of the second norm's input; with it w2 puts out all T
+    rows, and each reduce-scatter its T_s.  [the save list named at REPEATED]
+    """
+    listed = (np.asarray(shard.layout.recompute_modules) & REPEATED) != 0
+    rows = shard.tokens + shard.tokens_split
+    return np.where(listed & (shard.tp > 1), rows * shard.model.hidden_size * shard.element, 0.0)
 
 
 def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators = [] if shard.model.norms_per_layer == 1 else [_norm(shard, "mlp_norm")]
-    operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0)
-    operators.append(_residual(shard, "mlp_residual"))
+    last = shard.model.norms_per_layer <= 2
+    operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0, ends=last)
+    operators.append(_residual(shard, "mlp_residual", ends=True))
     if shard.model.norms_per_layer > 2:
         operators.append(_norm(shard, "mlp_post_norm"))
     if shard.model.parallel_attention:  # both blocks share one input and one output: no further collective
         return operators, []
-    return operators, _tp_pair(shard, "mlp", "mlp_up", "mlp_down", Module.MLP)
+    return operators, _tp_pair(shard, "mlp", "mlp_up", "mlp_down", Module.MLP, ends=last)
 
 
 def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
@@ -449,7 +515,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=h, module=module, low_precision=False,
              trained=shard.workload.lora_rank == 0, saved=shard.tokens_split * model.num_experts * 4,
              launches=(6.0, 6.0)),
-        MemoryBound(name="permute", kind="permute", module=module, forward=2 * copies, backward=2 * copies,
+        MemoryBound(name="permute", kind="permute", module=module | REPEATED, forward=2 * copies, backward=2 * copies,
                     launches=(3.0, 2.0)),
         MemoryBound(name="sort", kind="permute", module=module, forward=2 * rows * h * e * (shard.ep > 1),
                     backward=2 * rows * h * e * (shard.ep > 1), saved=rows * h * shard.input_element,

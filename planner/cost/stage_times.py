@@ -15,8 +15,8 @@ from planner.cost.distinct import distinct
 from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, workspace_bytes
 from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
-from planner.cost.stages import Stages, split_stages, stage_parameters, stage_positions
-from planner.cost.traffic import TRAFFIC_FIELDS, activation_offload, column, optimizer_seconds, reduce_and_gather
+from planner.cost.stages import Stages, deal_layers, split_stages, stage_parameters, stage_positions
+from planner.cost.traffic import TRAFFIC_FIELDS, accumulation_seconds, activation_offload, column, copy_seconds, optimizer_seconds, reduce_and_gather
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -95,6 +95,8 @@ class Gathered:
     """Seconds to reduce all gradients once."""
     gather: Floats
     """Seconds to gather all weights once."""
+    copies: Floats
+    """Seconds to move one byte for each parameter into or out of communication buffers."""
     buckets: Floats
     """Gradient buckets, at least one."""
     optimizer: Floats
@@ -111,12 +113,15 @@ class StageTable:
     """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> None:
+        layout = deal_layers(workload.model, trainer, layout)
         v_shaped = np.isin(np.asarray(layout.schedule), (Schedule.ZBV, Schedule.DUALPIPE_V)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        times = _stage_times(cluster, trainer, contents, stages, blocks)
+        parameters = stage_parameters(workload, contents, stages)
+        adding = accumulation_seconds(workload, cluster, trainer, parameters)
+        times = _stage_times(cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
         groups, group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
         spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
@@ -174,7 +179,7 @@ def _state_columns(workload: Workload, cluster: Cluster, trainer: Trainer, layou
         **state_bytes(workload, trainer, layout, parameters),
         "host": host_bytes(workload, trainer, layout, parameters),
         "buffers": communicator_bytes(cluster, layout),
-        "reduce": reduce, "gather": gather, "buckets": buckets, "optimizer": optimizer, "offload": offload,
+        "reduce": reduce, "gather": gather, "copies": copy_seconds(cluster, layout, parameters), "buckets": buckets, "optimizer": optimizer, "offload": offload,
     }  # fmt: skip
     return {name: _stages_first(values) for name, values in columns.items()}
 
@@ -195,14 +200,15 @@ def _workspace(workload: Workload, cluster: Cluster, trainer: Trainer, layout: L
 
 
 def _stage_times(
-    cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks
+    cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks, adding: Floats
 ) -> StageTimes:
-    """Sum of the blocks of each stage.
+    """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients.
 
     The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
     GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
     """
     totals, ends, saved = _stage_totals(layout, stages, blocks)
+    totals[..., INDEX["wgrad"]] += adding
 
     def sum_of(table: Floats, *names: str) -> Floats:
         return np.sum([table[..., INDEX[name]] for name in names], axis=0)

@@ -11,6 +11,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.schedule import is_v_shaped
 from planner.layout import Layout
 from planner.model import ModelSpec
+from planner.trainer import Trainer
 from planner.workload import Workload
 
 
@@ -36,6 +37,33 @@ def stage_positions(layout: Layout) -> Floats:
     return np.stack([np.zeros_like(pp), np.where(pp > 2, 1.0, 0.0), pp - 1], axis=-1)
 
 
+NO_LAYERS = -1
+"""First or last stage without any layer (0 = not given): only the embedding or the head."""
+
+
+def deal_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
+    """The layout with the stages of a trainer that deals layers by cost; any other layout as it is.
+
+    Costs are multiplications per token: 4 a d h + 3 h f of a layer, V h of the head, 0 of all else. A stage takes blocks
+    until their sum since the first one exceeds its share (i + 1) / p of all; the block that exceeds it is its last.
+    [nanotron, models/base.py, build_model, and models/llama.py, get_block_compute_costs]
+    """
+    pp = np.asarray(layout.pp)
+    if not trainer.stages_by_cost or np.all(pp == 1):
+        return layout
+    cost = 4.0 * model.attention_output_size * model.hidden_size + 3.0 * model.hidden_size * model.ffn_size
+    total = model.num_layers * cost + float(model.vocab_size) * model.hidden_size
+    stages = np.asarray(pp, dtype=float)
+    own = np.minimum(np.floor(total / stages / cost) + 1.0, model.num_layers)
+    before = np.minimum(np.floor(total * (stages - 1.0) / stages / cost) + 1.0, model.num_layers)
+    rest = np.where(model.num_layers - before > 0, model.num_layers - before, NO_LAYERS)
+    given = (np.asarray(layout.first_stage_layers) != 0) | (np.asarray(layout.last_stage_layers) != 0) | (pp == 1)
+    return layout.replace(
+        first_stage_layers=np.where(given, layout.first_stage_layers, own).astype(np.int64),
+        last_stage_layers=np.where(given, layout.last_stage_layers, rest).astype(np.int64),
+    )
+
+
 def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     """Layers per stage: given first and last, the rest evenly; the remainder of a division makes a middle stage larger.
 
@@ -47,9 +75,10 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     total = float(model.num_layers)
     given_first = np.broadcast_to(np.asarray(layout.first_stage_layers, dtype=float), (rows,))
     given_last = np.broadcast_to(np.asarray(layout.last_stage_layers, dtype=float), (rows,))
-    even = (total - given_first - given_last) / np.maximum(pp - (given_first > 0) - (given_last > 0), 1.0)
-    first = np.where(given_first > 0, given_first, np.ceil(even))
-    last = np.where(given_last > 0, given_last, np.floor(even))
+    left = total - np.maximum(given_first, 0.0) - np.maximum(given_last, 0.0)
+    even = left / np.maximum(pp - (given_first != 0) - (given_last != 0), 1.0)
+    first = np.where(given_first != 0, np.maximum(given_first, 0.0), np.ceil(even))
+    last = np.where(given_last != 0, np.maximum(given_last, 0.0), np.floor(even))
     single = pp == 1
     first, last = np.where(single, total, first), np.where(single, total, last)
     first = np.where((pp == 2) & (given_first == 0), total - last, first)
@@ -57,12 +86,12 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     layers = np.stack([first, middle, last], axis=-1)
     moe = _moe_layers(model, layers, pp)
     v_shaped = np.broadcast_to(is_v_shaped(layout), (rows,))
-    one, zero = np.ones(rows), np.zeros(rows)
+    one = np.ones(rows)
     at_last = np.where(v_shaped == 1, single.astype(float), one)
     heads = 1.0 + model.mtp_layers
     moe[..., 2] += model.mtp_layers * bool(model.num_moe_layers)
-    moe[..., 0] += np.where(single, model.mtp_layers * bool(model.num_moe_layers), 0.0)
-    layers = layers + np.stack([single * model.mtp_layers, zero, one * model.mtp_layers], axis=-1)
+    moe[..., :2] += np.where(single, model.mtp_layers * bool(model.num_moe_layers), 0.0)[..., None]
+    layers = layers + np.stack([single, single, one], axis=-1) * model.mtp_layers
     lonely = (pp <= 2).astype(float)
     return Stages(
         dense=layers - moe,

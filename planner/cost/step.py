@@ -211,7 +211,9 @@ def _step_parts(
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
-    exposed, hidden = data_parallel(trainer, layout, priced.buckets, priced.reduce, priced.gather, *window)
+    exposed, hidden = data_parallel(
+        trainer, layout, priced.buckets, priced.reduce, priced.gather, priced.copies, *window
+    )
     end = _largest(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,

@@ -38,13 +38,14 @@ def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple
 
 
 def data_parallel(
-    trainer: Trainer, layout: Layout, buckets: Floats, gradients: Floats, weights: Floats, forward: Floats,
-    backward: Floats,
+    trainer: Trainer, layout: Layout, buckets: Floats, gradients: Floats, weights: Floats, copies: Floats,
+    forward: Floats, backward: Floats,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
 
     ``gradients`` and ``weights`` are seconds to reduce and to gather a stage once, ``forward`` and ``backward`` seconds
-    per microbatch: what traffic hides behind.
+    per microbatch: what traffic hides behind. ``copies`` is seconds per byte moved for each of a stage's parameters: copies
+    into and out of communication buffers share the memory with the computation, which they lengthen.
 
     zero 0     all-reduce of the gradients once per step, beside the last backward pass
     zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
@@ -66,7 +67,10 @@ def data_parallel(
     passes = np.where(once, 1.0, m)
     gathers = np.where(once | (zero < trainer.weight_sharding_level), 1.0, m) * (zero >= 1)
     added = passes * hide(backward_traffic, backward, "gradients") + gathers * hide(weights, forward, "parameters")
-    return added, passes * backward_traffic + gathers * weights - added
+    hidden = passes * backward_traffic + gathers * weights - added
+    again = np.where(once | (zero < 3), 0.0, passes)
+    moved = (gathers + again) * trainer.gather_copy_bytes + passes * (zero >= 1) * trainer.reduce_copy_bytes
+    return added + copies * moved, hidden
 
 
 def reduce_and_gather(
@@ -93,7 +97,8 @@ def reduce_and_gather(
         if np.any(replicas > 1):
             scattered = scattered + cluster.collective_time("all_reduce", size / group, replicas, distance * group)
         gathered_size = np.where(zero >= trainer.weight_sharding_level, resident, learned) * trainer.gathered_weight_bytes
-        gradients = gradients + np.where(zero == 0, replicated, scattered)
+        whole_gradients = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
+        gradients = gradients + np.where(whole_gradients, replicated, scattered)
         weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
     return gradients, np.where(zero == 0, 0.0, weights)
 
@@ -129,6 +134,25 @@ def optimizer_seconds(
         hardware.gpus_per_node, cluster.num_gpus
     )
     return on_gpu, np.maximum(transfer, moved * bytes_each / per_gpu)
+
+
+def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
+    """Seconds to move one byte for each parameter of a stage, where states are sharded.  [Trainer.gather_copy_bytes]"""
+    dense_shard, expert_shard = shard_groups(layout)
+    moved = parameters.dense * (dense_shard > 1) + parameters.expert * (expert_shard > 1)
+    return cluster.hardware.memory_time(moved, "copy")
+
+
+def accumulation_seconds(
+    workload: Workload, cluster: Cluster, trainer: Trainer, parameters: StageParameters
+) -> Floats:
+    """Seconds per microbatch to add a stage's fresh gradients to the accumulated ones, as kernels of their own.
+
+    fp32 main gradients: read 2 and 4, write 4 bytes per parameter; half-precision ones: read 2 and 2, write 2. Nothing
+    where the GEMM of the weight gradient accumulates.  [Trainer.accumulation_bytes]
+    """
+    dense, expert = trained_parameters(workload, parameters)
+    return cluster.hardware.memory_time((dense + expert) * trainer.accumulation_bytes, "elementwise")
 
 
 def local_states(workload: Workload, layout: Layout, parameters: StageParameters) -> Floats:

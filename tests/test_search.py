@@ -1,0 +1,280 @@
+"""The search against brute force: one layout at a time, no pruning, no shared prices."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import HARDWARE, MODELS, TRAINERS, job, priced
+
+from planner import search as searching
+from planner.cost.exact import refine
+from planner.layout import NAMES, Layout, Recompute, Schedule
+from planner.rules import Job, allowed, check
+from planner.search import Finding, Pins, fits, search
+from planner.space import OFFLOADS, recompute_levers, stack
+
+
+def all_layouts(one: Job) -> Layout:
+    """Every legal layout from plain products of every field; nothing taken from space.base_layouts."""
+    gpus, batch, moe = one.cluster.num_gpus, one.workload.global_batch_size, one.model.is_moe
+    sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
+    levels = one.trainer.zero if gpus > 1 else (min(one.trainer.zero),)
+    rows: list[Layout] = []
+    for tp, pp, cp in itertools.product(sizes, repeat=3):
+        if gpus % (tp * pp * cp):
+            continue
+        dp = gpus // (tp * pp * cp)
+        pipelines = [(1, 1)] if pp == 1 else list(itertools.product((1, 2, 4, 8), NAMES["schedule"]))
+        for micro, zero, (vpp, schedule), method, split, ep, etp in itertools.product(
+            (1, 2, 4, 8, 16),
+            levels,
+            pipelines,
+            NAMES["cp_method"] if cp > 1 else (0,),
+            (0, 1) if tp > 1 else (0,),
+            sizes if moe else (1,),
+            {1, tp} if moe else {1},
+        ):
+            if batch % (dp * micro) == 0:
+                rows.append(
+                    Layout(
+                        tp=tp,
+                        pp=pp,
+                        cp=cp,
+                        dp=dp,
+                        micro_batch_size=micro,
+                        num_microbatches=batch // (dp * micro),
+                        zero=zero,
+                        vpp=vpp,
+                        schedule=schedule,
+                        cp_method=method,
+                        sequence_parallel=split,
+                        ep=ep,
+                        etp=etp,
+                    )
+                )
+    plain = Layout.stack(rows)
+    levers = stack([plain, *(lever.apply(plain, one.model) for lever in recompute_levers(one, Pins()))])
+    if one.trainer.offload_optimizer:
+        levers = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)])
+    return levers.take(allowed(one, levers))
+
+
+@lru_cache(maxsize=8)
+def brute_force(name: str) -> tuple[Layout, list[float], list[float]]:
+    """All layouts of a job with their step times and peaks, each checked and priced alone."""
+    layouts = all_layouts(JOBS[name])
+    times, peaks = [], []
+    for row in range(len(layouts)):
+        layout = layouts.row(row)
+        check(JOBS[name], layout)
+        alone = priced(JOBS[name], layout)
+        times.append(float(alone.step_time[0]))
+        peaks.append(float(alone.memory_peak[0]))
+    return layouts, times, peaks
+
+
+# Even stages only: splits of layers have tests of their own below.
+EVEN = TRAINERS["megatron"].replace(uneven_stages=False, recompute_layers=False, recompute_modules=("mlp", "moe"))
+JOBS: dict[str, Job] = {
+    "dense": job("gqa", EVEN.replace(offload_optimizer=False), gpus=4, batch=4),
+    "experts": job("moe", EVEN.replace(cp_methods=("ring",), offload_optimizer=False), gpus=4, batch=2),
+    "sharded": job(
+        "gpt", TRAINERS["torchtitan"].replace(uneven_stages=False, hsdp=False), gpus=4, batch=4, hardware="l40s"
+    ),
+    "offload": job("gqa", "deepspeed", gpus=2, batch=4),
+}
+
+
+def tight(one: Job, memory: float) -> Job:
+    hardware = one.cluster.hardware.scaled(usable_memory=memory / one.cluster.hardware.usable_memory)
+    return dataclasses.replace(one, cluster=dataclasses.replace(one.cluster, hardware=hardware))
+
+
+def closed_form(one: Job, monkeypatch: pytest.MonkeyPatch, **more: Any) -> Finding:
+    """The search without its last step, the walked timeline."""
+    with monkeypatch.context() as patch:
+        patch.setattr(searching, "_refined", lambda job, pins, layouts, estimates: (layouts, estimates))
+        return search(one, **more)
+
+
+@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("waves", [False, True])
+def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same best time, with memory for all, for half of the layouts, for few and for none; in waves nothing is lost."""
+    if waves:
+        monkeypatch.setattr(searching, "PIECE", 64)
+    one = JOBS[name]
+    layouts, every, peaks = brute_force(name)
+    peaks = sorted(peaks)
+    assert len(every) > 50
+    for limit in (2 * peaks[-1], peaks[len(peaks) // 2], peaks[len(peaks) // 50], peaks[0] / 2):
+        narrow = tight(one, limit)
+        safe = fits(narrow, priced(narrow, layouts))
+        times = [time for time, ok in zip(every, safe, strict=True) if ok]
+        found = closed_form(narrow, monkeypatch)
+        assert found.fit == bool(times)
+        if times:
+            assert found.estimates[0].step_time[0] == pytest.approx(min(times), rel=1e-9), limit
+            assert all(fits(narrow, estimate)[0] for estimate in found.estimates)
+            spread = [estimate.step_time[0] for estimate in found.estimates]
+            assert spread == sorted(spread)
+        else:
+            assert found.estimates[0].memory_peak[0] == pytest.approx(peaks[0], rel=1e-9)
+        assert found.unlimited is not None
+        assert found.unlimited[1].step_time[0] == pytest.approx(min(every), rel=1e-9)
+
+
+def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the least peak with and without offload the winner offloads; below it, it is the closest miss."""
+    one = JOBS["offload"]
+    layouts = all_layouts(one)
+    found = priced(one, layouts)
+    moved = np.asarray(layouts.offload_optimizer) > 0
+    with_offload, without = found.memory_peak[moved].min(), found.memory_peak[~moved].min()
+    assert with_offload * 1.2 < without
+    narrow = tight(one, (with_offload * 1.15 + without) / 2)
+    best = search(narrow)
+    assert best.fit and all(layout.offload_optimizer > 0 for layout in best.layouts)
+    assert not search(tight(one, with_offload * 0.9)).fit
+    poor = one.cluster.hardware.scaled(
+        usable_memory=narrow.cluster.hardware.usable_memory / one.cluster.hardware.usable_memory, host_memory=1e-4
+    )
+    assert not search(dataclasses.replace(narrow, cluster=dataclasses.replace(one.cluster, hardware=poor))).fit
+
+
+@pytest.mark.parametrize(
+    ("model", "trainer", "gpus", "memory"),
+    [
+        ("gqa", "megatron", 16, 1.0),
+        ("moe", "megatron", 16, 0.12),
+        ("mla", "nemo", 16, 0.1),
+        ("gpt", "megatron-2021", 8, 0.3),
+        ("gqa", "torchtitan", 16, 0.1),
+        ("gpt", "deepspeed", 8, 0.1),
+        ("window", "maxtext", 8, 0.2),
+        ("moe", "automodel", 8, 0.2),
+    ],
+)
+def test_every_layout_found_is_legal_fits_and_is_priced_right(
+    model: str, trainer: str, gpus: int, memory: float
+) -> None:
+    one = job(model, trainer, gpus, batch=32)
+    one = tight(one, one.cluster.hardware.usable_memory * memory)
+    found = search(one)
+    assert found.layouts and found.fit
+    for layout, estimate in zip(found.layouts, found.estimates, strict=True):
+        check(one, layout)
+        alone = priced(one, layout)
+        assert fits(one, alone)[0] and fits(one, estimate)[0]
+        assert estimate.memory_peak[0] == pytest.approx(alone.memory_peak[0])
+        exact = refine(one.workload, one.cluster, one.trainer, [layout], [alone])[0]
+        assert estimate.step_time[0] == pytest.approx(exact.step_time[0])
+    times = [float(estimate.step_time[0]) for estimate in found.estimates]
+    assert times == sorted(times)
+    again = search(one)
+    assert again.layouts == found.layouts
+    assert [float(estimate.step_time[0]) for estimate in again.estimates] == times
+
+
+def test_torch_interleaving_with_odd_microbatches() -> None:
+    """Microbatches that are no multiple of pp: torch rounds its groups, and every legal number can be walked."""
+    one = job("gqa", "torchtitan", gpus=4, batch=20)
+    pins = Pins(values={"pp": 4, "schedule": Schedule.INTERLEAVED, "micro_batch_size": 2})
+    found = search(one, pins)
+    assert found.layouts[0].num_microbatches == 10 and found.estimates[0].time["bubble"][0] > 0
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tp": 2},
+        {"pp": 2, "vpp": 2},
+        {"vpp": 4},
+        {"cp": 2, "cp_method": 2},
+        {"micro_batch_size": 2},
+        {"num_microbatches": 4},
+        {"zero": 0},
+        {"dp": 2},
+        {"recompute": Recompute.FULL},
+        {"recompute": Recompute.FULL, "recompute_layers": 1},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": 6},
+        {"offload_optimizer": 30},
+        {"order": 1},
+        {"schedule": Schedule.INTERLEAVED},
+        {"pp": 4, "first_stage_layers": 1, "last_stage_layers": 1},
+        {"pp": 2, "first_stage_layers": 5},
+        {"sequence_parallel": 1},
+    ],
+)
+def test_pins_are_kept(values: dict[str, int]) -> None:
+    one = job("gqa", "megatron", gpus=8, batch=32)
+    found = search(one, Pins(values=values))
+    assert found.layouts
+    for layout in found.layouts:
+        assert {name: getattr(layout, name) for name in values} == values
+        check(one, layout)
+
+
+def test_a_pin_that_cannot_be_finds_nothing() -> None:
+    """Never another value, and never an illegal layout."""
+    one = job("gqa", "megatron", gpus=8, batch=32)
+    for values in (
+        {"tp": 3},
+        {"ep": 2},
+        {"zero": 3},
+        {"recompute": Recompute.SELECTIVE},
+        {"offload_activations": 1},
+        {"vpp": 3},
+    ):
+        found = search(one, Pins(values=values))
+        assert found.layouts == [] and not found.fit, values
+    refused = search(one, Pins(values={"zero": 3})).refused
+    assert next(iter(refused)) == "sharding" and refused["sharding"] > 0
+
+
+def test_pinned_offload_of_activations() -> None:
+    found = search(job("gqa", "deepspeed", gpus=2, batch=8), Pins(values={"recompute": 2, "offload_activations": 1}))
+    assert found.fit and all(layout.offload_activations == 1 for layout in found.layouts)
+
+
+def test_uneven_stages() -> None:
+    """A head as heavy as several layers: the best split gives the last stage fewer, and beats the even one."""
+    heavy = dataclasses.replace(MODELS["gqa"], num_layers=16, vocab_size=256000)
+    one = job("gqa", "megatron", gpus=4, batch=32)
+    one = dataclasses.replace(one, workload=one.workload.replace(model=heavy))
+    pins = {"pp": 4, "vpp": 1}
+    best = search(one, Pins(values=pins))
+    even = search(one, Pins(values={**pins, "first_stage_layers": 0, "last_stage_layers": 0}))
+    assert 0 < best.layouts[0].last_stage_layers < 4
+    assert best.estimates[0].step_time[0] < 0.97 * even.estimates[0].step_time[0]
+    plain = EVEN.replace(drops_remainder=True)
+    assert search(dataclasses.replace(one, trainer=plain), Pins(values=pins)).layouts[0].last_stage_layers == 0
+
+
+@pytest.mark.parametrize(("model", "trainer"), [("gqa", "megatron"), ("moe", "megatron"), ("gpt", "deepspeed")])
+def test_more_memory_is_never_slower(model: str, trainer: str) -> None:
+    one = job(model, trainer, gpus=8, batch=32)
+    best = np.inf
+    for gib in (3, 4, 5, 7, 10, 15, 25, 80):
+        found = search(tight(one, gib * 2.0**30))
+        if found.fit:
+            assert found.estimates[0].step_time[0] <= best * (1 + 1e-9), f"{gib} GiB"
+            best = float(found.estimates[0].step_time[0])
+    assert np.isfinite(best)
+
+
+def test_what_does_not_fit_never_ranks_above_what_does() -> None:
+    """The fastest layout if memory were no limit does not fit; it is told, but not among the plans."""
+    one = tight(job("gqa", "megatron", gpus=8, batch=64), 4.0 * 2**30)
+    found = search(one)
+    assert found.fit and found.unlimited is not None
+    layout, estimate = found.unlimited
+    assert not fits(one, estimate)[0] and layout not in found.layouts
+    assert estimate.step_time[0] < found.estimates[0].step_time[0]
+    assert all(one_found.out_of_memory_probability[0] <= searching.SAFE for one_found in found.estimates)
+    assert HARDWARE["h100-sxm"].usable_memory > one.cluster.hardware.usable_memory
