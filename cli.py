@@ -143,7 +143,7 @@ def main() -> None:
     """
 
 
-@main.command()
+@main.command(short_help="Search every legal layout, print the best plans (default).")
 @_job_options(required=True)
 @_layout_options(tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations")))
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
@@ -357,7 +357,7 @@ def _print_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, ad
     )
 
 
-@main.command()
+@main.command(short_help="Price one explicit layout, with the whole breakdown.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @_job_options(required=False)
 @_layout_options(FIELDS)
@@ -395,7 +395,7 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
     table.print_prediction(console, plan)
 
 
-@main.command()
+@main.command(short_help="Predict published runs and print the errors.")
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print every run and the summary as JSON.")
 def accuracy(paths: tuple[Path, ...], as_json: bool) -> None:

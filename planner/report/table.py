@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from rich import box
@@ -80,17 +79,21 @@ def exposed_text(one: Prediction) -> str:
 
 
 def memory_bar(one: Prediction, width: int) -> Text:
-    """One line for the card's memory: each component by its letter, free memory as dots, the limit at the end."""
+    """One line for the card's memory: each component by its letter, free memory as dots; '|' is the card's limit where
+    the peak is beyond it."""
     inner = max(width - 2, 10)
     whole = max(one.memory_limit_gib, one.memory_peak_gib)
-    text, used = Text("["), 0.0
-    filled = 0
+    cells: list[tuple[str, str]] = []
+    used = 0.0
     for mark, colour, name in zip(COMPONENT_MARKS, COMPONENT_COLOURS, COMPONENTS, strict=True):
         used += one.memory_gib[name]
-        end = round(inner * used / whole)
-        text.append(mark * (end - filled), style=colour)
-        filled = max(end, filled)
-    text.append("." * (inner - filled), style="bright_black")
+        cells += [(mark, colour)] * (round(inner * used / whole) - len(cells))
+    cells += [(".", "bright_black")] * (inner - len(cells))
+    if one.memory_peak_gib > one.memory_limit_gib:
+        cells[min(round(inner * one.memory_limit_gib / whole), inner - 1)] = ("|", "bold red")
+    text = Text("[")
+    for mark, colour in cells:
+        text.append(mark, style=colour)
     return text + Text("]")
 
 
@@ -156,6 +159,11 @@ def print_memory(console: Console, one: Prediction) -> None:
     console.print(Text("Memory of the worst stage", style="italic"))
     console.print(memory_bar(one, min(console.width, 100)))
     console.print(memory_table(one))
-    chance = one.out_of_memory_probability
-    if not math.isnan(chance):
-        console.print(f"chance of running out of memory: {percent(chance)}")
+    chance = f"chance of running out of memory: {percent(one.out_of_memory_probability)}"
+    if one.memory_peak_gib > one.memory_limit_gib:
+        over = one.memory_peak_gib - one.memory_limit_gib
+        console.print(f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {chance}")
+    elif one.out_of_memory_probability > SAFE:
+        console.print(f"[bold yellow]may not fit:[/bold yellow] {chance}, above the {percent(SAFE)} that counts as safe")
+    else:
+        console.print(chance)
