@@ -426,6 +426,11 @@ class Segment:
     latency_per_rank: float
     latency_per_doubling: float
 
+    def stretched(self, factor: float) -> Segment:
+        """The line with its latencies multiplied."""
+        return replace(self, latency=self.latency * factor, latency_per_rank=self.latency_per_rank * factor,
+                       latency_per_doubling=self.latency_per_doubling * factor)  # fmt: skip
+
     def latency_of(self, n: Column, nodes: Column) -> Column:
         """a = latency + per_rank (n - 1) + per_doubling log2(nodes), seconds: rings grow with n, trees with log2."""
         return self.latency + self.latency_per_rank * (n - 1.0) + self.latency_per_doubling * np.log2(nodes)
@@ -490,6 +495,10 @@ class NetworkCurve:
         """Plain data that ``from_dict`` reads back."""
         return {"fast": self.fast.to_dict(), "bulk": self.bulk.to_dict(), "two_nodes": self.two_nodes,
                 "inside": list(self.inside), "source": self.source, "errors": self.errors}  # fmt: skip
+
+    def stretched(self, factor: float) -> NetworkCurve:
+        """The curve with all latencies multiplied."""
+        return replace(self, fast=self.fast.stretched(factor), bulk=self.bulk.stretched(factor))
 
     def time(self, transfer: Column, floor: Column, n: Column, nodes: Column, whole: Column, stretch: float) -> Column:
         """Seconds. ``transfer`` x at line rate; ``floor`` the transfer inside the nodes, which bounds both protocols.

@@ -358,14 +358,23 @@ def _hardware(row: Row) -> tuple[HardwareProfile, str]:
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     hardware = _node(name, per_node, stated)
+    latency = _network_latency(row)
     share = _measured_share(row, hardware)
     if share is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
-        return hardware, "normal" if one_node else "not measured"
+        return _node(name, per_node, stated, latency), "normal" if one_node else "not measured"
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, bandwidth, latency), "normal" if share >= 0.5 else "slow"
+
+
+def _network_latency(row: Row) -> float:
+    """Latencies of the framework's cluster over those of the profile; 1 where nothing is known."""
+    try:
+        return float(_entry(row).get("network_latency", 1.0))
+    except _UnsupportedError:
+        return 1.0
 
 
 @cache
@@ -387,8 +396,9 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 
 @cache
-def _node(name: str, per_node: int, bandwidth: float | None) -> HardwareProfile:
-    """A library profile with another node size (0 = its own) and network, bytes/s per GPU (None = its own).
+def _node(name: str, per_node: int, bandwidth: float | None, latency: float = 1.0) -> HardwareProfile:
+    """A library profile with another node size (0 = its own) and network: bytes/s per GPU (None = its own), and what
+    multiplies its latencies.
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
@@ -398,6 +408,9 @@ def _node(name: str, per_node: int, bandwidth: float | None) -> HardwareProfile:
         inside = profile.scale_up_domain <= profile.gpus_per_node
         changes["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
         changes["gpus_per_node"] = per_node
+    if latency != 1.0:
+        changes["network_latency"] = profile.network_latency * latency
+        changes["scale_out"] = {op: curve.stretched(latency) for op, curve in profile.scale_out.items()}
     return dataclasses.replace(profile, **changes)
 
 
@@ -760,6 +773,8 @@ def _trainer(row: Row, entry: Mapping[str, Any]) -> Trainer:
         changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(2)))
     elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
         changes["cuda_graphs"] = True
+    if re.search(r"deep-?ep|hybrid-?ep", notes, re.IGNORECASE):
+        changes["expert_dispatch"] = "deduplicated"
     switches = {"tp_overlap": entry.get("tp_overlap", ["tp"]), "grad_overlap": ["gradients", "parameters"]}
     for switch, names in switches.items():
         if row.get(switch) is not None:

@@ -121,6 +121,8 @@ class Trainer:
     """Dropout is used; its masks are saved."""
     saved_norm_bytes: float
     """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
+    gathered_logits: bool
+    """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
     zero1_all_reduces: bool
     """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of a reduce-scatter."""
     stages_by_cost: bool
@@ -159,8 +161,13 @@ class Trainer:
     """The same for the rotary embedding."""
     loss_passes: float
     """The same for the cross entropy."""
+    expert_dispatch: str
+    """'alltoall' sends a token to every expert that it goes to, 'deduplicated' once per node and GPU (DeepEP, HybridEP)."""
     host_time: float
     """Seconds of host work per kernel launched."""
+    tensor_parallel_host_factor: float
+    """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
+    a distributed tensor."""
     cuda_graphs: bool
     """Layers are captured in CUDA graphs: the host launches one graph instead of many kernels."""
     step_overhead: float
@@ -182,6 +189,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_modules": tuple(MODULE_NAMES.values()),
     "order": tuple(NAMES["order"].values()),
     "attention": ("flash", "unfused"),
+    "expert_dispatch": ("alltoall", "deduplicated"),
     "attention_kernel": ("best", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),
     "unfused": tuple(UNFUSED),

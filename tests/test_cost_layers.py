@@ -102,6 +102,26 @@ def test_activations_of_korthikanti(layout: dict[str, Any], per_sbh: Any) -> Non
     assert saved(PAPER, TRAINERS["megatron-2021"], **layout) == pytest.approx(SBH * per_sbh(16 * S / 2048), rel=1e-12)
 
 
+def test_activations_of_every_second_matmul() -> None:
+    """Kept: the layer's input, the outputs of wq, wv, attention (with 4 bytes per row and head), w1 and w2."""
+    mode = {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.EVERY_SECOND_MATMUL)}
+    each = 2 * (1024 + 1024 + 4 * 64 + 1024 + 4096 + 1024) + 4 * 16
+    assert saved(MODELS["gqa"], TRAINERS["torchtitan"], **mode) == pytest.approx(S * B * each, rel=1e-12)
+
+
+@pytest.mark.parametrize(("early", "repeats"), [(False, 3.0), (True, 2.0)])
+def test_early_stop_leaves_the_down_projection_out(early: bool, repeats: float) -> None:
+    """A gated MLP repeats w1 and w3, and w2 only where the checkpoint runs to its end."""
+    one = job("gqa", TRAINERS["torchtitan"].replace(recompute_stops_early=early))
+    never = one.trainer.replace(recompute_stops_early=True)
+    full = Layout(dp=8, num_microbatches=4, recompute=2, zero=2)
+    least = priced(job("gqa", never), full).time["recompute"][0]
+    down = one.cluster.hardware.gemm_time(S * 1.0, 1024.0, 4096.0) / one.cluster.hardware.sustained_clock
+    extra = priced(one, full).time["recompute"][0] - least
+    assert extra >= (repeats - 2.0) * 8 * 4 * float(down)
+    assert (extra == 0) == early
+
+
 def test_activations_with_flash_attention() -> None:
     """Today's Megatron against the paper: no scores (5 a s^2 b), no masks (2 s b h), 4 bytes per row and head more."""
     assert saved(PAPER, TRAINERS["megatron"]) == pytest.approx(SBH * (34 - 2) + 4 * 16 * S * B, rel=1e-12)

@@ -77,6 +77,8 @@ def test_replicated_key_value_heads() -> None:
 
 
 RS, AG, AR = "reduce_scatter", "all_gather", "all_reduce"
+ALONE: dict[str, Any] = {"overlap": frozenset(), "gather_copy_bytes": 0.0, "reduce_copy_bytes": 0.0}
+"""Nothing hides and nothing is copied: what is left is the time of the collectives."""
 
 
 @pytest.mark.parametrize(
@@ -93,12 +95,24 @@ RS, AG, AR = "reduce_scatter", "all_gather", "all_reduce"
 )
 def test_traffic_of_each_level(trainer: str, layout: dict[str, Any], expected: dict[tuple[str, int], int]) -> None:
     """How often a step reduces the gradients and gathers the weights: {(operation, bytes per parameter): times}."""
-    plain = job("gqa", TRAINERS[trainer].replace(overlap=frozenset()))
+    plain = job("gqa", TRAINERS[trainer].replace(**ALONE))
     found = priced(plain, Layout(dp=8, num_microbatches=4, **layout))
     seconds = sum(
         times * float(plain.cluster.collective_time(op, size * N, 8, 1)) for (op, size), times in expected.items()
     )
     assert found.time["data_communication"][0] == pytest.approx(seconds, rel=1e-12)
+
+
+@pytest.mark.parametrize(("zero", "gathers"), [(2, 4), (3, 8)])
+def test_copies_of_sharded_states(zero: int, gathers: int) -> None:
+    """FSDP2 copies weights out of every gather (4 bytes per parameter) and gradients into every reduction (6)."""
+    layout = Layout(dp=8, num_microbatches=4, zero=zero)
+    seconds = []
+    for changes in (ALONE, {"overlap": frozenset()}):
+        one = job("gqa", TRAINERS["torchtitan"].replace(**changes))
+        seconds.append(priced(one, layout).time["data_communication"][0])
+    expected = one.cluster.hardware.memory_time((4 * gathers + 6 * 4) * N, "copy")
+    assert seconds[1] - seconds[0] == pytest.approx(float(expected), rel=1e-9)
 
 
 def test_a_pipeline_reduces_once() -> None:
@@ -112,7 +126,7 @@ def test_a_pipeline_reduces_once() -> None:
 
 def test_hybrid_sharding_reduces_in_two_steps() -> None:
     """HSDP: reduce-scatter over the shard group, all-reduce of the shard over the replicas. [FSDP, section 3.2.2]"""
-    plain = job("gqa", TRAINERS["torchtitan"].replace(overlap=frozenset()), gpus=16)
+    plain = job("gqa", TRAINERS["torchtitan"].replace(**ALONE), gpus=16)
     found = priced(plain, Layout(dp=16, dp_shard=8, num_microbatches=2, zero=3))
     time = plain.cluster.collective_time
     step = time(RS, 4 * N, 8, 1) + time(AR, 4 * N / 8, 2, 8) + 2 * time(AG, 2 * N, 8, 1)

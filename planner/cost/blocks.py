@@ -62,19 +62,20 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     model = workload.model
     nothing = np.zeros((len(shapes), len(QUANTITIES)))
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
-    dense = _block(*ops.layer(shard, moe=False), shard, cluster) if has_dense else nothing
-    moe = _block(*ops.layer(shard, moe=True), shard, cluster) if has_moe else nothing
-    dense_stored, moe_stored = dense, moe
+    dense_priced = _price(*ops.layer(shard, moe=False), shard, cluster) if has_dense else None
+    moe_priced = _price(*ops.layer(shard, moe=True), shard, cluster) if has_moe else None
+    dense = dense_stored = _block(dense_priced, shard) if dense_priced else nothing
+    moe = moe_stored = _block(moe_priced, shard) if moe_priced else nothing
     if np.any(np.asarray(layout.recompute_layers) > 0):
-        dense_stored = _block(*ops.layer(stored, moe=False), stored, cluster) if has_dense else nothing
-        moe_stored = _block(*ops.layer(stored, moe=True), stored, cluster) if has_moe else nothing
+        dense_stored = _block(dense_priced, stored) if dense_priced else nothing
+        moe_stored = _block(moe_priced, stored) if moe_priced else nothing
     return Blocks(
         dense=dense[inverse],
         moe=moe[inverse],
         dense_stored=dense_stored[inverse],
         moe_stored=moe_stored[inverse],
-        embedding=_block(*ops.embedding(stored), stored, cluster)[inverse],
-        head=_block(*ops.head(stored), stored, cluster)[inverse],
+        embedding=_block(_price(*ops.embedding(stored), stored, cluster), stored)[inverse],
+        head=_block(_price(*ops.head(stored), stored, cluster), stored)[inverse],
     )
 
 
@@ -82,16 +83,37 @@ def _ep_stride(layout: Layout) -> NDArray[Any]:
     return np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
 
 
-def _block(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> Floats:
-    """Sum a block's operators and collectives into the columns of QUANTITIES, shape (rows of the shard, columns)."""
-    trainer, total = shard.trainer, np.zeros((len(shard.layout), len(QUANTITIES)))
+@dataclass(frozen=True, kw_only=True)
+class _Priced:
+    """A block's operators and collectives with their seconds, which do not depend on what is recomputed."""
+
+    operators: list[Operator]
+    work: dict[str, Work]
+    collectives: list[tuple[Collective, Floats]]
+    """Each with its seconds when it runs alone."""
+
+
+def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
+    alone: dict[tuple[object, ...], Floats] = {}
+    priced = []
+    for one in collectives:  # a layer runs the same collective several times: equal ones are priced once
+        key = (one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies)
+        if key not in alone:
+            alone[key] = collective_seconds(one, cluster)
+        priced.append((one, alone[key]))
     work = {operator.name: price(operator, shard, cluster.hardware) for operator in operators}
+    return _Priced(operators=operators, work=work, collectives=priced)
+
+
+def _block(priced: _Priced, shard: Shard) -> Floats:
+    """Sum a block's operators and collectives into the columns of QUANTITIES, shape (rows of the shard, columns)."""
+    trainer, total, work = shard.trainer, np.zeros((len(shard.layout), len(QUANTITIES))), priced.work
 
     def add(name: str, value: Number) -> None:
         total[:, INDEX[name]] += value
 
     full = np.asarray(shard.layout.recompute) == Recompute.FULL
-    for operator in operators:
+    for operator in priced.operators:
         again = repeated(int(operator.module), shard, operator.share)
         left_out = full & (operator.ends and trainer.recompute_stops_early)
         _add_operator(operator, work[operator.name], again, left_out, full, add)
@@ -102,8 +124,7 @@ def _block(operators: list[Operator], collectives: list[Collective], shard: Shar
         total[:, INDEX["launches_forward"]] = total[:, INDEX["launches_backward"]] = GRAPH_LAUNCHES
     forward = total[:, INDEX["forward"]].copy()
     backward = total[:, INDEX["dgrad"]] + total[:, INDEX["wgrad"]]
-    for collective in collectives:
-        alone = collective_seconds(collective, cluster)
+    for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
         added = exposed_seconds(collective, alone, trainer, work, pass_seconds)
         again = 0.0 if collective.backward else repeated(int(collective.module), shard)

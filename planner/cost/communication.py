@@ -38,8 +38,38 @@ def collective_seconds(collective: Collective, cluster: Cluster) -> Floats:
         return np.zeros(np.broadcast_shapes(n.shape, np.shape(collective.size)))
     if collective.op == "send_recv":
         return hop_seconds(cluster, collective.size, n, collective.stride) * collective.count
+    if collective.copies:
+        return np.where(n > 1, dispatch_seconds(collective, cluster) * collective.count, 0.0)
     time = cluster.collective_time(collective.op, collective.size, n, collective.stride)
     return np.where(n > 1, time * collective.count, 0.0)
+
+
+def distinct_share(places: Number, copies: float) -> Floats:
+    """Distinct places among ``copies`` random ones, per copy: P (1 - (1 - 1/P)^K) / K.
+
+    The K experts of a token are different ones, but many share a place; drawn independently the mean is the same to 1
+    percent from 32 experts up.
+    """
+    places = np.maximum(np.asarray(places, dtype=float), 1.0)
+    return places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies
+
+
+def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
+    """Seconds of an expert all-to-all that sends a token once to every node, and there once to every GPU, that needs it.
+
+    Between N nodes the network carries a share N (1 - (1 - 1/N)^K) / K of the copies; inside a node NVLink carries the
+    copies to distinct GPUs, n (1 - (1 - 1/n)^K) of them, at the same time. Combining sums on the way back likewise.
+    [DeepEP, normal kernels; measured on H100, bf16 combine of 4096 tokens of 7168, top 8 of 256: 973 us on 8 GPUs, 1777
+    on 16, 3522 on 32; this gives 873, 1681, 4511, plain all-to-all 1310, 6540, 9850]
+    """
+    n, size, stride = (np.asarray(x, dtype=float) for x in (collective.n, collective.size, collective.stride))
+    inside = cluster.ranks_per_domain(n, stride)
+    nodes = np.maximum(n / inside, 1.0)
+    local = cluster.hardware.scale_up_time("all_to_all", size * distinct_share(n, collective.copies), inside)
+    if np.all(nodes <= 1.0):
+        return np.asarray(local)
+    network = cluster.collective_time("all_to_all", size * distinct_share(nodes, collective.copies), n, stride)
+    return np.where(nodes > 1.0, np.maximum(network, local), local)
 
 
 def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Floats:

@@ -131,6 +131,9 @@ class Collective:
     """The work it hides behind: 'operator.forward', '.dgrad', '.wgrad', or 'layer' for half of the pass."""
     ends: bool = False
     """As of an operator: nothing that the backward pass needs comes after it."""
+    copies: float = 0.0
+    """Of an all-to-all: destinations of each token, drawn at random, when it is sent once to each place that holds some of
+    them (expert dispatch without duplicates); 0 = ``size`` is sent as it is."""
     chunked: bool = False
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
@@ -537,12 +540,15 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
 def _expert_exchange(shard: Shard, copies: Number, received: Number) -> list[Collective]:
     """All-to-all of token copies before and after the experts, all-gather and reduce-scatter over etp; both ways.
 
-    The busiest rank's share decides the time of the all-to-all, as it does the experts'.
+    The busiest rank's share decides the time of the all-to-all, as it does the experts'. Where tokens are sent once per
+    place, not per expert, see ``communication.dispatch_seconds``.
     """
     busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
+    once = shard.trainer.expert_dispatch == "deduplicated"
 
     def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
+                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0,
                           module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
 
     exchanges = []
@@ -572,11 +578,12 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     """Final norm, output projection and cross entropy on V / t columns.
 
     The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward, times
-    the trainer's passes. Alive at the peak: ``logit_bytes`` per logit.
+    the trainer's passes. Alive at the peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
+    all V columns on every rank.
     """
     model, trainer = shard.model, shard.trainer
     columns = model.vocab_size / shard.tp
-    logits = shard.tokens * columns
+    logits = shard.tokens * (float(model.vocab_size) if trainer.gathered_logits else columns)
     operators: list[Operator] = [
         _norm(shard, "final_norm"),
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
@@ -586,4 +593,8 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
                     launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
     ]  # fmt: skip
     pair = _tp_pair(shard, "head", "logits", "logits", NEVER)
-    return operators, [one for one in pair if not one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+    collectives = [one for one in pair if not one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+    if trainer.gathered_logits:
+        collectives.append(Collective(name="head_logits", group="tp", op="all_gather", size=logits * shard.element,
+                                      n=shard.tp, stride=1.0, backward=False))  # fmt: skip
+    return operators, collectives

@@ -216,8 +216,9 @@ def _stage_times(
     exposed_forward, exposed_backward = ("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward")
     computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
     busy = (computed[0] + sum_of(totals, *exposed_forward), computed[1] + sum_of(totals, *exposed_backward))
+    each = trainer.host_time * np.where(column(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
     host = [
-        np.maximum(sum_of(totals, name) * trainer.host_time - on_gpu, 0.0)
+        np.maximum(sum_of(totals, name) * each - on_gpu, 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
     ]
     forward, backward = busy[0] + host[0], busy[1] + host[1]

@@ -8,7 +8,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.communication import exposed
 from planner.cost.stages import StageParameters
-from planner.layout import Layout, Recompute
+from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -56,11 +56,22 @@ def data_parallel(
                [torch.distributed.pipelining, stage.backward_maybe_with_nosync]
 
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
+
+    Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: the gradients of all but the
+    last chunk are complete while those of others are still computed, so (v - 1) / v of the traffic has min(p, m) times
+    the window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
     """
     zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
+    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.pp) > 1)
+    early = np.where(interleaved, 1.0 - 1.0 / np.maximum(np.asarray(layout.vpp, dtype=float), 1.0), 0.0)
+    longer = np.minimum(np.asarray(layout.pp, dtype=float), m)
 
     def hide(time: Floats, window: Floats, name: str) -> Floats:
-        return exposed(time, window, time / buckets) if name in trainer.overlap else time
+        if name not in trainer.overlap:
+            return time
+        late = 1.0 - early
+        last = exposed(time * late, window * late, time / buckets)
+        return last + exposed(time * early, window * early * longer) if np.any(interleaved) else last
 
     once = (zero <= 1) | (np.asarray(layout.pp) > 1)
     backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
