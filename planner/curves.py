@@ -244,7 +244,7 @@ class GemmCurve:
         return data
 
     def without_quantisation(self, plain: GemmCurve) -> GemmCurve:
-        """The GEMM alone, on inputs that are quantised already: a single kernel, so launched as ``plain``, that of bf16."""
+        """The GEMM alone, on inputs that are quantised already: one kernel, launched as ``plain``, that of bf16."""
         if not self.quantise:
             return self
         return replace(self, quantise=False, launch=min(self.launch, plain.launch))

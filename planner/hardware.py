@@ -191,8 +191,8 @@ class HardwareProfile:
         runs (n, k, m). Equation: ``curves.GemmCurve``. fp8, fp8_block and nvfp4 include the dynamic quantisation of the
         activation, unless the inputs are ``quantised``.
 
-        wgrad adds its product to a gradient of g bytes per weight: it reads and writes 2 g n k where a plain GEMM writes
-        2 n k, and a part c of that traffic is not hidden: t += c (2 g - 2) n k / W.  [measured, ``GemmCurve.accumulate``]
+        wgrad adds its product to a gradient of g bytes per weight: it reads and writes 2 g n k where a plain GEMM
+        writes 2 n k, and a part c of that is not hidden: t += c (2 g - 2) n k / W.  [``GemmCurve.accumulate``]
         dgrad and wgrad in per-tensor fp8 promote partial sums to fp32 registers: ``precise_accumulation``.
         """
         which = _index(pass_, PASSES, "pass")

@@ -116,7 +116,7 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
         narrow = tight(one, limit)
         safe = fits(narrow, priced(narrow, layouts))
         times = [time for time, ok in zip(every, safe, strict=True) if ok]
-        found = closed_form(narrow, monkeypatch)
+        found = closed_form(narrow, monkeypatch, top=1 if waves else 5)  # with one plan asked for the bound is tightest
         assert found.fit == bool(times)
         if times:
             assert found.estimates[0].step_time[0] == pytest.approx(min(times), rel=1e-9), limit

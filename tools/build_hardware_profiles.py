@@ -638,12 +638,12 @@ ACCUMULATE = 0.67
 # registers: 1.1 to 1.2 x the time (pytorch/ao issue 2377, H100), the middle. Blackwell has no such mode
 # (TransformerEngine PR 2748), AMD's always adds in fp32 (pytorch PR 123987).
 PRECISE_ACCUMULATION = {"Hopper": {"fp8": 1.15}, "Ada": {"fp8": 1.15}}
-# Rate of tensor-core work in a training run over its rate in a short burst: the power limit. Calibrated on runs that are
-# nearly all computation, others held out (docs/log.md):
-#   H100 and H200 700 W   DGX Cloud 25.04 llama3.1 8b bf16 on H100 (5 runs, tp 1)
-#   GB200 and B200        Megatron-Bridge 25.09 llama3 8b fp8-cs on GB200 (tp 1); GEMMs in a loop on one B200 reach 0.73
-#                         (SimuMax), so a box with less cooling may fall to that
-#   GB300 1400 W          Megatron-Bridge 25.11 llama3 8b fp8-cs on GB300 (tp 1)
+# Rate of tensor-core work in a training run over its rate in a short burst: the power limit. Set on runs that are nearly
+# all computation (tp 1, no pipeline); the other rows of those pages were seen too, so they are no blind test (docs/log.md):
+#   Hopper            DGX Cloud 25.04 llama3.1 8b bf16 on H100 at 700 W, 5 runs; H200 alike, smaller limits may fall lower
+#   Blackwell         Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200; B200 alike (its 8b runs would give 0.86). GEMMs
+#                     in a loop on one B200 reach 0.73 (SimuMax): a box with less cooling may fall to that
+#   Blackwell Ultra   0.87 as suggested before; Megatron-Bridge 25.11 llama3 8b on GB300 agrees within 5 percent
 SUSTAINED = {"Hopper": 0.83, "Blackwell": 0.82, "Blackwell Ultra": 0.87}  # others 0.95
 
 # Part of the memory bandwidth per class of operation, with the rows behind it (bytes the algorithm must move / time).
@@ -913,9 +913,8 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
 COMMON_SOURCES = {
     "specs": "stas00/ml-engineering @744d01e (CC-BY-SA-4.0, facts only); ai-dynamo/aiconfigurator @095f58a system yaml "
     "(Apache-2.0); vendor datasheets through those; usable_memory from public runtime logs",
-    "sustained_clock": "Hopper 0.83 from DGX Cloud 25.04 llama3.1 8b bf16 on H100, Blackwell 0.82 and Blackwell Ultra 0.87 "
-    "from Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200 and GB300, 2026-11; Ampere and others suggested: A100 PCIe "
-    "burst 253, sustained 230 TFLOP/s (MooreThreads/SimuMax @4dcaae5)",
+    "sustained_clock": "Hopper 0.83 from DGX Cloud 25.04 llama3.1 8b bf16 on H100 (5 runs); Blackwell 0.82 from Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200"
+    "; Blackwell Ultra 0.87 and others 0.95 suggested, A100 PCIe burst 253, sustained 230 TFLOP/s (MooreThreads/SimuMax @4dcaae5)",
     "launch_floor": "gpu-benches @1c36d50, back-to-back kernels on A100 and H200",
     "memory_overheads": "stas00/ml-engineering (context 0.47-0.92 GiB), nccl issues 964, 864, 1685, 2363, 986; PyTorch PR 120925",
     "fa2_slowdown": "FlashAttention-3, arXiv 2407.08608: 1.5-2.0 x faster forward, 1.5-1.75 x backward than FlashAttention-2 on H100; middle",

@@ -55,7 +55,7 @@ def distinct_share(places: Number, copies: float) -> Floats:
 
 
 def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
-    """Seconds of an expert all-to-all that sends a token once to every node, and there once to every GPU, that needs it.
+    """Seconds of an expert all-to-all that sends a token once to every node and GPU that needs it.
 
     Between N nodes the network carries a share N (1 - (1 - 1/N)^K) / K of the copies; inside a node NVLink carries the
     copies to distinct GPUs, n (1 - (1 - 1/n)^K) of them, at the same time. Combining sums on the way back likewise.

@@ -132,8 +132,8 @@ class Collective:
     ends: bool = False
     """As of an operator: nothing that the backward pass needs comes after it."""
     copies: float = 0.0
-    """Of an all-to-all: destinations of each token, drawn at random, when it is sent once to each place that holds some of
-    them (expert dispatch without duplicates); 0 = ``size`` is sent as it is."""
+    """Of an all-to-all: experts of each token, drawn at random, when it is sent once to each place that holds some of
+    them; 0 = ``size`` is sent as it is."""
     chunked: bool = False
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
@@ -267,9 +267,9 @@ def _tp_pair(
     With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input
     of the column-parallel layer is gathered again unless the trainer saved it gathered. Without: an all-reduce after
     (forward) and one before (backward).  Size T h elements each.  [Korthikanti 2022, section 4.2.2]
-    What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in fp8,
-    so an element is one byte [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16.
-    Pipelined with its GEMM, a gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
+    What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in
+    fp8 [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16. Pipelined with its GEMM, a
+    gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
     """
     size = shard.tokens * shard.model.hidden_size * shard.element
     linear = column not in ("", "logits")
@@ -282,9 +282,11 @@ def _tp_pair(
     def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, beside: str) -> Collective:
         repeats = module | REPEATED if suffix == "gather" else module
         return Collective(
-            name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n, stride=1.0, backward=backward, module=repeats,
+            name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n,
+            stride=1.0, backward=backward, module=repeats,
             count=2.0 if twice and suffix == "reduce_gradient" else 1.0,
-            overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather", ends=ends and suffix in ("scatter", "reduce"),
+            overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather",
+            ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 
     gather_again = [] if shard.trainer.gathered_inputs else [
@@ -578,7 +580,8 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     """Final norm, output projection and cross entropy on V / t columns.
 
     The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward, times
-    the trainer's passes. Alive at the peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
+    the trainer's passes; from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
+    peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
     all V columns on every rank.
     """
     model, trainer = shard.model, shard.trainer
@@ -588,7 +591,8 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         _norm(shard, "final_norm"),
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
-        MemoryBound(name="loss", kind="cross_entropy", forward=logits * 6 * trainer.loss_passes,
+        MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
+                    forward=logits * 6 * trainer.loss_passes,
                     backward=logits * 6 * trainer.loss_passes, kept=logits * trainer.logit_bytes,
                     launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
     ]  # fmt: skip

@@ -57,9 +57,9 @@ def data_parallel(
 
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
 
-    Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: the gradients of all but the
-    last chunk are complete while those of others are still computed, so (v - 1) / v of the traffic has min(p, m) times
-    the window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
+    Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: gradients of all but the
+    last chunk are complete while others are still computed, so (v - 1) / v of the traffic has min(p, m) times the
+    window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
     """
     zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
     interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.pp) > 1)
