@@ -175,7 +175,8 @@ class GemmCurve:
     """Time of one dense GEMM of output M x N and reduction K.
 
     t = t0 + r(M,N,K) max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u)) + q M K / W, never below 2MNK / P;
-    q only where the activation is quantised first, P peak, W memory bandwidth, A = M N, or the area with tiles and waves (``Waves``), r residual grid (1 without one).
+    q only where the activation is quantised first, P peak, W memory bandwidth, A = M N, or the area with tiles and waves
+    (``Waves``), r residual grid (1 without one).
     With A = M N the first term is 2MNK/(P e) (1 + m0/M)(1 + n0/N)(1 + k0/K).
     """
 

@@ -16,7 +16,15 @@ from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, wor
 from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
 from planner.cost.stages import Stages, deal_layers, split_stages, stage_parameters, stage_positions
-from planner.cost.traffic import TRAFFIC_FIELDS, accumulation_seconds, activation_offload, column, copy_seconds, optimizer_seconds, reduce_and_gather
+from planner.cost.traffic import (
+    TRAFFIC_FIELDS,
+    accumulation_seconds,
+    activation_offload,
+    column,
+    copy_seconds,
+    optimizer_seconds,
+    reduce_and_gather,
+)
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
