@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import sys
 from collections.abc import Callable
@@ -169,7 +170,7 @@ def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     resolved = resolve(Request(**{name: value for name, value in _request_fields(flags).items() if value is not None}))
     with _progress("searching"):
         finding = run_search(resolved.job, pins, top)
-    _require_legal(resolved, finding)
+    _require_legal(resolved, finding, pins.values)
     plans = _plans(resolved, finding)
     advice = _advice(resolved, finding, pins, flags) if not finding.fit else []
     if as_json:
@@ -204,11 +205,15 @@ _REQUEST_FLAGS = (
 )  # fmt: skip
 
 
-def _require_legal(resolved: ResolvedJob, finding: Finding) -> None:
+def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, int]) -> None:
     """Raise PlannerError when no layout meets the rules, with the rules that refuse most."""
     if finding.layouts:
         return
     job = resolved.job
+    pinned = {name: values[name] for name in ("tp", "pp", "cp", "dp") if name in values}
+    if job.cluster.num_gpus % math.prod(pinned.values()):
+        degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
+        raise PlannerError(f"{degrees} does not divide {job.cluster.num_gpus} GPUs; choose degrees whose product does")
     if not finding.searched:
         raise PlannerError(
             f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "

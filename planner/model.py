@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from planner import library
-from planner.errors import PlannerError, UnknownNameError, nearest_first
+from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
 
 MAX_SIZE = 10**9
 POSITIONS = ("rope", "learned", "alibi", "none")
@@ -281,7 +281,7 @@ def from_dict(data: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
     known = [field.name for field in _FIELDS]
     for key in data:
         if key not in known:
-            nearest = nearest_first(str(key), known)[0]
+            nearest = nearest_first(shown(key), known)[0]
             raise PlannerError(f"{where}: unknown key {_short(key)}; the nearest known one is '{nearest}'")
     missing = [key for key in _REQUIRED if key not in data]
     if missing:

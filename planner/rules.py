@@ -138,7 +138,9 @@ def _cp_holds(job: Job, layout: Layout) -> Any:
     cp, method = np.asarray(layout.cp), np.asarray(layout.cp_method)
     numbers = [number for number, name in NAMES["cp_method"].items() if name in job.trainer.cp_methods]
     per_rank = job.model.num_heads // np.maximum(np.asarray(layout.tp), 1)
-    a2a = (method != CpMethod.A2A) | (per_rank % np.maximum(cp, 1) == 0)
+    keys = np.maximum(job.model.num_kv_heads // np.maximum(np.asarray(layout.tp), 1), 1)
+    divides = (per_rank % np.maximum(cp, 1) == 0) & (keys % np.maximum(cp, 1) == 0)
+    a2a = (method != CpMethod.A2A) | divides
     return (cp == 1) | (np.isin(method, numbers) & a2a)
 
 

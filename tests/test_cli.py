@@ -116,7 +116,9 @@ WRONG = [
     (("--model", "llama-8b", "--gpus", "8", "--precision", "fp7"), "unknown precision 'fp7'"),
     (("--model", "llama-8b", "--gpus", "8", "--optimizer", "adamw9"), "unknown optimizer 'adamw9'"),
     (("--model", "llama-8b", "--gpus", "8", "--tp", "0"), "tp is 0; it must be a whole number from 1"),
-    (("--model", "llama-8b", "--gpus", "8", "--tp", "3"), "is legal"),
+    (("--model", "llama-8b", "--gpus", "8", "--tp", "3"), "tp 3 does not divide 8 GPUs"),
+    (("--model", "llama-8b", "--gpus", "8", "--tp", "8", "--trainer", "fsdp"), "trainer degrees"),
+    (("--model", "llama-8b", "--gpus", "8", "--dp", "8", "--global-batch-size", "7"), "shares out a global batch of 7"),
     (("--model", "llama-8b", "--gpus", "8", "--network-bandwidth", "400"), "has no unit"),
     (("--model", "llama-8b", "--gpus", "8", "--recompute-modules", "mpl"), "unknown module 'mpl'"),
     (("--model", "llama-8b", "--gpus", "8", "--hardware", "a100-sxm-80gb", "--precision", "fp8"), "no fp8"),
@@ -136,7 +138,7 @@ def test_wrong_input_gets_one_sentence_and_exit_code_2(run, arguments, sentence)
     assert result.exit_code == 2, result.output
     assert sentence in result.stderr
     assert "Traceback" not in result.output
-    assert result.stdout == "" or "legal" in result.stderr
+    assert result.stdout == ""
     assert len(result.stderr.strip().splitlines()) == 1
 
 

@@ -335,7 +335,6 @@ def test_broken_paths(tmp_path: Path) -> None:
 
 SURPRISES = [
     (("hardware", "gpu"), "TPU v5", "GPU 'TPU v5' is not in profiles/frameworks.yaml"),
-    (("framework",), "my own", "framework 'my own' is not in profiles/frameworks.yaml"),
     (("rows", 0, "recompute"), "some", "recompute 'some' is not understood"),
     (("rows", 0, "parallel", "dp"), 3, "tp 2 times pp 2 times cp 1 times dp 3 are not the 16 GPUs stated"),
     (("rows", 0, "batch", "global"), 2, "global batch 2 is smaller than micro batch 1 times dp 4"),
@@ -349,6 +348,13 @@ SURPRISES = [
 def test_row_that_cannot_be_priced_says_why(path: tuple[Any, ...], value: Any, sentence: str) -> None:
     (row,) = rows_from_dict(_with(path, value), where="file")
     assert sentence in to_run(row).unsupported
+
+
+def test_unknown_framework_is_priced_and_says_as_what() -> None:
+    (row,) = rows_from_dict(_with(("framework",), "my own"), where="file")
+    run = to_run(row)
+    assert run.unsupported == ""
+    assert any("framework 'my own' is not in profiles/frameworks.yaml: priced as megatron" in one for one in run.assumptions)
 
 
 _LEAVES = [

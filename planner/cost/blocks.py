@@ -127,8 +127,8 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
         added = exposed_seconds(collective, alone, trainer, work, pass_seconds)
-        again = 0.0 if collective.backward else repeated(int(collective.module), shard)
-        again = np.where(full & (collective.ends and trainer.recompute_stops_early), 0.0, again)
+        repeats: Number = 0.0 if collective.backward else repeated(int(collective.module), shard)
+        again = np.where(full & (collective.ends and trainer.recompute_stops_early), 0.0, repeats)
         add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         add(f"{collective.group}_backward", again * added)
         add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))

@@ -80,9 +80,9 @@ def workspace_bytes(
     at_ends = table * (trainer.gathered_weight_bytes + trainer.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
-    everything = parameters.all * (trainer.gathered_weight_bytes + trainer.gradient_bytes * pipelined) + unit * (
-        trainer.gradient_reduce_bytes
-    )
+    learned = sum(trained_parameters(workload, parameters))
+    everything = parameters.all * trainer.gathered_weight_bytes + unit * trainer.gradient_reduce_bytes
+    everything = everything + learned * trainer.gradient_bytes * pipelined
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
     received = buffers if trainer.buffers_all_microbatches else 0.0

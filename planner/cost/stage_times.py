@@ -26,6 +26,7 @@ from planner.cost.traffic import (
     reduce_and_gather,
 )
 from planner.layout import Layout, Recompute, Schedule
+from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -129,7 +130,7 @@ class StageTable:
         blocks = price_blocks(workload, cluster, trainer, contents)
         parameters = stage_parameters(workload, contents, stages)
         adding = accumulation_seconds(workload, cluster, trainer, parameters)
-        times = _stage_times(cluster, trainer, contents, stages, blocks, adding)
+        times = _stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
         groups, group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
         spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
@@ -208,7 +209,7 @@ def _workspace(workload: Workload, cluster: Cluster, trainer: Trainer, layout: L
 
 
 def _stage_times(
-    cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks, adding: Floats
+    model: ModelSpec, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks, adding: Floats
 ) -> StageTimes:
     """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients.
 
@@ -245,7 +246,7 @@ def _stage_times(
     both = forward + backward
     slowest = columns[np.arange(len(both)), np.argmax(both, axis=-1)]
     all_stages = (both * stages.weight).sum(axis=-1)
-    flop = (sum_of(totals, "flop") * stages.weight).sum(axis=-1) / np.asarray(layout.pp)
+    flop = _model_flop(model, blocks) / np.asarray(layout.pp)
     working = np.maximum(
         blocks.dense[:, None, INDEX["working"]] * (stages.dense > 0),
         blocks.moe[:, None, INDEX["working"]] * (stages.moe > 0),
@@ -263,6 +264,15 @@ def _stage_times(
         embedding_saved=stages.embedding * blocks.embedding[:, None, INDEX["saved"]],
         working=working,
     )
+
+
+def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
+    """Forward FLOP of all the model's layers, embedding and heads on the ranks of one pipeline, per microbatch."""
+    more = model.mtp_layers
+    dense = model.num_plain_layers + more * (not model.is_moe)
+    moe = model.num_moe_layers + more * model.is_moe
+    kinds = ((dense, blocks.dense), (moe, blocks.moe), (1, blocks.embedding), (1 + more, blocks.head))
+    return np.sum([count * block[:, INDEX["flop"]] for count, block in kinds], axis=0)
 
 
 def _stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
