@@ -196,19 +196,23 @@ class HardwareProfile:
         dgrad and wgrad in per-tensor fp8 promote partial sums to fp32 registers: ``precise_accumulation``.
         """
         which = _index(pass_, PASSES, "pass")
+        return column(self.gemm_times(m, n, k, dtype, quantised, gradient_bytes)[which])[()]
+
+    def gemm_times(
+        self, m: npt.ArrayLike, n: npt.ArrayLike, k: npt.ArrayLike, dtype: str = "bf16", quantised: bool = False,
+        gradient_bytes: float = 4.0,
+    ) -> Column:  # fmt: skip
+        """Seconds of all three passes of a GEMM, forward, dgrad and wgrad first: ``gemm_time`` at a third of its cost."""
         curve, peak = self.gemm_curve(dtype), self.peak(dtype)
         if quantised:
             curve = curve.without_quantisation(self.gemm["bf16"])
         tokens, outputs, inputs = np.broadcast_arrays(*(np.maximum(column(x), 1.0) for x in (m, n, k)))
-        rows, columns, depth = (
-            (tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens)
-        )[which]  # fmt: skip
-        time = curve.time(rows, columns, depth, peak, self.memory_bandwidth)
-        if which:
-            time = time * self.precise_accumulation.get(dtype, 1.0)
-        if which == 2:
-            time = time + curve.accumulate * (2.0 * gradient_bytes - 2.0) * outputs * inputs / self.memory_bandwidth
-        return column(time)[()]
+        rows, columns = np.stack([tokens, tokens, outputs]), np.stack([outputs, inputs, inputs])
+        depth = np.stack([inputs, outputs, tokens])
+        time = np.asarray(curve.time(rows, columns, depth, peak, self.memory_bandwidth))
+        time[1:] *= self.precise_accumulation.get(dtype, 1.0)
+        time[2] += curve.accumulate * (2.0 * gradient_bytes - 2.0) * outputs * inputs / self.memory_bandwidth
+        return time
 
     def grouped_gemm_time(
         self,

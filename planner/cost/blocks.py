@@ -19,7 +19,7 @@ from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.distinct import distinct
 from planner.cost.operators import Collective, Number, Operator, Shard
-from planner.layout import Layout, Recompute
+from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -94,60 +94,73 @@ class _Priced:
 
 
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
-    alone: dict[tuple[object, ...], Floats] = {}
-    priced = []
-    for one in collectives:  # a layer runs the same collective several times: equal ones are priced once
-        key = (one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies)
-        if key not in alone:
-            alone[key] = collective_seconds(one, cluster)
-        priced.append((one, alone[key]))
-    work = {operator.name: price(operator, shard, cluster.hardware) for operator in operators}
-    return _Priced(operators=operators, work=work, collectives=priced)
+    seconds = collective_seconds(collectives, cluster, len(shard.layout))
+    work = price(operators, shard, cluster.hardware)
+    return _Priced(operators=operators, work=work, collectives=list(zip(collectives, seconds, strict=True)))
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:
     """Sum a block's operators and collectives into the columns of QUANTITIES, shape (rows of the shard, columns)."""
-    trainer, total, work = shard.trainer, np.zeros((len(shard.layout), len(QUANTITIES))), priced.work
-
-    def add(name: str, value: Number) -> None:
-        total[:, INDEX[name]] += value
-
-    full = np.asarray(shard.layout.recompute) == Recompute.FULL
+    trainer, sums = shard.trainer, _Sums(shard)
     for operator in priced.operators:
-        again = repeated(int(operator.module), shard, operator.share)
-        left_out = full & (operator.ends and trainer.recompute_stops_early)
-        _add_operator(operator, work[operator.name], again, left_out, full, add)
+        sums.operator(operator, priced.work[operator.name])
     first_input = shard.tokens_split * shard.model.hidden_size * shard.element
-    add("input", first_input)
-    add("saved", np.where(full, first_input, 0.0))
+    sums.add("input", first_input)
+    sums.add("saved", sums.full * first_input)
     if trainer.cuda_graphs:
-        total[:, INDEX["launches_forward"]] = total[:, INDEX["launches_backward"]] = GRAPH_LAUNCHES
-    forward = total[:, INDEX["forward"]].copy()
-    backward = total[:, INDEX["dgrad"]] + total[:, INDEX["wgrad"]]
+        sums.values["launches_forward"] = sums.values["launches_backward"] = GRAPH_LAUNCHES
+    forward, backward = sums.values["forward"], sums.values["dgrad"] + sums.values["wgrad"]
     for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
-        added = exposed_seconds(collective, alone, trainer, work, pass_seconds)
-        repeats: Number = 0.0 if collective.backward else repeated(int(collective.module), shard)
-        again = np.where(full & (collective.ends and trainer.recompute_stops_early), 0.0, repeats)
-        add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
-        add(f"{collective.group}_backward", again * added)
-        add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
-    return total
+        added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds)
+        sums.collective(collective, alone, added)
+    return sums.table()
 
 
-def _add_operator(
-    operator: Operator, work: Work, freed: Floats, left_out: NDArray[np.bool_], full: NDArray[np.bool_], add: object
-) -> None:
-    """One operator's share of a block; ``freed`` is 1 where its tensors are dropped, it is computed twice there unless
-    ``left_out``."""
-    assert callable(add)
-    add("forward", work.forward)
-    add("dgrad", work.dgrad)
-    add("wgrad", work.wgrad)
-    again = np.where(left_out, 0.0, freed)
-    add("recompute", again * work.forward)
-    add("launches_forward", operator.launches[0])
-    add("launches_backward", operator.launches[1] + again * operator.launches[0])
-    add("saved", (1.0 - freed) * operator.saved + np.where(full, 0.0, operator.kept))
-    add("working", freed * operator.saved + np.where(full, operator.kept, 0.0))
-    add("flop", work.flop)
+class _Sums:
+    """Adds up one block for all its shapes."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard, self._rows = shard, len(shard.layout)
+        self._repeated: dict[tuple[int, float], Floats] = {}
+        self.values: dict[str, Number] = dict.fromkeys(QUANTITIES, 0.0)
+        self.full = (np.asarray(shard.layout.recompute) == int(Recompute.FULL)).astype(float)
+        self._whole = 1.0 - self.full
+
+    def add(self, name: str, value: Number) -> None:
+        self.values[name] = self.values[name] + value
+
+    def table(self) -> Floats:
+        return np.stack([np.broadcast_to(self.values[name], (self._rows,)) for name in QUANTITIES], axis=-1)
+
+    def _freed(self, module: Module, share: float = 1.0) -> Floats:
+        """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""
+        key = (int(module), share)
+        if key not in self._repeated:
+            self._repeated[key] = repeated(key[0], self._shard, share)
+        return self._repeated[key]
+
+    def _again(self, freed: Floats, ends: bool) -> Floats:
+        """The part that is really computed again: full recompute may stop before what ends the layer."""
+        return freed * self._whole if ends and self._shard.trainer.recompute_stops_early else freed
+
+    def operator(self, operator: Operator, work: Work) -> None:
+        freed = self._freed(operator.module, operator.share)
+        again = self._again(freed, operator.ends)
+        self.add("forward", work.forward)
+        self.add("dgrad", work.dgrad)
+        self.add("wgrad", work.wgrad)
+        self.add("recompute", again * work.forward)
+        self.add("launches_forward", operator.launches[0])
+        self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
+        self.add("saved", (1.0 - freed) * operator.saved + self._whole * operator.kept)
+        self.add("working", freed * operator.saved + self.full * operator.kept)
+        self.add("flop", work.flop)
+
+    def collective(self, collective: Collective, alone: Floats, added: Floats) -> None:
+        again: Number = 0.0
+        if not collective.backward:
+            again = self._again(self._freed(collective.module), collective.ends)
+        self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
+        self.add(f"{collective.group}_backward", again * added)
+        self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))

@@ -31,17 +31,35 @@ def exposed(comm: Number, window: Number, first: Number = 0.0) -> Floats:
     return np.minimum(added, comm)
 
 
-def collective_seconds(collective: Collective, cluster: Cluster) -> Floats:
-    """Seconds of all its repetitions, running alone; 0 in a group of one."""
-    n = np.asarray(collective.n, dtype=float)
-    if np.all(n <= 1):
-        return np.zeros(np.broadcast_shapes(n.shape, np.shape(collective.size)))
-    if collective.op == "send_recv":
-        return hop_seconds(cluster, collective.size, n, collective.stride) * collective.count
-    if collective.copies:
-        return np.where(n > 1, dispatch_seconds(collective, cluster) * collective.count, 0.0)
-    time = cluster.collective_time(collective.op, collective.size, n, collective.stride)
-    return np.where(n > 1, time * collective.count, 0.0)
+def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: int) -> list[Floats]:
+    """Seconds of all repetitions of each, running alone, columns of ``rows``; 0 in a group of one.
+
+    A layer runs the same collective several times: equal ones are priced once, those of one operation together.
+    """
+    different: dict[tuple[object, ...], Collective] = {}
+    keys = []
+    for one in collectives:
+        keys.append((one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies))
+        different.setdefault(keys[-1], one)
+    found: dict[tuple[object, ...], Floats] = {}
+    together: dict[str, list[tuple[object, ...]]] = {}
+    for key, one in different.items():
+        if np.all(np.asarray(one.n) <= 1):
+            found[key] = np.zeros(rows)
+        elif one.op == "send_recv":
+            found[key] = np.broadcast_to(hop_seconds(cluster, one.size, one.n, one.stride) * one.count, (rows,))
+        elif one.copies:
+            found[key] = np.where(np.asarray(one.n) > 1, dispatch_seconds(one, cluster) * one.count, 0.0)
+        else:
+            together.setdefault(one.op, []).append(key)
+    for op, members in together.items():
+        size, n, stride, count = (
+            np.stack([np.broadcast_to(getattr(different[key], name), (rows,)) for key in members])
+            for name in ("size", "n", "stride", "count")
+        )
+        times = np.where(n > 1, cluster.collective_time(op, size, n, stride) * count, 0.0)
+        found |= dict(zip(members, times, strict=True))
+    return [found[key] for key in keys]
 
 
 def distinct_share(places: Number, copies: float) -> Floats:

@@ -33,10 +33,19 @@ class Work:
     """FLOP of the forward pass; attention counts the causal half once."""
 
 
-def price(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
-    """Seconds forward, of the input gradient and of the weight gradient."""
-    if isinstance(operator, Gemm):
-        return _gemm(operator, shard, hardware)
+def price(operators: list[Operator], shard: Shard, hardware: HardwareProfile) -> dict[str, Work]:
+    """Seconds of every operator by its name; GEMMs of one kind are looked up together."""
+    found: dict[str, Work] = {}
+    for low_precision in (True, False):
+        alike = [one for one in operators if isinstance(one, Gemm) and one.low_precision == low_precision]
+        plain = [one for one in alike if np.ndim(one.groups) == 0 and one.groups == 1.0]
+        found |= _gemms(plain, shard, hardware, low_precision)
+        found |= {one.name: _grouped(one, shard, hardware) for one in alike if one.name not in found}
+    others = {one.name: _other(one, shard, hardware) for one in operators if one.name not in found}
+    return found | others
+
+
+def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
     if isinstance(operator, Attention):
         return _attention(operator, shard, hardware)
     if isinstance(operator, MemoryBound):
@@ -61,25 +70,34 @@ def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> 
     return "bf16"
 
 
-def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
-    """2 m n k FLOP each for Y, dX and dW; at the rate of the shape, divided by the sustained clock.
+def _gemms(gemms: list[Gemm], shard: Shard, hardware: HardwareProfile, low_precision: bool) -> dict[str, Work]:
+    """Dense GEMMs of one precision, all shapes in one look at the curve."""
+    if not gemms:
+        return {}
+    rows = np.shape(shard.tp)
+    m, n, k = (np.stack([np.broadcast_to(getattr(one, name), rows) for one in gemms]) for name in ("m", "n", "k"))
+    dtype = gemm_dtype(shard, low_precision, hardware)
+    times = hardware.gemm_times(m, n, k, dtype, True, shard.trainer.gradient_bytes) / hardware.sustained_clock
+    return {one.name: _gemm(one, shard, hardware, times[:, number]) for number, one in enumerate(gemms)}
+
+
+def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
+    """Equal GEMMs in one launch: the experts of a rank, or the heads of unfused attention."""
+    dtype = gemm_dtype(shard, gemm.low_precision, hardware)
+    times = [
+        hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True)
+        for pass_ in ("forward", "dgrad", "wgrad")
+    ]
+    return _gemm(gemm, shard, hardware, np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock)
+
+
+def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) -> Work:
+    """2 m n k FLOP each for Y, dX and dW; ``times`` of the three passes at the sustained clock.
 
     In fp8 and fp4 the GEMM runs on quantised inputs; quantising X (m k) and dY (m n) moves bytes of its own.
     """
-    dtype = gemm_dtype(shard, gemm.low_precision, hardware)
-    grouped = np.ndim(gemm.groups) > 0 or gemm.groups != 1.0
-
-    def seconds(pass_: str) -> Number:
-        if grouped:
-            time = hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True)
-        else:
-            bytes_each = shard.trainer.gradient_bytes
-            time = hardware.gemm_time(gemm.m, gemm.n, gemm.k, dtype, pass_, True, bytes_each)
-        return time / hardware.sustained_clock
-
-    dgrad = seconds("dgrad")
-    second = dgrad if gemm.activations else (seconds("wgrad") if gemm.trained else 0.0)
-    forward = seconds("forward")
+    forward, dgrad, wgrad = times
+    second: Number = dgrad if gemm.activations else (wgrad if gemm.trained else 0.0)
     each = quantise_bytes(shard, gemm.low_precision)
     if each:
         rows = gemm.m * gemm.groups
@@ -136,7 +154,7 @@ def repeated(operator_module: int, shard: Shard, share: float = 1.0) -> Floats:
     [Layout.recompute]
     """
     mode, modules = np.asarray(shard.layout.recompute), np.asarray(shard.layout.recompute_modules)
-    found = np.where(mode == Recompute.SELECTIVE, modules & operator_module, 0)
-    partly = share * ((found & Module.EVERY_SECOND_MATMUL) != 0)
-    whole = ((found & ~int(Module.EVERY_SECOND_MATMUL)) != 0) | (mode == Recompute.FULL)
-    return np.where(whole, 1.0, partly)
+    half = int(Module.EVERY_SECOND_MATMUL)
+    found = np.where(mode == int(Recompute.SELECTIVE), modules & operator_module, 0)
+    whole = ((found & ~half) != 0) | (mode == int(Recompute.FULL))
+    return np.where(whole, 1.0, share * ((found & half) != 0))

@@ -11,6 +11,10 @@ TABLE_PER_ROW = 64
 """Keys below this times the number of rows are numbered with a table; larger ones by sorting, which costs as much."""
 
 
+FEW_ROWS = 64
+"""Up to this many candidates, looking for equal ones costs more than pricing them."""
+
+
 def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer]) -> tuple[Layout, NDArray[np.intp]]:
     """Layout of the distinct combinations of some fields, and for every candidate its row in it.
 
@@ -18,6 +22,8 @@ def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer
     nothing that is priced on the result may depend on them.
     """
     rows = len(layout)
+    if rows <= FEW_ROWS:
+        return layout, np.arange(rows)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for values in (*(np.asarray(getattr(layout, name)) for name in fields), *extra):
         if values.ndim == 0:
