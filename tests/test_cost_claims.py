@@ -27,7 +27,7 @@ def test_saved_bytes_are_those_of_korthikanti(tp: int, split: bool) -> None:
     workload = Workload(model=model, sequence_length=s, global_batch_size=16)
     cluster = Cluster(hardware=load_hardware("a100-sxm-80gb"), num_gpus=8)
     layout = Layout(tp=tp, dp=8 // tp, micro_batch_size=b, num_microbatches=tp, sequence_parallel=int(split and tp > 1))
-    saved = price_blocks(workload, cluster, load_trainer("megatron-2021"), layout).dense[0, INDEX["saved"]]
+    saved = price_blocks(workload, cluster, load_trainer("megatron-2021"), layout).dense[INDEX["saved"], 0]
     within = 34 / tp if split and tp > 1 else 10 + 24 / tp
     assert saved == pytest.approx(s * b * h * (within + 5 * a * s / (h * tp)), rel=1e-12)
 

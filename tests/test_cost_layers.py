@@ -41,7 +41,7 @@ def saved(spec: ModelSpec, trainer: Trainer, **layout: Any) -> float:
     work = Workload(model=spec, sequence_length=S, global_batch_size=8)
     cluster = Cluster(hardware=HARDWARE["a100-sxm-80gb"], num_gpus=8)
     blocks = price_blocks(work, cluster, trainer, Layout(**{"micro_batch_size": B, **layout}))
-    return float(np.atleast_2d(blocks.dense)[0, INDEX["saved"]])
+    return float(blocks.dense[INDEX["saved"], 0])
 
 
 def shard_of(name: str, trainer: str | Trainer = "megatron", **layout: Any) -> Shard:

@@ -226,5 +226,5 @@ def test_prediction_modules_count_on_the_last_stage() -> None:
     layout = Layout.stack([Layout(pp=2, dp=4, num_microbatches=16, zero=1)])
     stages, times = StageTable(one.workload, one.cluster, one.trainer, layout).content(0)
     found = durations(one.workload, layout.row(0), stages, times)
-    assert found.forward[1] == pytest.approx(float(times.forward[0, 2]))
+    assert found.forward[1] == pytest.approx(float(times.forward[2, 0]))
     assert found.backward[0] == pytest.approx(float(times.backward[0, 0]))

@@ -31,7 +31,7 @@ QUANTITIES = (
     "launches_forward", "launches_backward",
     "saved", "working", "input", "flop",
 )  # fmt: skip
-"""Columns of a block. Seconds of computation by pass (backward = dgrad + wgrad, and recompute); exposed seconds of
+"""Rows of a block. Seconds of computation by pass (backward = dgrad + wgrad, and recompute); exposed seconds of
 communication by group and pass, hidden ones by group; kernels launched; bytes saved per microbatch, bytes that recompute
 brings back for one layer at a time, bytes of the block's input; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
@@ -43,7 +43,7 @@ SHAPE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks:
-    """Blocks of all candidates, each of shape (N, len(QUANTITIES))."""
+    """Blocks of all candidates, each of shape (len(QUANTITIES), N)."""
 
     dense: Floats
     moe: Floats
@@ -60,7 +60,7 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     shard = Shard(workload=workload, trainer=trainer, layout=shapes, ep_stride=_ep_stride(shapes))
     stored = dataclasses.replace(shard, layout=shapes.replace(recompute=int(Recompute.NONE)))
     model = workload.model
-    nothing = np.zeros((len(shapes), len(QUANTITIES)))
+    nothing = np.zeros((len(QUANTITIES), len(shapes)))
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
     dense_priced = _price(*ops.layer(shard, moe=False), shard, cluster) if has_dense else None
     moe_priced = _price(*ops.layer(shard, moe=True), shard, cluster) if has_moe else None
@@ -70,12 +70,12 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         dense_stored = _block(dense_priced, stored) if dense_priced else nothing
         moe_stored = _block(moe_priced, stored) if moe_priced else nothing
     return Blocks(
-        dense=dense[inverse],
-        moe=moe[inverse],
-        dense_stored=dense_stored[inverse],
-        moe_stored=moe_stored[inverse],
-        embedding=_block(_price(*ops.embedding(stored), stored, cluster), stored)[inverse],
-        head=_block(_price(*ops.head(stored), stored, cluster), stored)[inverse],
+        dense=dense.take(inverse, axis=1),
+        moe=moe.take(inverse, axis=1),
+        dense_stored=dense_stored.take(inverse, axis=1),
+        moe_stored=moe_stored.take(inverse, axis=1),
+        embedding=_block(_price(*ops.embedding(stored), stored, cluster), stored).take(inverse, axis=1),
+        head=_block(_price(*ops.head(stored), stored, cluster), stored).take(inverse, axis=1),
     )
 
 
@@ -100,7 +100,7 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:
-    """Sum a block's operators and collectives into the columns of QUANTITIES, shape (rows of the shard, columns)."""
+    """Sum a block's operators and collectives into the rows of QUANTITIES, shape (quantities, shapes)."""
     trainer, sums = shard.trainer, _Sums(shard)
     for operator in priced.operators:
         sums.operator(operator, priced.work[operator.name])
@@ -131,7 +131,7 @@ class _Sums:
         self.values[name] = self.values[name] + value
 
     def table(self) -> Floats:
-        return np.stack([np.broadcast_to(self.values[name], (self._rows,)) for name in QUANTITIES], axis=-1)
+        return np.stack([np.broadcast_to(self.values[name], (self._rows,)) for name in QUANTITIES])
 
     def _freed(self, module: Module, share: float = 1.0) -> Floats:
         """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""

@@ -7,10 +7,8 @@ import numpy as np
 from planner.arrays import NDArray
 from planner.layout import Layout
 
-TABLE_PER_ROW = 64
-"""Keys below this times the number of rows are numbered with a table; larger ones by sorting, which costs as much."""
-
-
+TABLE_PER_ROW = 4
+"""Keys are numbered with a table of up to this many entries per candidate, and made dense again beyond it."""
 FEW_ROWS = 64
 """Up to this many candidates, looking for equal ones costs more than pricing them."""
 
@@ -26,29 +24,44 @@ def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer
         return layout, np.arange(rows)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for values in (*(np.asarray(getattr(layout, name)) for name in fields), *extra):
-        if values.ndim == 0:
-            continue
         codes, count = _codes(values)
-        if count > 1:
-            key, size = key * count + codes, size * count
-    if size <= TABLE_PER_ROW * rows:
-        first = np.full(size, -1, dtype=np.intp)
-        first[key[::-1]] = np.arange(rows - 1, -1, -1)
-        used = np.flatnonzero(first >= 0)
-        number = np.empty(size, dtype=np.intp)
-        number[used] = np.arange(len(used))
-        return layout.take(first[used]), number[key]
-    _, where, inverse = np.unique(key, return_index=True, return_inverse=True)
-    return layout.take(where), inverse
+        if count == 1:
+            continue
+        if size * count > TABLE_PER_ROW * rows:
+            key, size = _renumbered(key, size)
+        key, size = key * count + codes, size * count
+    if size > TABLE_PER_ROW * rows:
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        return layout.take(first), inverse
+    where = np.full(size, -1, dtype=np.intp)
+    where[key] = np.arange(rows)
+    number, _ = _numbers(where >= 0)
+    return layout.take(where[where >= 0]), number[key]
 
 
 def _codes(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
     """Number of each value among the distinct ones, and how many there are."""
+    if values.ndim == 0 or values.strides == (0,):  # one integer for all candidates
+        return values, 1
     largest = int(values.max(initial=0))
     if largest > 1 << 20:
         found, codes = np.unique(values, return_inverse=True)
         return codes, len(found)
     present = np.zeros(largest + 1, dtype=bool)
     present[values] = True
+    number, count = _numbers(present)
+    return (values, 1) if count == 1 else (number[values], count)
+
+
+def _renumbered(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:
+    """Keys as numbers of the distinct ones."""
+    present = np.zeros(size, dtype=bool)
+    present[key] = True
+    number, count = _numbers(present)
+    return number[key], count
+
+
+def _numbers(present: NDArray[np.bool_]) -> tuple[NDArray[np.int64], int]:
+    """The how-manieth each present entry is, and how many there are."""
     number = np.cumsum(present) - 1
-    return number[values], int(number[-1]) + 1
+    return number, int(number[-1]) + 1

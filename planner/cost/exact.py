@@ -61,9 +61,9 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
         return every
 
     return StageDurations(
-        forward=spread(times.forward[0], times.ends_forward[0]),
-        backward=spread(times.backward[0], times.ends_backward[0]),
-        weight=spread(times.weight[0], times.ends_weight[0]),
+        forward=spread(times.forward[:, 0], times.ends_forward[:, 0]),
+        backward=spread(times.backward[:, 0], times.ends_backward[:, 0]),
+        weight=spread(times.weight[:, 0], times.ends_weight[:, 0]),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,7 +46,7 @@ backward includes waiting for offloaded activations; all_stages sums both passes
 
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
-    """Seconds per microbatch of the three stages; arrays of shape (N, 3) unless stated."""
+    """Seconds per microbatch of the three stages; arrays of shape (3, N), stages first, unless stated."""
 
     forward: Floats
     """Forward pass: computation, exposed communication, host; without sends."""
@@ -54,7 +55,7 @@ class StageTimes:
     weight: Floats
     """The part of backward that is weight gradients."""
     slowest: Floats
-    """What the slowest stage's time is made of, (N, len(SLOWEST))."""
+    """What the slowest stage's time is made of, (len(SLOWEST), N)."""
     saved: Floats
     """Bytes that the layers save per microbatch."""
     ends_forward: Floats
@@ -153,12 +154,24 @@ class StageTable:
         return Gathered(**columns)
 
     def content(self, row: int) -> tuple[Stages, StageTimes]:
-        """Contents and times of the stages of one candidate, arrays of shape (1, 3)."""
+        """Contents (1, 3) and times (3, 1) of the stages of one candidate."""
         _, rows, stages, times = self._content
-        return tuple(
-            type(one)(**{f.name: getattr(one, f.name)[rows[row : row + 1]] for f in dataclasses.fields(one)})
-            for one in (stages, times)
-        )  # type: ignore[return-value]
+        here = rows[row : row + 1]
+        return (
+            Stages(**{f.name: getattr(stages, f.name)[here] for f in dataclasses.fields(stages)}),
+            StageTimes(**{f.name: getattr(times, f.name)[..., here] for f in dataclasses.fields(times)}),
+        )
+
+
+def largest_stage(values: Floats) -> NDArray[np.intp]:
+    """Which of the three stages has the largest value: (3, N) to (N,). Comparisons beat argmax over an axis of 3."""
+    first, middle, last = values
+    return np.where(last > np.maximum(first, middle), 2, (middle > first).astype(np.intp))
+
+
+def at_stage(values: Floats, stage: NDArray[np.intp]) -> Floats:
+    """The value of one stage for each candidate: (3, N) to (N,)."""
+    return values.ravel().take(stage * values.shape[1] + np.arange(values.shape[1]))
 
 
 def _stages_first(values: Floats) -> Floats:
@@ -170,12 +183,12 @@ def _content_columns(layout: Layout, stages: Stages, times: StageTimes) -> dict[
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
     return {
-        "slowest": np.ascontiguousarray(times.slowest.T),
-        "forward": _stages_first(times.forward),
-        "backward": _stages_first(times.backward),
-        "stored": _stages_first(times.saved + times.embedding_saved),
+        "slowest": times.slowest,
+        "forward": times.forward,
+        "backward": times.backward,
+        "stored": times.saved + times.embedding_saved,
         "resident": _stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
-        "transient": _stages_first(np.maximum(times.working, times.loss)),
+        "transient": np.maximum(times.working, times.loss),
     }
 
 
@@ -217,15 +230,15 @@ def _stage_times(
     GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
     """
     totals, ends, saved = _stage_totals(layout, stages, blocks)
-    totals[..., INDEX["wgrad"]] += adding
+    totals[INDEX["wgrad"]] += _stages_first(adding)
 
     def sum_of(table: Floats, *names: str) -> Floats:
-        return np.sum([table[..., INDEX[name]] for name in names], axis=0)
+        return functools.reduce(np.add, [table[INDEX[name]] for name in names])
 
     exposed_forward, exposed_backward = ("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward")
     computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
     busy = (computed[0] + sum_of(totals, *exposed_forward), computed[1] + sum_of(totals, *exposed_backward))
-    each = trainer.host_time * np.where(column(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+    each = trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
     host = [
         np.maximum(sum_of(totals, name) * each - on_gpu, 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
@@ -233,35 +246,33 @@ def _stage_times(
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, saved, forward, backward)
     backward = backward + waiting
-    columns = np.stack(
-        [
-            sum_of(totals, "forward", "dgrad", "wgrad"), sum_of(totals, "recompute"), host[0] + host[1],
-            sum_of(totals, "tp_forward", "tp_backward"), sum_of(totals, "cp_forward", "cp_backward"),
-            sum_of(totals, "ep_forward", "ep_backward"),
-            sum_of(totals, "tp_hidden"), sum_of(totals, "cp_hidden"), sum_of(totals, "ep_hidden"),
-            waiting, forward, backward, sum_of(totals, "wgrad"),
-        ],
-        axis=-1,
-    )  # fmt: skip
     both = forward + backward
-    slowest = columns[np.arange(len(both)), np.argmax(both, axis=-1)]
-    all_stages = (both * stages.weight).sum(axis=-1)
+    slowest = largest_stage(both)
+    parts = (
+        sum_of(totals, "forward", "dgrad", "wgrad"), sum_of(totals, "recompute"), host[0] + host[1],
+        sum_of(totals, "tp_forward", "tp_backward"), sum_of(totals, "cp_forward", "cp_backward"),
+        sum_of(totals, "ep_forward", "ep_backward"),
+        sum_of(totals, "tp_hidden"), sum_of(totals, "cp_hidden"), sum_of(totals, "ep_hidden"),
+        waiting, forward, backward, sum_of(totals, "wgrad"),
+    )  # fmt: skip
+    weights = _stages_first(stages.weight)
+    all_stages = functools.reduce(np.add, both * weights)
     flop = _model_flop(model, blocks) / np.asarray(layout.pp)
     working = np.maximum(
-        blocks.dense[:, None, INDEX["working"]] * (stages.dense > 0),
-        blocks.moe[:, None, INDEX["working"]] * (stages.moe > 0),
+        blocks.dense[INDEX["working"]] * _stages_first((stages.dense > 0).astype(float)),
+        blocks.moe[INDEX["working"]] * _stages_first((stages.moe > 0).astype(float)),
     )
     return StageTimes(
         forward=forward,
         backward=backward,
         weight=sum_of(totals, "wgrad"),
-        slowest=np.column_stack([slowest, all_stages, flop]),
+        slowest=np.stack([*(at_stage(part, slowest) for part in parts), all_stages, flop]),
         saved=saved,
         ends_forward=sum_of(ends, "forward", *exposed_forward),
         ends_backward=sum_of(ends, "dgrad", "wgrad", *exposed_backward),
         ends_weight=sum_of(ends, "wgrad"),
-        loss=np.minimum(stages.head, 1.0) * blocks.head[:, None, INDEX["saved"]],
-        embedding_saved=stages.embedding * blocks.embedding[:, None, INDEX["saved"]],
+        loss=_stages_first(np.minimum(stages.head, 1.0)) * blocks.head[INDEX["saved"]],
+        embedding_saved=_stages_first(stages.embedding) * blocks.embedding[INDEX["saved"]],
         working=working,
     )
 
@@ -272,24 +283,28 @@ def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     dense = model.num_plain_layers + more * (not model.is_moe)
     moe = model.num_moe_layers + more * model.is_moe
     kinds = ((dense, blocks.dense), (moe, blocks.moe), (1, blocks.embedding), (1 + more, blocks.head))
-    return np.sum([count * block[:, INDEX["flop"]] for count, block in kinds], axis=0)
+    return functools.reduce(np.add, [count * block[INDEX["flop"]] for count, block in kinds])
 
 
 def _stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
-    """Sum of the blocks of each stage, the part of it that is embedding and head, both (N, 3, quantities), and the
-    bytes that the stage's layers save, (N, 3). Full recompute may cover a part of the layers only."""
+    """Sum of the blocks of each stage, the part of it that is embedding and head, both (quantities, 3, N), and the
+    bytes that the stage's layers save, (3, N). Full recompute may cover a part of the layers only."""
     covered = column(layout.recompute_layers)
     layers = stages.dense + stages.moe
     partly = (covered > 0) & (column(layout.recompute) == Recompute.FULL)
     share = np.where(partly, np.minimum(covered / np.maximum(layers, 1.0), 1.0), 1.0)
-    totals = (stages.dense * share)[..., None] * blocks.dense[:, None, :]
-    totals += (stages.moe * share)[..., None] * blocks.moe[:, None, :]
+
+    def times(layers: Floats, block: Floats) -> Floats:
+        return _stages_first(layers) * block[:, None, :]
+
+    totals = times(stages.dense * share, blocks.dense)
+    if np.any(stages.moe):
+        totals += times(stages.moe * share, blocks.moe)
     if np.any(partly):
-        totals += (stages.dense * (1.0 - share))[..., None] * blocks.dense_stored[:, None, :]
-        totals += (stages.moe * (1.0 - share))[..., None] * blocks.moe_stored[:, None, :]
-    saved = totals[..., INDEX["saved"]].copy()
-    ends = stages.embedding[..., None] * blocks.embedding[:, None, :]
-    ends += stages.head[..., None] * blocks.head[:, None, :]
+        totals += times(stages.dense * (1.0 - share), blocks.dense_stored)
+        totals += times(stages.moe * (1.0 - share), blocks.moe_stored)
+    saved = totals[INDEX["saved"]].copy()
+    ends = times(stages.embedding, blocks.embedding) + times(stages.head, blocks.head)
     totals += ends
     return totals, ends, saved
 

@@ -12,7 +12,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time
-from planner.cost.stage_times import SLOWEST, Gathered, StageTable
+from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
 from planner.cost.traffic import data_parallel
 from planner.layout import Layout
 from planner.trainer import Trainer
@@ -143,11 +143,11 @@ def _estimate_chunk(
     memory = _stage_memory(trainer, priced)
     time, hidden, flop = _step_parts(workload, trainer, layout, priced)
     context = cluster.hardware.context_memory
-    worst = _largest(np.sum(list(memory.values()), axis=0))
+    worst = largest_stage(np.sum(list(memory.values()), axis=0))
     return Estimate(
         time=time,
         hidden=hidden,
-        memory={**{name: _pick(part, worst) for name, part in memory.items()}, "context": np.full(len(worst), context)},
+        memory={**{name: at_stage(part, worst) for name, part in memory.items()}, "context": np.full(len(worst), context)},
         stage=worst.astype(float),
         host_memory=np.maximum(np.maximum(priced.host[0], priced.host[1]), priced.host[2]),
         flop=flop,
@@ -156,18 +156,6 @@ def _estimate_chunk(
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,
     )
-
-
-def _largest(values: Floats) -> NDArray[np.intp]:
-    """Which of the three stages has the largest value: (3, N) to (N,). Three comparisons beat argmax over an axis of 3."""
-    first, middle, last = values
-    worst = (middle > first).astype(np.intp)
-    return np.where(last > np.maximum(first, middle), 2, worst)
-
-
-def _pick(values: Floats, stage: NDArray[np.intp]) -> Floats:
-    """The value of one stage for each candidate: (3, N) to (N,)."""
-    return values.ravel().take(stage * values.shape[1] + np.arange(values.shape[1]))
 
 
 def _stage_memory(trainer: Trainer, priced: Gathered) -> dict[str, Floats]:
@@ -214,13 +202,13 @@ def _step_parts(
     exposed, hidden = data_parallel(
         trainer, layout, priced.buckets, priced.reduce, priced.gather, priced.copies, *window
     )
-    end = _largest(exposed + priced.optimizer + priced.offload)
+    end = largest_stage(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,
         "bubble": idle,
-        "data_communication": _pick(exposed, end),
-        "optimizer": _pick(priced.optimizer, end),
-        "offload": _pick(priced.offload, end) + m * slowest["waiting"],
+        "data_communication": at_stage(exposed, end),
+        "optimizer": at_stage(priced.optimizer, end),
+        "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.step_overhead),
     }
     concealed = {
@@ -228,7 +216,7 @@ def _step_parts(
         "context": m * slowest["context_hidden"],
         "expert": m * slowest["expert_hidden"],
         "pipeline": m * (sent - exposed_send),
-        "data": _pick(hidden, end),
+        "data": at_stage(hidden, end),
     }
     return time, concealed, slowest["flop"] * m * (3.0 if workload.lora_rank == 0 else 2.0)
 

@@ -177,8 +177,8 @@ def local_states(workload: Workload, layout: Layout, parameters: StageParameters
 def activation_offload(
     cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats
 ) -> Floats:
-    """Seconds per microbatch and stage that activations wait for PCIe, out and back, beyond the computation."""
-    used = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
+    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
+    used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
     transfer = stored / cluster.hardware.pcie_bandwidth
     waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
     return np.where(used, waiting, 0.0)
