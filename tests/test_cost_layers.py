@@ -170,7 +170,7 @@ def test_full_recompute_sends_again() -> None:
     shard = shard_of("gqa", trainer, tp=8, sequence_parallel=1)
     cluster = job("gqa").cluster
     forward = sum(
-        float(np.max(collective_seconds(one, cluster))) for one in ops.layer(shard, moe=False)[1] if not one.backward
+        float(np.max(collective_seconds([one], cluster, 1)[0])) for one in ops.layer(shard, moe=False)[1] if not one.backward
     )
     tensor = found.time["tensor_communication"]
     assert tensor[1] - tensor[0] == pytest.approx(32 * 8 * forward)
@@ -212,7 +212,7 @@ def test_a_ring_goes_at_the_pace_of_its_slowest_hop() -> None:
         (16, hardware.scale_out_time("send_recv", size, 2, 1)),
     ):
         ring = Collective(name="ring", group="cp", op="send_recv", size=size, n=float(cp), stride=1.0, backward=False)
-        assert float(collective_seconds(ring, cluster)) == pytest.approx(float(expected))
+        assert float(collective_seconds([ring], cluster, 1)[0][0]) == pytest.approx(float(expected))
 
 
 def test_all_methods_compute_the_same() -> None:
