@@ -105,17 +105,30 @@ def _layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], C
 def _job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Flags that say what is trained and where."""
     options = (
-        click.option("--model", required=required, metavar="NAME", help="Preset, config.json, directory or hub id ('plan models')."),
+        click.option(
+            "--model",
+            required=required,
+            metavar="NAME",
+            help="Preset, config.json, directory or hub id ('plan models').",
+        ),
         click.option("--gpus", required=required, type=int, metavar="N", help="GPUs in the job."),
-        click.option("--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
+        click.option(
+            "--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"
+        ),
         click.option("--trainer", metavar="NAME", help="Trainer or YAML file ('plan trainers'). [megatron]"),
         click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence. [at most 8192]"),
-        click.option("--global-batch-size", type=int, metavar="B", help="Sequences per optimizer step. [by model size]"),
+        click.option(
+            "--global-batch-size", type=int, metavar="B", help="Sequences per optimizer step. [by model size]"
+        ),
         click.option("--precision", metavar="NAME", help="bf16, fp16, fp32, fp8, fp8_block, mxfp8 or nvfp4. [bf16]"),
         click.option("--optimizer", metavar="NAME", help="adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
         click.option("--lora-rank", type=int, metavar="R", help="Train low-rank adapters only; 0 = all weights."),
-        click.option("--expert-imbalance", type=float, metavar="X", help="Tokens of the busiest expert rank over the mean. [1]"),
-        click.option("--network-bandwidth", metavar="RATE", help="Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
+        click.option(
+            "--expert-imbalance", type=float, metavar="X", help="Tokens of the busiest expert rank over the mean. [1]"
+        ),
+        click.option(
+            "--network-bandwidth", metavar="RATE", help="Per GPU, one direction, like '400 Gb/s'. [of the profile]"
+        ),
     )
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
@@ -148,7 +161,9 @@ def main() -> None:
 @_job_options(required=True)
 @_layout_options(tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations")))
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the best plan to this YAML file.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the best plan to this YAML file."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
     """Search every legal layout and print the best plans (the default command).
@@ -259,7 +274,9 @@ def _plans(resolved: ResolvedJob, finding: Finding) -> list[Plan]:
         else:
             pays, saves = differences(found, finding.estimates[0])
             behind = 100 * (float(found.step_time[0] / finding.estimates[0].step_time[0]) - 1)
-            why = f"{behind:.1f} % slower than the first: " + ("; ".join([*pays[:2], *(f"saves {one}" for one in saves[:1])]) or "no part differs much")
+            why = f"{behind:.1f} % slower than the first: " + (
+                "; ".join([*pays[:2], *(f"saves {one}" for one in saves[:1])]) or "no part differs much"
+            )
         plans.append(
             Plan(
                 workload=resolved.job.workload, hardware=resolved.hardware, num_gpus=resolved.job.cluster.num_gpus,
@@ -287,7 +304,11 @@ def _command_line(flags: dict[str, Any]) -> str:
         if value is None or (name == "lora_rank" and value == 0):
             continue
         flag = f"--{name.replace('_', '-')}"
-        words += [flag if value else flag.replace("--", "--no-", 1)] if isinstance(value, bool) else [flag, shlex.quote(str(value))]
+        words += (
+            [flag if value else flag.replace("--", "--no-", 1)]
+            if isinstance(value, bool)
+            else [flag, shlex.quote(str(value))]
+        )
     return " ".join(words)
 
 

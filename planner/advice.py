@@ -122,12 +122,16 @@ def _cost(advice: Advice) -> tuple[bool, float]:
     return advice.usd_per_million_tokens is None, advice.usd_per_million_tokens or advice.step_time_s
 
 
-def _shorter_sequence(job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> list[Advice]:
+def _shorter_sequence(
+    job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]
+) -> list[Advice]:
     """Halved until it fits, with as many tokens per step."""
     length, batch = job.workload.sequence_length // 2, job.workload.global_batch_size * 2
     while length >= SHORTEST_SEQUENCE:
         progress(f"sequence length {length}")
-        shorter = dataclasses.replace(job, workload=job.workload.replace(sequence_length=length, global_batch_size=batch))
+        shorter = dataclasses.replace(
+            job, workload=job.workload.replace(sequence_length=length, global_batch_size=batch)
+        )
         line = command(sequence_length=length, global_batch_size=batch)
         advice = _try(shorter, pins, f"sequences of {length} tokens, as many tokens per step", line)
         if advice:
@@ -155,5 +159,7 @@ def _adapters(job: Job, pins: Pins, command: Callable[..., str], progress: Calla
         return []
     progress("low-rank adapters")
     adapted = dataclasses.replace(job, workload=job.workload.replace(lora_rank=LORA_RANK))
-    advice = _try(adapted, pins, f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", command(lora_rank=LORA_RANK))
+    advice = _try(
+        adapted, pins, f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", command(lora_rank=LORA_RANK)
+    )
     return [advice] if advice else []

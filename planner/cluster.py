@@ -63,7 +63,6 @@ class Cluster:
         remote = self.hardware.scale_out_time(op, size, n, inside)
         return np.where(inside >= n, local, remote)
 
-
     def _local_time(self, op: str, size: Floats, n: Floats, stride: object) -> Floats:
         """Inside one domain. In a box with NVLink pairs only neighbours have the link: a pair further apart talks over
         PCIe, priced as the smallest group there that the profile has, for the bytes that the pair moves."""

@@ -70,7 +70,9 @@ def resolve(request: Request) -> ResolvedJob:
         length = min(model.max_sequence_length, SEQUENCE_LENGTH)
         why = f"pre-training length; the model was published for {model.max_sequence_length}"
         assumed.append(Assumption(what="sequence length", value=f"{length} tokens", why=why, flag="--sequence-length"))
-    precision = request.precision or ("fp16" if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops else "bf16")
+    precision = request.precision or (
+        "fp16" if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops else "bf16"
+    )
     if request.precision is None:
         why = "mixed precision with fp32 master weights"
         assumed.append(Assumption(what="precision", value=precision, why=why, flag="--precision"))

@@ -92,7 +92,9 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
     gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
     if "dp" not in values:
         if gpus % (tp * pp * cp):
-            raise PlannerError(f"tp {tp} x pp {pp} x cp {cp} = {tp * pp * cp} does not divide {gpus} GPUs; change a degree")
+            raise PlannerError(
+                f"tp {tp} x pp {pp} x cp {cp} = {tp * pp * cp} does not divide {gpus} GPUs; change a degree"
+            )
         values["dp"] = gpus // (tp * pp * cp)
     if "num_microbatches" not in values:
         each = values["dp"] * values.get("micro_batch_size", 1)
@@ -117,7 +119,11 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
         modules = Module.NORM | Module.MLP_ACTIVATION if job.trainer.attention == "flash" else Module.CORE_ATTENTION
         values["recompute_modules"] = int(modules)
         assumed.append(
-            Assumption(what="recompute modules", value=", ".join(module_names(int(modules))), why="the cheapest ones", flag="--recompute-modules")
+            Assumption(
+                what="recompute modules",
+                value=", ".join(module_names(int(modules))),
+                why="the cheapest ones",
+                flag="--recompute-modules",
+            )
         )
     return Layout(**values), tuple(assumed)
-

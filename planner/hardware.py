@@ -423,7 +423,9 @@ class HardwareProfile:
         values["kernels"] = _mapping(data.get("kernels", {}), f"{where}: kernels")
         values["precise_accumulation"] = {
             str(recipe): _number(factor, f"{where}: precise_accumulation {recipe}")
-            for recipe, factor in _mapping(data.get("precise_accumulation", {}), f"{where}: precise_accumulation").items()
+            for recipe, factor in _mapping(
+                data.get("precise_accumulation", {}), f"{where}: precise_accumulation"
+            ).items()
         }
         values["measured"] = {k: str(v) for k, v in _mapping(data["measured"], f"{where}: measured").items()}
         values["prices"] = tuple(_price(entry, f"{where}: prices") for entry in data.get("prices", ()))

@@ -75,7 +75,9 @@ class Prediction:
     @property
     def exposed_s(self) -> dict[str, float]:
         """Exposed communication by kind, seconds per step."""
-        return {name.removesuffix("_communication"): value for name, value in self.time_s.items() if "communication" in name}
+        return {
+            name.removesuffix("_communication"): value for name, value in self.time_s.items() if "communication" in name
+        }
 
 
 def predict(found: Estimate, trainer: Trainer, index: int = 0) -> Prediction:

@@ -98,7 +98,13 @@ def _stages_hold(job: Job, layout: Layout) -> Any:
     some = np.where(rest > 0, left >= rest, left == 0)
     even = np.where(rest > 0, left % np.maximum(rest, 1) == 0, True)
     uneven_allowed = (given == 0) | job.trainer.uneven_stages
-    return (pp <= job.model.num_layers) & some & (even | (not job.trainer.drops_remainder)) & uneven_allowed & ((pp > 1) | (given == 0))
+    return (
+        (pp <= job.model.num_layers)
+        & some
+        & (even | (not job.trainer.drops_remainder))
+        & uneven_allowed
+        & ((pp > 1) | (given == 0))
+    )
 
 
 def _chunks_hold(job: Job, layout: Layout) -> Any:
@@ -188,7 +194,9 @@ def _recompute_holds(job: Job, layout: Layout) -> Any:
     selective = mode == Recompute.SELECTIVE
     named = np.where(selective, (modules != 0) & ((modules & ~known) == 0), modules == 0)
     layers = np.asarray(layout.recompute_layers)
-    partly = (layers == 0) | ((mode == Recompute.FULL) & job.trainer.recompute_layers & (layers <= job.model.num_layers))
+    partly = (layers == 0) | (
+        (mode == Recompute.FULL) & job.trainer.recompute_layers & (layers <= job.model.num_layers)
+    )
     return np.isin(mode, modes) & named & partly
 
 
@@ -231,64 +239,85 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="GPUs",
         holds=lambda job, x: np.asarray(x.num_gpus) == job.cluster.num_gpus,
-        sentence=lambda job, x: f"tp {x.tp} x pp {x.pp} x dp {x.dp} x cp {x.cp} = {x.num_gpus} GPUs, but the job has "
-        f"{job.cluster.num_gpus}; choose degrees whose product is {job.cluster.num_gpus}",
+        sentence=lambda job, x: (
+            f"tp {x.tp} x pp {x.pp} x dp {x.dp} x cp {x.cp} = {x.num_gpus} GPUs, but the job has "
+            f"{job.cluster.num_gpus}; choose degrees whose product is {job.cluster.num_gpus}"
+        ),
     ),
     Rule(
         name="trainer degrees",
         holds=lambda job, x: ((np.asarray(x.tp) == 1) | job.trainer.tp) & ((np.asarray(x.pp) == 1) | job.trainer.pp),
-        sentence=lambda job, x: f"trainer {job.trainer.name} has no {'tensor' if not job.trainer.tp and x.tp > 1 else 'pipeline'} "
-        "parallelism; set the degree to 1 or choose another trainer",
+        sentence=lambda job, x: (
+            f"trainer {job.trainer.name} has no {'tensor' if not job.trainer.tp and x.tp > 1 else 'pipeline'} "
+            "parallelism; set the degree to 1 or choose another trainer"
+        ),
     ),
     Rule(
         name="heads",
         holds=lambda job, x: _divides(x.tp, job.model.num_heads),
-        sentence=lambda job, x: f"tp {x.tp} does not divide the {job.model.num_heads} attention heads of {job.model.name}; "
-        f"tp may be {_divisors_text(job.model.num_heads)}",
+        sentence=lambda job, x: (
+            f"tp {x.tp} does not divide the {job.model.num_heads} attention heads of {job.model.name}; "
+            f"tp may be {_divisors_text(job.model.num_heads)}"
+        ),
     ),
     Rule(
         name="key-value heads",
         holds=_kv_heads_hold,
-        sentence=lambda job, x: f"tp {x.tp} does not fit the {job.model.num_kv_heads} key-value heads of {job.model.name}: "
-        + (
-            "it must divide them or be a multiple of them"
-            if job.trainer.kv_replication
-            else f"trainer {job.trainer.name} does not replicate them, so tp must divide {job.model.num_kv_heads}"
+        sentence=lambda job, x: (
+            f"tp {x.tp} does not fit the {job.model.num_kv_heads} key-value heads of {job.model.name}: "
+            + (
+                "it must divide them or be a multiple of them"
+                if job.trainer.kv_replication
+                else f"trainer {job.trainer.name} does not replicate them, so tp must divide {job.model.num_kv_heads}"
+            )
         ),
     ),
     Rule(
         name="MLP width",
-        holds=lambda job, x: _divides(x.tp, job.model.ffn_size) & (
-            _divides(x.etp, job.model.expert_ffn_size) if job.model.is_moe else True),
-        sentence=lambda job, x: f"the MLP width ({job.model.ffn_size}, experts {job.model.expert_ffn_size}) does not divide by "
-        f"tp {x.tp} (experts: etp {x.etp}); choose a smaller degree",
+        holds=lambda job, x: (
+            _divides(x.tp, job.model.ffn_size)
+            & (_divides(x.etp, job.model.expert_ffn_size) if job.model.is_moe else True)
+        ),
+        sentence=lambda job, x: (
+            f"the MLP width ({job.model.ffn_size}, experts {job.model.expert_ffn_size}) does not divide by "
+            f"tp {x.tp} (experts: etp {x.etp}); choose a smaller degree"
+        ),
     ),  # fmt: skip
     Rule(
         name="layers",
         holds=_stages_hold,
-        sentence=lambda job, x: f"{job.model.num_layers} layers do not split over {x.pp} pipeline stages with first_stage_layers "
-        f"{x.first_stage_layers} and last_stage_layers {x.last_stage_layers} in trainer {job.trainer.name}; choose pp from "
-        f"{_divisors_text(job.model.num_layers)}, or give the first and last stage layers so that the rest divides",
+        sentence=lambda job, x: (
+            f"{job.model.num_layers} layers do not split over {x.pp} pipeline stages with first_stage_layers "
+            f"{x.first_stage_layers} and last_stage_layers {x.last_stage_layers} in trainer {job.trainer.name}; choose pp from "
+            f"{_divisors_text(job.model.num_layers)}, or give the first and last stage layers so that the rest divides"
+        ),
     ),
     Rule(
         name="virtual stages",
         holds=_chunks_hold,
-        sentence=lambda job, x: f"vpp {x.vpp} does not divide the layers of each of the {x.pp} stages of {job.model.name} "
-        f"({job.model.num_layers} layers); choose vpp so that every virtual stage has the same number",
+        sentence=lambda job, x: (
+            f"vpp {x.vpp} does not divide the layers of each of the {x.pp} stages of {job.model.name} "
+            f"({job.model.num_layers} layers); choose vpp so that every virtual stage has the same number"
+        ),
     ),
     Rule(
         name="schedule",
         holds=_schedule_holds,
-        sentence=lambda job, x: f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
-        f"{job.trainer.name} knows {', '.join(job.trainer.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
-        "zbv and dualpipe_v need vpp 2, the others vpp 1",
+        sentence=lambda job, x: (
+            f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
+            f"{job.trainer.name} knows {', '.join(job.trainer.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
+            "zbv and dualpipe_v need vpp 2, the others vpp 1"
+        ),
     ),
     Rule(
         name="microbatches",
         holds=_microbatches_hold,
-        sentence=lambda job, x: f"{x.num_microbatches} microbatches with schedule {NAMES['schedule'][int(x.schedule)]} and pp "
-        f"{x.pp}: interleaved_1f1b needs a multiple of "
-        f"{'pp' if job.trainer.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; change micro_batch_size or the batch",
+        sentence=lambda job, x: (
+            f"{x.num_microbatches} microbatches with schedule {NAMES['schedule'][int(x.schedule)]} and pp "
+            f"{x.pp}: interleaved_1f1b needs a multiple of "
+            f"{'pp' if job.trainer.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; "
+            "change micro_batch_size or the batch"
+        ),
     ),
     Rule(
         name="batch",
@@ -298,87 +327,125 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="context parallel",
         holds=_cp_holds,
-        sentence=lambda job, x: f"cp {x.cp} with method {NAMES['cp_method'][int(x.cp_method)]}: trainer {job.trainer.name} "
-        f"knows {', '.join(job.trainer.cp_methods) or 'no context parallelism'}; a2a also needs cp to divide the "
-        f"{job.model.num_heads // max(1, int(x.tp))} heads of each tensor-parallel rank",
+        sentence=lambda job, x: (
+            f"cp {x.cp} with method {NAMES['cp_method'][int(x.cp_method)]}: trainer {job.trainer.name} "
+            f"knows {', '.join(job.trainer.cp_methods) or 'no context parallelism'}; a2a also needs cp to divide the "
+            f"{job.model.num_heads // max(1, int(x.tp))} heads of each tensor-parallel rank"
+        ),
     ),
     Rule(
         name="sequence",
         holds=_sequence_holds,
-        sentence=lambda job, x: f"the sequence of {job.workload.sequence_length} tokens does not divide by "
-        f"{job.trainer.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; choose a length that does",
+        sentence=lambda job, x: (
+            f"the sequence of {job.workload.sequence_length} tokens does not divide by "
+            f"{job.trainer.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; choose a length that does"
+        ),
     ),
     Rule(
         name="sequence parallel",
         holds=_sp_holds,
-        sentence=lambda job, x: f"sequence_parallel {bool(x.sequence_parallel)} with tp {x.tp}: trainer {job.trainer.name} uses it "
-        f"{job.trainer.sequence_parallel}, and only with tp > 1",
+        sentence=lambda job, x: (
+            f"sequence_parallel {bool(x.sequence_parallel)} with tp {x.tp}: trainer {job.trainer.name} uses it "
+            f"{job.trainer.sequence_parallel}, and only with tp > 1"
+        ),
     ),
     Rule(
         name="experts",
-        holds=lambda job, x: np.asarray(x.ep) * 0 == (job.model.num_experts % np.maximum(np.asarray(x.ep), 1) if job.model.is_moe else 0),
-        sentence=lambda job, x: f"ep {x.ep} does not divide the {job.model.num_experts} experts of {job.model.name}; ep may be "
-        f"{_divisors_text(job.model.num_experts)}",
+        holds=lambda job, x: (
+            np.asarray(x.ep) * 0 == (job.model.num_experts % np.maximum(np.asarray(x.ep), 1) if job.model.is_moe else 0)
+        ),
+        sentence=lambda job, x: (
+            f"ep {x.ep} does not divide the {job.model.num_experts} experts of {job.model.name}; ep may be "
+            f"{_divisors_text(job.model.num_experts)}"
+        ),
     ),
     Rule(
         name="expert parallel",
         holds=_ep_holds,
-        sentence=lambda job, x: f"ep {x.ep} and etp {x.etp} with tp {x.tp}, cp {x.cp}, dp {x.dp}: "
-        + (
-            f"{job.model.name} has no experts, so both must be 1"
-            if not job.model.is_moe
-            else {
-                "folded": "ep x etp must divide tp x cp x dp" + ("" if job.trainer.etp else " and etp must be 1"),
-                "dp": "ep must divide dp and etp must equal tp",
-                "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
-            }[job.trainer.expert_parallel]
+        sentence=lambda job, x: (
+            f"ep {x.ep} and etp {x.etp} with tp {x.tp}, cp {x.cp}, dp {x.dp}: "
+            + (
+                f"{job.model.name} has no experts, so both must be 1"
+                if not job.model.is_moe
+                else {
+                    "folded": "ep x etp must divide tp x cp x dp" + ("" if job.trainer.etp else " and etp must be 1"),
+                    "dp": "ep must divide dp and etp must equal tp",
+                    "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
+                }[job.trainer.expert_parallel]
+            )
         ),
     ),
     Rule(
         name="rank order",
-        holds=lambda job, x: (np.asarray(x.order) != Order.TP_CP_EP_PP_DP) | (np.asarray(x.pp) == 1) | (not job.model.is_moe)
-        | (np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp)),
-        sentence=lambda job, x: f"order tp-cp-ep-pp-dp with pp {x.pp}: ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
-        "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp",
+        holds=lambda job, x: (
+            (np.asarray(x.order) != Order.TP_CP_EP_PP_DP)
+            | (np.asarray(x.pp) == 1)
+            | (not job.model.is_moe)
+            | (np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp))
+        ),
+        sentence=lambda job, x: (
+            f"order tp-cp-ep-pp-dp with pp {x.pp}: ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
+            "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp"
+        ),
     ),  # fmt: skip
     Rule(
         name="experts with tp",
-        holds=lambda job, x: (not job.model.is_moe) | (np.asarray(x.tp) == 1) | (np.asarray(x.sequence_parallel) == 1)
-        | (job.trainer.sequence_parallel == "never"),
+        holds=lambda job, x: (
+            (not job.model.is_moe)
+            | (np.asarray(x.tp) == 1)
+            | (np.asarray(x.sequence_parallel) == 1)
+            | (job.trainer.sequence_parallel == "never")
+        ),
         sentence=lambda job, x: f"a mixture of experts with tp {x.tp} needs sequence_parallel: true",
     ),  # fmt: skip
     Rule(
         name="sharding",
         holds=_zero_holds,
-        sentence=lambda job, x: f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero "
-        f"{', '.join(map(str, job.trainer.zero))}, with a pipeline {', '.join(map(str, job.trainer.zero_with_pp)) or 'none'}",
+        sentence=lambda job, x: (
+            f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero "
+            f"{', '.join(map(str, job.trainer.zero))}, with a pipeline {', '.join(map(str, job.trainer.zero_with_pp)) or 'none'}"
+        ),
     ),
     Rule(
         name="shard group",
         holds=_shard_holds,
-        sentence=lambda job, x: f"dp_shard {x.dp_shard} must divide dp {x.dp}"
-        + ("" if job.trainer.hsdp else f", and trainer {job.trainer.name} shards over all of dp: leave dp_shard at 0"),
+        sentence=lambda job, x: (
+            f"dp_shard {x.dp_shard} must divide dp {x.dp}"
+            + (
+                ""
+                if job.trainer.hsdp
+                else f", and trainer {job.trainer.name} shards over all of dp: leave dp_shard at 0"
+            )
+        ),
     ),
     Rule(
         name="recompute",
         holds=_recompute_holds,
-        sentence=lambda job, x: f"recompute {NAMES['recompute'][int(x.recompute)]} with modules "
-        f"{', '.join(module_names(int(x.recompute_modules))) or 'none'} and recompute_layers {x.recompute_layers}: trainer "
-        f"{job.trainer.name} knows {', '.join(job.trainer.recompute)} (modules: {', '.join(job.trainer.recompute_modules) or 'none'}); "
-        "selective needs modules, the others none; layers go with full only",
+        sentence=lambda job, x: (
+            f"recompute {NAMES['recompute'][int(x.recompute)]} with modules "
+            f"{', '.join(module_names(int(x.recompute_modules))) or 'none'} and recompute_layers {x.recompute_layers}: trainer "
+            f"{job.trainer.name} knows {', '.join(job.trainer.recompute)} "
+            f"(modules: {', '.join(job.trainer.recompute_modules) or 'none'}); "
+            "selective needs modules, the others none; layers go with full only"
+        ),
     ),
     Rule(
         name="recompute modules",
         holds=_modules_hold,
-        sentence=lambda job, x: f"{job.model.name} does not have all of the modules "
-        f"{', '.join(module_names(int(x.recompute_modules)))}; moe and shared_experts need experts, mla_up_projection needs MLA",
+        sentence=lambda job, x: (
+            f"{job.model.name} does not have all of the modules "
+            f"{', '.join(module_names(int(x.recompute_modules)))}; moe and shared_experts need experts, mla_up_projection needs MLA"
+        ),
     ),
     Rule(
         name="offload",
         holds=_offload_holds,
-        sentence=lambda job, x: f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: "
-        f"trainer {job.trainer.name} offloads {'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
-        f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}",
+        sentence=lambda job, x: (
+            f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: "
+            f"trainer {job.trainer.name} offloads "
+            f"{'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
+            f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
+        ),
     ),
 )
 

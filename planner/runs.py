@@ -272,7 +272,9 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     _refuse_unmodelled(row)
     entry, assumptions = _entry(row), list[str]()
     if entry.get("unknown"):
-        assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {entry['trainer']}")
+        assumptions.append(
+            f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {entry['trainer']}"
+        )
     missing = [path for path in missing if path != "batch.micro"]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
@@ -765,7 +767,10 @@ def _trainer(row: Row, entry: Mapping[str, Any]) -> Trainer:
     if re.search(r"kernel: torch\b", notes):
         changes["unfused"] = [*changes.get("unfused", []), "softmax"]
     if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
-        changes |= {"logit_bytes": 0.0, **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0)}
+        changes |= {
+            "logit_bytes": 0.0,
+            **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0),
+        }
     if "precision PURE" in notes:
         changes["gradient_reduce_bytes"] = 2.0
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)

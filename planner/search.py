@@ -103,7 +103,10 @@ def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
         return left
     recomputed = stack([lever.apply(left.layout, run.job.model) for lever in levers])
     more = run.price(recomputed.take(allowed(run.job, recomputed)))
-    return _Open(layout=stack([left.layout, more.layout]), without_states=np.concatenate([left.without_states, more.without_states]))
+    return _Open(
+        layout=stack([left.layout, more.layout]),
+        without_states=np.concatenate([left.without_states, more.without_states]),
+    )
 
 
 def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> None:
@@ -122,7 +125,9 @@ def _refined(
     """Finalists with the best split of layers over the stages, on the exact timeline of the pipeline, best first."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
     variants += _best_splits(job, pins, layouts)
-    refined = refine(job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants])
+    refined = refine(
+        job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants]
+    )
     best: dict[tuple[int, ...], tuple[Layout, Estimate]] = {}
     for (one, _), found in zip(variants, refined, strict=True):
         key = _plan_key(one)
@@ -136,7 +141,9 @@ def _best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layo
     """For each layout with a pipeline: the fastest split of layers near an even one that is legal and fits."""
     if not job.trainer.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
         return []
-    splits = [(owner, *split) for owner, one in enumerate(layouts) for split in _near_even(job.model.num_layers, int(one.pp))]
+    splits = [
+        (owner, *split) for owner, one in enumerate(layouts) for split in _near_even(job.model.num_layers, int(one.pp))
+    ]
     if not splits:
         return []
     owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*splits, strict=True))
@@ -161,7 +168,9 @@ def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
     if pp < 2:
         return []
     ends = {total - middle * (pp - 2) for middle in (-(-total // pp), -(-(total + 2) // pp))}
-    return [(both - last, last) for both in ends for last in range(max(1, both // 2 - 2), both // 2 + 2) if both - last >= 1]
+    return [
+        (both - last, last) for both in ends for last in range(max(1, both // 2 - 2), both // 2 + 2) if both - last >= 1
+    ]
 
 
 def _plan_key(layout: Layout) -> tuple[int, ...]:

@@ -81,7 +81,11 @@ def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np
     shards = pins.options("dp_shard", _shards(job, dp))
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.cp_methods] if cp > 1 else [0]
     always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.sequence_parallel] if tp > 1 else [0]
-    zero = [level for level in trainer.zero if pp == 1 or level in trainer.zero_with_pp] if dp * cp > 1 else [min(trainer.zero)]
+    zero = (
+        [level for level in trainer.zero if pp == 1 or level in trainer.zero_with_pp]
+        if dp * cp > 1
+        else [min(trainer.zero)]
+    )
     rows = [
         (tp, pp, cp, dp, shard, b, m, ep, etp, vpp, schedule, first, last, level, method, split)
         for shard, (b, m), (ep, etp), (vpp, schedule, first, last), level, method, split in itertools.product(
@@ -188,7 +192,9 @@ def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
         ]
     if "full" in trainer.recompute:
         shares = (0.25, 0.5, 0.75, 1.0) if trainer.recompute_layers else (1.0,)
-        levers += [Lever(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share) for share in shares]
+        levers += [
+            Lever(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share) for share in shares
+        ]
     return levers
 
 
@@ -198,7 +204,16 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
     cheap = Module.NORM | Module.MLP_ACTIVATION | core
     up = Module.MLA_UP_PROJECTION if model.is_mla else Module(0)
     block = Module.MOE if model.is_moe else Module.MLP
-    sets = [Module.EVERY_SECOND_MATMUL, core, up, Module.MLP_ACTIVATION | core, cheap, cheap | up, block | core, block | Module.NORM | core | up]
+    sets = [
+        Module.EVERY_SECOND_MATMUL,
+        core,
+        up,
+        Module.MLP_ACTIVATION | core,
+        cheap,
+        cheap | up,
+        block | core,
+        block | Module.NORM | core | up,
+    ]
     unique = {int(one): None for one in sets if one}
     return list(unique)
 
@@ -208,7 +223,9 @@ def stack(layouts: list[Layout]) -> Layout:
     sizes = [len(one) for one in layouts]
     return Layout(
         **{
-            name: np.concatenate([np.broadcast_to(np.asarray(getattr(one, name)), (n,)) for one, n in zip(layouts, sizes, strict=True)])
+            name: np.concatenate(
+                [np.broadcast_to(np.asarray(getattr(one, name)), (n,)) for one, n in zip(layouts, sizes, strict=True)]
+            )
             for name in FIELDS
         }
     )

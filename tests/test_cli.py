@@ -68,7 +68,9 @@ def test_estimate_prices_flags_and_files(run, tmp_path):
     layout = tmp_path / "layout.yaml"
     layout.write_text("tp: 2\nmicro_batch_size: 2\nrecompute: full\n")
     from_file = json.loads(run("estimate", str(layout), *SMALL, "--json").stdout)
-    from_flags = json.loads(run("estimate", *SMALL, "--tp", "2", "--micro-batch-size", "2", "--recompute", "full", "--json").stdout)
+    from_flags = json.loads(
+        run("estimate", *SMALL, "--tp", "2", "--micro-batch-size", "2", "--recompute", "full", "--json").stdout
+    )
     assert from_file == from_flags
     assert from_file["layout"]["dp"] == 4
     assert from_file["layout"]["num_microbatches"] == 8
@@ -106,8 +108,14 @@ def test_nothing_fits_says_by_how_much_and_every_advice_works(run):
 
 WRONG = [
     (("--model", "lama-70b", "--gpus", "8"), "unknown model 'lama-70b'; known, nearest first: llama-70b"),
-    (("--model", "llama-8b", "--gpus", "8", "--hardware", "h10-sxm"), "unknown hardware 'h10-sxm'; known, nearest first: h100-sxm"),
-    (("--model", "llama-8b", "--gpus", "8", "--trainer", "megatro"), "unknown trainer 'megatro'; known, nearest first: megatron"),
+    (
+        ("--model", "llama-8b", "--gpus", "8", "--hardware", "h10-sxm"),
+        "unknown hardware 'h10-sxm'; known, nearest first: h100-sxm",
+    ),
+    (
+        ("--model", "llama-8b", "--gpus", "8", "--trainer", "megatro"),
+        "unknown trainer 'megatro'; known, nearest first: megatron",
+    ),
     (("--model", "llama-8b", "--gpus", "0"), "number of GPUs is 0"),
     (("--model", "llama-8b", "--gpus", "-8"), "number of GPUs is -8"),
     (("--model", "llama-8b", "--gpus", "99999999"), "number of GPUs is 99999999"),
@@ -127,7 +135,10 @@ WRONG = [
     (("estimate", "--model", "llama-8b"), "how many GPUs?"),
     (("estimate", "--model", "llama-8b", "--gpus", "8", "--tp", "3"), "does not divide 8 GPUs"),
     (("estimate", "--model", "llama-8b", "--gpus", "16", "--tp", "16", "--trainer", "torchtitan"), "key-value heads"),
-    (("estimate", "--model", "llama-8b", "--gpus", "8", "--global-batch-size", "12", "--micro-batch-size", "2"), "nearest is 16"),
+    (
+        ("estimate", "--model", "llama-8b", "--gpus", "8", "--global-batch-size", "12", "--micro-batch-size", "2"),
+        "nearest is 16",
+    ),
     (("estimate", "missing.yaml", "--model", "llama-8b"), "missing.yaml"),
 ]
 
@@ -155,7 +166,10 @@ def test_damaged_and_newer_plan_files_are_refused(run, tmp_path):
         "bad degree": (library.dump_yaml({**data, "layout": {**data["layout"], "tp": 0}}), "tp is 0"),
         "not yaml": ("tp: [1, 2\n\tx", "line"),
         "list": ("- 1\n- 2\n", "expected a mapping"),
-        "text number": (library.dump_yaml({**data, "cluster": {**data["cluster"], "num_gpus": "8"}}), "num_gpus is '8'"),
+        "text number": (
+            library.dump_yaml({**data, "cluster": {**data["cluster"], "num_gpus": "8"}}),
+            "num_gpus is '8'",
+        ),
     }
     for name, (text, sentence) in cases.items():
         path.write_text(text)
@@ -190,7 +204,9 @@ def test_narrow_terminals_and_colours_are_handled():
     """A real terminal of 60 columns: nothing is wider, and colours are on."""
     script = "import cli; cli.main(['--model', 'llama-8b', '--gpus', '8', '--top', '2'])"
     command = f"stty cols 60 2>/dev/null; COLUMNS=60 TERM=xterm-256color {shlex.quote(sys.executable)} -c {shlex.quote(script)}"
-    result = subprocess.run(["script", "-qec", command, "/dev/null"], capture_output=True, text=True, cwd=ROOT, check=False)
+    result = subprocess.run(
+        ["script", "-qec", command, "/dev/null"], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     if result.returncode == 127:
         pytest.skip("no 'script' program to make a terminal")
     assert "\x1b[" in result.stdout

@@ -170,7 +170,9 @@ def test_full_recompute_sends_again() -> None:
     shard = shard_of("gqa", trainer, tp=8, sequence_parallel=1)
     cluster = job("gqa").cluster
     forward = sum(
-        float(np.max(collective_seconds([one], cluster, 1)[0])) for one in ops.layer(shard, moe=False)[1] if not one.backward
+        float(np.max(collective_seconds([one], cluster, 1)[0]))
+        for one in ops.layer(shard, moe=False)[1]
+        if not one.backward
     )
     tensor = found.time["tensor_communication"]
     assert tensor[1] - tensor[0] == pytest.approx(32 * 8 * forward)

@@ -354,7 +354,9 @@ def test_unknown_framework_is_priced_and_says_as_what() -> None:
     (row,) = rows_from_dict(_with(("framework",), "my own"), where="file")
     run = to_run(row)
     assert run.unsupported == ""
-    assert any("framework 'my own' is not in profiles/frameworks.yaml: priced as megatron" in one for one in run.assumptions)
+    assert any(
+        "framework 'my own' is not in profiles/frameworks.yaml: priced as megatron" in one for one in run.assumptions
+    )
 
 
 _LEAVES = [

@@ -1072,7 +1072,9 @@ def build_related(name: str, specs: dict[str, Any], networks: dict[str, tuple[st
                  "unverified": ["memory", "usable_memory", "memory_bandwidth", "sustained_clock"]}  # fmt: skip
     latency = networks[network][0] if network in networks else networks.get(name, ("17.6 us", {}))[0]
     data = base_fields(name, device, spec, latency)
-    if spec["tdp_w"] < specs[device]["tdp_w"]:  # power is f V^2 and V about f: a lower limit lowers the clock by its cube root
+    if (
+        spec["tdp_w"] < specs[device]["tdp_w"]
+    ):  # power is f V^2 and V about f: a lower limit lowers the clock by its cube root
         share = (spec["tdp_w"] / specs[device]["tdp_w"]) ** (1 / 3)
         data["sustained_clock"] = round(data["sustained_clock"] * share, 3)
         data["notes"].append(f"sustained_clock: {share:.3f} of {device} (cube root of the ratio of the power limits)")

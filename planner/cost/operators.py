@@ -259,9 +259,7 @@ def _residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
     )  # fmt: skip
 
 
-def _tp_pair(
-    shard: Shard, name: str, column: str, row: str, module: Module, *, ends: bool = False
-) -> list[Collective]:
+def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, ends: bool = False) -> list[Collective]:
     """Tensor-parallel collectives around a column-parallel and a row-parallel layer.
 
     With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input

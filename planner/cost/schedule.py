@@ -72,5 +72,7 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
 
 def _columns(layout: Layout) -> tuple[Floats, Floats, Floats]:
     """p, v and m as float columns of shape (N, 1)."""
-    columns = np.broadcast_arrays(*(np.asarray(x, dtype=float) for x in (layout.pp, layout.vpp, layout.num_microbatches)))
+    columns = np.broadcast_arrays(
+        *(np.asarray(x, dtype=float) for x in (layout.pp, layout.vpp, layout.num_microbatches))
+    )
     return columns[0][..., None], columns[1][..., None], columns[2][..., None]

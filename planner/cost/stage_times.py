@@ -201,7 +201,8 @@ def _state_columns(workload: Workload, cluster: Cluster, trainer: Trainer, layou
         **state_bytes(workload, trainer, layout, parameters),
         "host": host_bytes(workload, trainer, layout, parameters),
         "buffers": communicator_bytes(cluster, layout),
-        "reduce": reduce, "gather": gather, "copies": copy_seconds(cluster, layout, parameters), "buckets": buckets, "optimizer": optimizer, "offload": offload,
+        "reduce": reduce, "gather": gather, "copies": copy_seconds(cluster, layout, parameters), "buckets": buckets,
+        "optimizer": optimizer, "offload": offload,
     }  # fmt: skip
     return {name: _stages_first(values) for name, values in columns.items()}
 
@@ -235,7 +236,10 @@ def _stage_times(
     def sum_of(table: Floats, *names: str) -> Floats:
         return functools.reduce(np.add, [table[INDEX[name]] for name in names])
 
-    exposed_forward, exposed_backward = ("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward")
+    exposed_forward, exposed_backward = (
+        ("tp_forward", "cp_forward", "ep_forward"),
+        ("tp_backward", "cp_backward", "ep_backward"),
+    )
     computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
     busy = (computed[0] + sum_of(totals, *exposed_forward), computed[1] + sum_of(totals, *exposed_backward))
     each = trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)

@@ -165,7 +165,11 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     rank = float(workload.lora_rank)
     adapters = (stages.dense + stages.moe) * rank * _adapter_width(model) / tp
     return StageParameters(
-        dense=dense, expert=stages.moe * experts, largest_dense_unit=unit, largest_expert_unit=experts, adapters=adapters
+        dense=dense,
+        expert=stages.moe * experts,
+        largest_dense_unit=unit,
+        largest_expert_unit=experts,
+        adapters=adapters,
     )
 
 

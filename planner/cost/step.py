@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.arrays import Floats, NDArray
+from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time
@@ -147,11 +147,16 @@ def _estimate_chunk(
     return Estimate(
         time=time,
         hidden=hidden,
-        memory={**{name: at_stage(part, worst) for name, part in memory.items()}, "context": np.full(len(worst), context)},
+        memory={
+            **{name: at_stage(part, worst) for name, part in memory.items()},
+            "context": np.full(len(worst), context),
+        },
         stage=worst.astype(float),
         host_memory=np.maximum(np.maximum(priced.host[0], priced.host[1]), priced.host[2]),
         flop=flop,
-        tokens=np.asarray(layout.global_batch_size, dtype=float) * workload.sequence_length / np.asarray(layout.num_gpus),
+        tokens=np.asarray(layout.global_batch_size, dtype=float)
+        * workload.sequence_length
+        / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,

@@ -97,7 +97,12 @@ def reduce_and_gather(
     weights: Floats = np.zeros_like(parameters.dense)
     whole = (parameters.dense, parameters.expert)
     for learned, resident, group, distance in (
-        (trained[0], whole[0], dense_shard, np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"]))),
+        (
+            trained[0],
+            whole[0],
+            dense_shard,
+            np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"])),
+        ),
         (trained[1], whole[1], expert_shard, column(stride["edp"])),
     ):
         if not np.any(resident):
@@ -107,7 +112,9 @@ def reduce_and_gather(
         scattered = cluster.collective_time("reduce_scatter", size, group, distance)
         if np.any(replicas > 1):
             scattered = scattered + cluster.collective_time("all_reduce", size / group, replicas, distance * group)
-        gathered_size = np.where(zero >= trainer.weight_sharding_level, resident, learned) * trainer.gathered_weight_bytes
+        gathered_size = (
+            np.where(zero >= trainer.weight_sharding_level, resident, learned) * trainer.gathered_weight_bytes
+        )
         whole_gradients = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
         gradients = gradients + np.where(whole_gradients, replicated, scattered)
         weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
@@ -141,8 +148,10 @@ def optimizer_seconds(
         return on_gpu, np.zeros_like(on_gpu)
     moved = updated * host_share
     transfer = moved * (trainer.gradient_bytes + trainer.weight_bytes) / hardware.pcie_bandwidth
-    per_gpu = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / min(
-        hardware.gpus_per_node, cluster.num_gpus
+    per_gpu = (
+        hardware.host_memory_bandwidth
+        * hardware.cpu_adam_bandwidth_fraction
+        / min(hardware.gpus_per_node, cluster.num_gpus)
     )
     return on_gpu, np.maximum(transfer, moved * bytes_each / per_gpu)
 
@@ -154,9 +163,7 @@ def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) 
     return cluster.hardware.memory_time(moved, "copy")
 
 
-def accumulation_seconds(
-    workload: Workload, cluster: Cluster, trainer: Trainer, parameters: StageParameters
-) -> Floats:
+def accumulation_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, parameters: StageParameters) -> Floats:
     """Seconds per microbatch to add a stage's fresh gradients to the accumulated ones, as kernels of their own.
 
     fp32 main gradients: read 2 and 4, write 4 bytes per parameter; half-precision ones: read 2 and 2, write 2. Nothing
@@ -174,9 +181,7 @@ def local_states(workload: Workload, layout: Layout, parameters: StageParameters
     return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
 
-def activation_offload(
-    cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats
-) -> Floats:
+def activation_offload(cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats) -> Floats:
     """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
     used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
     transfer = stored / cluster.hardware.pcie_bandwidth

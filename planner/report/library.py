@@ -28,7 +28,9 @@ def models_table() -> Table:
         others.setdefault(name, []).append(alias)
     for name in library.names("models"):
         model = load_model(name)
-        heads = f"{model.num_heads}" if model.num_kv_heads == model.num_heads else f"{model.num_heads}/{model.num_kv_heads}"
+        heads = (
+            f"{model.num_heads}" if model.num_kv_heads == model.num_heads else f"{model.num_heads}/{model.num_kv_heads}"
+        )
         experts = f"{model.top_k} of {model.num_experts}" if model.is_moe else ""
         active = format_count(active_parameters(model)) if model.is_moe else ""
         table.add_row(
@@ -59,6 +61,11 @@ def trainers_table() -> Table:
         one = load_trainer(name)
         schedules = ", ".join(one.schedules) if one.pp else "no pipeline"
         table.add_row(
-            name, one.title, ", ".join(map(str, one.zero)), schedules, ", ".join(one.cp_methods) or "none", one.expert_parallel
+            name,
+            one.title,
+            ", ".join(map(str, one.zero)),
+            schedules,
+            ", ".join(one.cp_methods) or "none",
+            one.expert_parallel,
         )
     return table

@@ -63,7 +63,8 @@ def plans_table(plans: list[Plan], fit: bool) -> Table:
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
         table.add_row(
-            str(number), degrees_text(plan.layout), ", ".join(levers(plan.layout)) or "-", seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
+            str(number), degrees_text(plan.layout), ", ".join(levers(plan.layout)) or "-",
+            seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
             percent(one.mfu), percent(one.bubble_share), exposed_text(one),
             f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB",
             Text(percent(one.out_of_memory_probability), style="green" if one.out_of_memory_probability <= SAFE else "red"),
@@ -74,7 +75,9 @@ def plans_table(plans: list[Plan], fit: bool) -> Table:
 
 def exposed_text(one: Prediction) -> str:
     """Exposed communication by kind, what is above 0.05 % of the step."""
-    kinds = [(value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 0.0005 * one.step_time_s]
+    kinds = [
+        (value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 0.0005 * one.step_time_s
+    ]
     return ", ".join(f"{name} {percent(share)}" for share, name in sorted(kinds, reverse=True)) or "none"
 
 
@@ -106,7 +109,12 @@ def memory_table(one: Prediction) -> Table:
         share = one.memory_gib[name] / one.memory_peak_gib
         table.add_row(Text(mark, style=colour), COMPONENT_TEXT[name], f"{one.memory_gib[name]:.2f} GiB", percent(share))
     table.add_row("", "peak of the device", f"{one.memory_peak_gib:.2f} GiB", f"on the {one.memory_stage} stage")
-    table.add_row("", "usable, as the driver reports", f"{one.memory_limit_gib:.2f} GiB", percent(one.memory_peak_gib / one.memory_limit_gib))
+    table.add_row(
+        "",
+        "usable, as the driver reports",
+        f"{one.memory_limit_gib:.2f} GiB",
+        percent(one.memory_peak_gib / one.memory_limit_gib),
+    )
     if one.host_memory_gib_per_gpu > 0:
         table.add_row("", "host memory for offloaded states", f"{one.host_memory_gib_per_gpu:.2f} GiB", "per GPU")
     return table
@@ -123,7 +131,12 @@ def time_table(one: Prediction) -> Table:
     table.add_row("step", seconds(one.step_time_s), "100.0 %", style="bold")
     for kind in HIDDEN:
         if one.hidden_s[kind] > 0:
-            table.add_row(f"hidden: {kind}", seconds(one.hidden_s[kind]), percent(one.hidden_s[kind] / one.step_time_s), style="dim")
+            table.add_row(
+                f"hidden: {kind}",
+                seconds(one.hidden_s[kind]),
+                percent(one.hidden_s[kind] / one.step_time_s),
+                style="dim",
+            )
     return table
 
 
@@ -162,8 +175,12 @@ def print_memory(console: Console, one: Prediction) -> None:
     chance = f"chance of running out of memory: {percent(one.out_of_memory_probability)}"
     if one.memory_peak_gib > one.memory_limit_gib:
         over = one.memory_peak_gib - one.memory_limit_gib
-        console.print(f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {chance}")
+        console.print(
+            f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {chance}"
+        )
     elif one.out_of_memory_probability > SAFE:
-        console.print(f"[bold yellow]may not fit:[/bold yellow] {chance}, above the {percent(SAFE)} that counts as safe")
+        console.print(
+            f"[bold yellow]may not fit:[/bold yellow] {chance}, above the {percent(SAFE)} that counts as safe"
+        )
     else:
         console.print(chance)
