@@ -227,7 +227,7 @@ class _Run:
         """The ``wanted`` plans of least value among those kept and some rows, one for each key."""
         merged = dict(kept)
         ordered = rows[np.argsort(value[rows], kind="stable")]
-        _, plan = distinct(piece.take(ordered), PLAN_FIELDS)
+        _, plan = distinct(piece.take(ordered), PLAN_FIELDS, few=0)
         _, first = np.unique(plan, return_index=True)  # the best row of each plan, as rows are in order of value
         for row in ordered[np.sort(first)[: self.wanted]]:
             one = piece.row(int(row))

@@ -283,3 +283,10 @@ def test_what_does_not_fit_never_ranks_above_what_does() -> None:
     assert estimate.step_time[0] < found.estimates[0].step_time[0]
     assert all(one_found.out_of_memory_probability[0] <= searching.SAFE for one_found in found.estimates)
     assert HARDWARE["h100-sxm"].usable_memory > one.cluster.hardware.usable_memory
+
+
+def test_plans_differ_in_more_than_fine_fields() -> None:
+    """Variants of one plan (virtual stages, splits, how many layers are recomputed) do not crowd out other plans."""
+    found = search(job("gqa", "megatron", gpus=8, batch=16), top=5)
+    keys = [tuple(getattr(layout, name) for name in searching.PLAN_FIELDS) for layout in found.layouts]
+    assert len(keys) == len(set(keys)) == 5

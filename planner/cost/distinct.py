@@ -10,17 +10,19 @@ from planner.layout import Layout
 TABLE_PER_ROW = 4
 """Keys are numbered with a table of up to this many entries per candidate, and made dense again beyond it."""
 FEW_ROWS = 64
-"""Up to this many candidates, looking for equal ones costs more than pricing them."""
+"""Up to this many candidates, looking for equal ones costs more than pricing them all."""
 
 
-def distinct(layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer]) -> tuple[Layout, NDArray[np.intp]]:
+def distinct(
+    layout: Layout, fields: tuple[str, ...], *extra: NDArray[np.integer], few: int = FEW_ROWS
+) -> tuple[Layout, NDArray[np.intp]]:
     """Layout of the distinct combinations of some fields, and for every candidate its row in it.
 
     ``extra`` are further columns that count as fields. All other fields keep the values of one of the candidates, so
-    nothing that is priced on the result may depend on them.
+    nothing that is priced on the result may depend on them. Up to ``few`` candidates count as distinct unseen.
     """
     rows = len(layout)
-    if rows <= FEW_ROWS:
+    if rows <= few:
         return layout, np.arange(rows)
     key, size = np.zeros(rows, dtype=np.int64), 1
     for values in (*(np.asarray(getattr(layout, name)) for name in fields), *extra):
