@@ -10,7 +10,7 @@ import pytest
 from samples import HARDWARE, MODELS, TRAINERS, job, model, priced
 
 from planner.cluster import Cluster
-from planner.cost import operators as ops
+from planner.cost import layers
 from planner.cost.blocks import INDEX, price_blocks
 from planner.cost.communication import collective_seconds
 from planner.cost.operators import Collective, Gemm, Shard
@@ -146,7 +146,7 @@ def test_gathered_inputs_are_kept_whole() -> None:
 def test_tensor_collectives_with_sequence_parallelism(trainer: str, gathers: int) -> None:
     """Per layer 4 all-gathers and 4 reduce-scatters of 2 s b h bytes; inputs kept as shards are gathered twice more."""
     shard = shard_of("gqa", trainer, tp=4, micro_batch_size=B, sequence_parallel=1)
-    found = live(ops.layer(shard, moe=False)[1], "tp")
+    found = live(layers.layer(shard, moe=False)[1], "tp")
     names = [one.op for one in found]
     assert (names.count("all_gather"), names.count("reduce_scatter"), len(names)) == (gathers, 4, gathers + 4)
     assert all(float(np.max(one.size)) == 2.0 * S * B * 1024 for one in found)
@@ -157,7 +157,7 @@ def test_tensor_collectives_with_sequence_parallelism(trainer: str, gathers: int
 def test_tensor_collectives_without_sequence_parallelism() -> None:
     """Two all-reduces forward and two backward [Shoeybi 2019]; one pair where attention and MLP are parallel."""
     for name, blocks in (("gqa", 2), ("parallel", 1)):
-        found = live(ops.layer(shard_of(name, "nanotron", tp=4, micro_batch_size=B), moe=False)[1], "tp")
+        found = live(layers.layer(shard_of(name, "nanotron", tp=4, micro_batch_size=B), moe=False)[1], "tp")
         assert [one.op for one in found] == ["all_reduce"] * (2 * blocks)
         assert sum(one.backward for one in found) == blocks
 
@@ -171,7 +171,7 @@ def test_full_recompute_sends_again() -> None:
     cluster = job("gqa").cluster
     forward = sum(
         float(np.max(collective_seconds([one], cluster, 1)[0]))
-        for one in ops.layer(shard, moe=False)[1]
+        for one in layers.layer(shard, moe=False)[1]
         if not one.backward
     )
     tensor = found.time["tensor_communication"]
@@ -187,7 +187,7 @@ def test_context_exchange_volumes() -> None:
     layout = {"cp": 4, "micro_batch_size": B}
 
     def found(method: CpMethod) -> list[tuple[str, float, bool]]:
-        collectives = live(ops.layer(shard_of("gqa", cp_method=method, **layout), moe=False)[1], "cp")
+        collectives = live(layers.layer(shard_of("gqa", cp_method=method, **layout), moe=False)[1], "cp")
         return [(one.op, float(np.max(one.size * one.count)), one.backward) for one in collectives]
 
     assert found(CpMethod.RING) == [
@@ -250,7 +250,7 @@ def test_expert_exchange_volumes() -> None:
     """Dispatch and combine move T / t K copies of h each, both ways; etp gathers and scatters the received ones."""
     shard = shard_of("moe", tp=2, etp=2, ep=4, dp=4, sequence_parallel=1)
     found = [
-        (one.op, float(np.max(one.size)), float(np.max(one.n))) for one in live(ops.layer(shard, moe=True)[1], "ep")
+        (one.op, float(np.max(one.size)), float(np.max(one.n))) for one in live(layers.layer(shard, moe=True)[1], "ep")
     ]
     copies = S / 2 * 2 * 1024 * 2.0
     once = [("all_to_all", copies, 4.0)] * 2 + [("all_gather", 2 * copies, 2.0), ("reduce_scatter", 2 * copies, 2.0)]
@@ -259,7 +259,7 @@ def test_expert_exchange_volumes() -> None:
 
 def test_grouped_gemms_hold_the_experts() -> None:
     """E / e experts in one kernel, their rows together those of the rank, width over etp."""
-    operators = ops.layer(shard_of("moe", ep=4, dp=8), moe=True)[0]
+    operators = layers.layer(shard_of("moe", ep=4, dp=8), moe=True)[0]
     up = next(one for one in operators if one.name == "experts_up")
     assert isinstance(up, Gemm)
     assert (float(up.groups), float(up.m * up.groups), float(up.n)) == (4.0, S * 2.0, 2 * 1024.0)
@@ -272,7 +272,7 @@ def test_grouped_gemms_hold_the_experts() -> None:
 
 def test_adapters_have_no_other_weight_gradients() -> None:
     shard = dataclasses.replace(shard_of("gqa"), workload=job("gqa", lora_rank=8).workload)
-    gemms = [one for one in ops.layer(shard, moe=False)[0] if isinstance(one, Gemm)]
+    gemms = [one for one in layers.layer(shard, moe=False)[0] if isinstance(one, Gemm)]
     assert {one.name for one in gemms if one.trained} == {
         f"{name}_lora_{side}" for name in ("qkv", "attention_out", "mlp_up", "mlp_down") for side in "ab"
     }

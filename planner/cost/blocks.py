@@ -14,7 +14,7 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
-from planner.cost import operators as ops
+from planner.cost import layers
 from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.distinct import distinct
@@ -62,8 +62,8 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     model = workload.model
     nothing = np.zeros((len(QUANTITIES), len(shapes)))
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
-    dense_priced = _price(*ops.layer(shard, moe=False), shard, cluster) if has_dense else None
-    moe_priced = _price(*ops.layer(shard, moe=True), shard, cluster) if has_moe else None
+    dense_priced = _price(*layers.layer(shard, moe=False), shard, cluster) if has_dense else None
+    moe_priced = _price(*layers.layer(shard, moe=True), shard, cluster) if has_moe else None
     dense = dense_stored = _block(dense_priced, shard) if dense_priced else nothing
     moe = moe_stored = _block(moe_priced, shard) if moe_priced else nothing
     if np.any(np.asarray(layout.recompute_layers) > 0):
@@ -74,8 +74,8 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         moe=moe.take(inverse, axis=1),
         dense_stored=dense_stored.take(inverse, axis=1),
         moe_stored=moe_stored.take(inverse, axis=1),
-        embedding=_block(_price(*ops.embedding(stored), stored, cluster), stored).take(inverse, axis=1),
-        head=_block(_price(*ops.head(stored), stored, cluster), stored).take(inverse, axis=1),
+        embedding=_block(_price(*layers.embedding(stored), stored, cluster), stored).take(inverse, axis=1),
+        head=_block(_price(*layers.head(stored), stored, cluster), stored).take(inverse, axis=1),
     )
 
 

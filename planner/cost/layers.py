@@ -1,0 +1,409 @@
+"""What one layer does on one GPU for one microbatch: its operators and collectives, with shapes and bytes.
+
+Everything else is read off these lists: FLOP and seconds (compute), exposed communication (communication), what is kept
+for the backward pass (memory), what a recompute mode repeats and frees.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.cost.operators import (
+    NEVER,
+    REPEATED,
+    Attention,
+    Collective,
+    Gemm,
+    MemoryBound,
+    Number,
+    Operator,
+    Shard,
+)
+from planner.layout import CpMethod, Module
+
+SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
+"""Bytes per score moved forward and backward and kept, by a half-precision softmax in plain torch operations.
+
+Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
+8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
+"""
+
+
+def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
+    """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
+    operators, collectives = _attention_block(shard)
+    more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
+    return operators + more_operators, collectives + more_collectives
+
+
+def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
+    """One norm: reads and writes T_s h forward, three times that backward.
+
+    Keeps its input (the residual stream); its output is kept as the input of the next linear layer: T_s h, or T h where
+    the trainer saves the gathered input.  [Korthikanti 2022, section 4.1: 4 s b h for two norms]
+    """
+    model, e = shard.model, shard.element
+    values = shard.tokens_split * model.hidden_size
+    gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
+    passes = shard.trainer.norm_passes
+    return MemoryBound(
+        name=name, kind="norm", module=Module.NORM | REPEATED,
+        forward=2 * values * e * passes, backward=3 * values * e * passes,
+        kept=values * shard.trainer.saved_norm_bytes * e / 2 * input_kept,
+        saved=gathered * model.hidden_size * shard.input_element,
+        launches=(passes, 2 * passes),
+    )  # fmt: skip
+
+
+def _residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
+    """Dropout and residual addition: two reads and a write forward; backward only the dropout mask is applied."""
+    values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.elementwise_passes
+    mask = float(shard.trainer.dropout)
+    return MemoryBound(
+        name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
+        backward=(e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
+        launches=(passes, passes * (mask + 0.5)),
+    )  # fmt: skip
+
+
+def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, ends: bool = False) -> list[Collective]:
+    """Tensor-parallel collectives around a column-parallel and a row-parallel layer.
+
+    With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input
+    of the column-parallel layer is gathered again unless the trainer saved it gathered. Without: an all-reduce after
+    (forward) and one before (backward).  Size T h elements each.  [Korthikanti 2022, section 4.2.2]
+    What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in
+    fp8 [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16. Pipelined with its GEMM, a
+    gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
+    """
+    size = shard.tokens * shard.model.hidden_size * shard.element
+    linear = column not in ("", "logits")
+    gathered = shard.tokens * shard.model.hidden_size * (shard.input_element if linear else shard.element)
+    on = np.asarray(shard.layout.sequence_parallel) == 1
+    split, whole = np.where(on, shard.tp, 1.0), np.where(on, 1.0, shard.tp)
+
+    twice = name == "mlp" and shard.model.gated and shard.trainer.separate_gate
+
+    def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, beside: str) -> Collective:
+        repeats = module | REPEATED if suffix == "gather" else module
+        return Collective(
+            name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n,
+            stride=1.0, backward=backward, module=repeats,
+            count=2.0 if twice and suffix == "reduce_gradient" else 1.0,
+            overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather",
+            ends=ends and suffix in ("scatter", "reduce"),
+        )  # fmt: skip
+
+    gather_again = [] if shard.trainer.gathered_inputs else [
+        one("gather_again", "all_gather", split, True, "tp_backward", f"{column}.dgrad")
+    ]  # fmt: skip
+    return [
+        one("gather", "all_gather", split, False, "tp", f"{column}.forward"),
+        one("scatter", "reduce_scatter", split, False, "tp", f"{row}.forward"),
+        one("gather_gradient", "all_gather", split, True, "tp", f"{row}.dgrad"),
+        *gather_again,
+        one("scatter_gradient", "reduce_scatter", split, True, "tp_backward", f"{column}.wgrad"),
+        one("reduce", "all_reduce", whole, False, "tp", f"{row}.forward"),
+        one("reduce_gradient", "all_reduce", whole, True, "tp_backward", f"{column}.wgrad"),
+    ]
+
+
+def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
+    """A linear layer, with its low-rank adapters when only those are trained."""
+    rank = shard.workload.lora_rank
+    gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, launches=(1.0, 2.0), **more)  # type: ignore[arg-type]
+    if rank == 0:
+        return [gemm]
+    down = Gemm(name=f"{name}_lora_a", m=m, n=float(rank), k=k, low_precision=False, launches=(1.0, 2.0))
+    up = Gemm(name=f"{name}_lora_b", m=m, n=n, k=float(rank), kept=m * rank * shard.element, low_precision=False,
+              launches=(1.0, 2.0))  # fmt: skip
+    return [gemm, down, up]
+
+
+def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
+    model, tp, tokens = shard.model, shard.tp, shard.tokens
+    h = float(model.hidden_size)
+    output_size = model.attention_output_size / tp
+    operators: list[Operator] = [_norm(shard, "attention_norm")]
+    operators += _projections(shard)
+    operators += _core_attention(shard)
+    operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
+    operators.append(_residual(shard, "attention_residual"))
+    if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
+        operators.append(_norm(shard, "attention_post_norm"))
+    collectives = _tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
+    return operators, collectives + _context_exchange(shard)
+
+
+def _projections(shard: Shard) -> list[Operator]:
+    """Query, key and value projections and the rotary embedding; Q, K and V are kept for the backward pass.
+
+    MLA: the down projections work on T_s tokens and are whole on every rank, the up projections are split by heads
+    [DeepSeek-V2, section 2.1]; Megatron can repeat the latter instead of keeping Q, K and V.
+    """
+    model, e, tp, tokens = shard.model, shard.element, shard.tp, shard.tokens
+    h = float(model.hidden_size)
+    passes = shard.trainer.rope_passes
+    if not model.is_mla:
+        query = model.query_size / tp
+        key_value = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+        share = float(model.key_size / (model.query_size + model.key_size + model.value_size))
+        heads = [*_linear(shard, "qkv", tokens, query + key_value, h, saved=tokens * (query + key_value) * e,
+                          module=REPEATED, share=share)]  # fmt: skip
+        rotated = tokens * (query + key_value / 2) * e
+    else:
+        rank_q, rank_kv = model.q_lora_rank, model.kv_lora_rank + model.qk_rope_head_dim
+        query, key = model.query_size / tp, model.query_size / tp
+        value = model.attention_output_size / tp
+        up = Module.MLA_UP_PROJECTION
+        down_size = float(rank_q + rank_kv)
+        heads = _linear(shard, "mla_down", shard.tokens_split, down_size, h, kept=shard.tokens_split * down_size * e)
+        heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
+                                 backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
+                                 kept=tokens * down_size * shard.input_element))  # fmt: skip
+        if rank_q:
+            heads += _linear(shard, "mla_q_up", tokens, query, float(rank_q), module=up, saved=tokens * query * e)
+        kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
+        heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
+                         saved=tokens * (key + value) * e)  # fmt: skip
+        rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
+    if model.position == "rope":
+        heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
+                                 module=Module.MLA_UP_PROJECTION | REPEATED,
+                                 launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
+    if model.qk_norm:
+        heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated, backward=3 * rotated,
+                                 saved=rotated, module=Module.NORM | REPEATED, launches=(2.0, 4.0)))  # fmt: skip
+    return heads
+
+
+def _core_attention(shard: Shard) -> list[Operator]:
+    """Softmax(Q K^T / sqrt d) V.
+
+    Flash: keeps the output (the input of the output projection) and one fp32 number per row and head. Unfused: scores,
+    softmax and dropout pass through memory; softmax output, dropout mask and output are kept, 5 a s^2 b / t bytes
+    [Korthikanti 2022, section 4.1], 2 without dropout.
+    """
+    model, e, tp, tokens, workload = shard.model, shard.element, shard.tp, shard.tokens, shard.workload
+    a2a = np.asarray(shard.layout.cp_method) == CpMethod.A2A
+    head_split = np.where(a2a, shard.cp, 1.0)
+    heads = model.num_heads / tp / head_split
+    kv_heads = np.maximum(shard.kv_heads / head_split, 1.0)
+    seq_q = workload.sequence_length / np.where(a2a, 1.0, shard.cp)
+    output = tokens * model.attention_output_size / tp
+    kept = output * e
+    if shard.trainer.attention == "flash":
+        return [
+            Attention(
+                name="core_attention", module=Module.CORE_ATTENTION, heads=heads, kv_heads=kv_heads, seq_q=seq_q,
+                seq_kv=np.full_like(tp, float(workload.sequence_length)), kept=kept + tokens * heads * head_split * 4,
+                launches=(1.0, 3.0),
+            )
+        ]  # fmt: skip
+    scores = shard.batch * heads * seq_q * workload.sequence_length
+    mask = float(shard.trainer.dropout)
+    passes = shard.trainer.elementwise_passes
+    module = Module.CORE_ATTENTION
+    chain = SOFTMAX_CHAIN if "softmax" in shard.trainer.unfused else (2 * e * passes, 3 * e * passes, e)
+    s, d = float(workload.sequence_length), float(model.head_dim)
+    value_dim = model.attention_output_size / model.num_heads
+    return [
+        Gemm(name="scores", module=module, m=seq_q, n=s, k=d, groups=shard.batch * heads, activations=True,
+             low_precision=False, launches=(1.0, 2.0)),
+        MemoryBound(name="softmax", module=module, kind="elementwise",
+                    forward=scores * (chain[0] + mask * passes * (2 * e + 1)),
+                    backward=scores * (chain[1] + mask * passes * (2 * e + 1)),
+                    saved=scores * (chain[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
+        Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True,
+             low_precision=False, launches=(1.0, 2.0), kept=kept),
+    ]  # fmt: skip
+
+
+def _context_exchange(shard: Shard) -> list[Collective]:
+    """How keys and values of the whole sequence reach every context-parallel rank.
+
+    ring: c - 1 hops of the local K and V, backward with their gradients as well [Liu 2023, ring attention];
+    allgather: K and V gathered, gradients reduce-scattered, gathered again backward [Dubey 2024, section 3.3.2];
+    a2a: Q, K, V and the output change between a split of tokens and a split of heads [Jacobs 2023, Ulysses].
+    """
+    model, e, tokens, cp, tp = shard.model, shard.element, shard.tokens, shard.cp, shard.tp
+    method = np.asarray(shard.layout.cp_method)
+    per_token = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+    if model.is_mla:
+        per_token = (model.query_size + model.attention_output_size) / tp
+    key_value = tokens * per_token * e
+    moved = tokens * (model.query_size + model.attention_output_size) / tp * e + key_value
+
+    def one(name: str, op: str, size: Number, used: int, backward: bool, count: Number = 1.0) -> Collective:
+        hides = used == CpMethod.RING
+        beside = ("core_attention.dgrad" if backward else "core_attention.forward") if hides else ""
+        return Collective(
+            name=name, group="cp", op=op, size=size, n=np.where(method == used, cp, 1.0), stride=tp, backward=backward,
+            count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "", beside=beside,
+        )  # fmt: skip
+
+    hops = np.maximum(cp - 1, 0.0)
+    return [
+        one("ring", "send_recv", key_value, CpMethod.RING, False, hops),
+        one("ring_gradient", "send_recv", 2 * key_value, CpMethod.RING, True, hops),
+        one("kv_gather", "all_gather", key_value * cp, CpMethod.ALLGATHER, False),
+        one("kv_gather_again", "all_gather", key_value * cp, CpMethod.ALLGATHER, True),
+        one("kv_scatter_gradient", "reduce_scatter", key_value * cp, CpMethod.ALLGATHER, True),
+        one("heads", "all_to_all", moved, CpMethod.A2A, False),
+        one("heads_gradient", "all_to_all", moved, CpMethod.A2A, True),
+    ]
+
+
+def _mlp(
+    shard: Shard, name: str, width: float, module: Module, m: Number, split: Number, groups: Number, *,
+    ends: bool = False,
+) -> list[Operator]:  # fmt: skip
+    """Up projection (two matrices when gated), activation, down projection, over ``m`` rows in each of ``groups``.
+
+    The activation keeps the output of the up projection, and its own output for the down projection; recomputing the
+    activation frees the latter. SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and
+    3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
+    """
+    model, e, passes = shard.model, shard.element, shard.trainer.elementwise_passes
+    h, inner = float(model.hidden_size), width / split
+    up = inner * (model.num_mlp_matrices - 1)
+    rows = m * groups
+    activation = Module.MLP_ACTIVATION | REPEATED | module
+    grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
+    share = 1.0 if grouped else 0.5 if model.gated else 0.0
+    apart = model.gated and "swiglu" in shard.trainer.unfused
+    moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
+    return [
+        *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share,
+                 saved=rows * up * e),
+        MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
+                    forward=rows * moved[0] * e, backward=rows * moved[1] * e,
+                    saved=rows * inner * (shard.input_element + e * apart),
+                    launches=(2.0, 3.0) if apart else (passes, passes)),
+        *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED,
+                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP)),
+    ]  # fmt: skip
+
+
+def _listed_outputs(shard: Shard) -> Number:
+    """Bytes that per-operator recompute keeps beside the inputs of norms: what w2 and both reduce-scatters put out.
+
+    Without tensor parallelism the output of w2 takes the place of the second norm's input; with it w2 puts out all T
+    rows, and each reduce-scatter its T_s.  [the save list named at REPEATED]
+    """
+    listed = (np.asarray(shard.layout.recompute_modules) & REPEATED) != 0
+    rows = shard.tokens + shard.tokens_split
+    return np.where(listed & (shard.tp > 1), rows * shard.model.hidden_size * shard.element, 0.0)
+
+
+def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
+    operators = [] if shard.model.norms_per_layer == 1 else [_norm(shard, "mlp_norm")]
+    last = shard.model.norms_per_layer <= 2
+    operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0, ends=last)
+    operators.append(_residual(shard, "mlp_residual", ends=True))
+    if shard.model.norms_per_layer > 2:
+        operators.append(_norm(shard, "mlp_post_norm"))
+    if shard.model.parallel_attention:  # both blocks share one input and one output: no further collective
+        return operators, []
+    return operators, _tp_pair(shard, "mlp", "mlp_up", "mlp_down", Module.MLP, ends=last)
+
+
+def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
+    """Router, permutation, all-to-all, grouped expert MLP, all-to-all, permutation back, shared experts.
+
+    Each rank sends T_s K token copies and receives as many (times imbalance), shared among its E / e experts whose
+    width is split over etp. Kept: the permuted inputs and the expert MLP's tensors.
+    [Megatron Core MoE, arXiv 2504.14960, section 3]
+    """
+    model, e = shard.model, shard.element
+    h, module = float(model.hidden_size), Module.MOE
+    sent = shard.tokens_split * model.top_k
+    rows, local = shard.expert_rows, np.maximum(model.num_experts / shard.ep, 1.0)
+    copies = sent * h * e
+    operators: list[Operator] = [
+        _norm(shard, "mlp_norm"),
+        Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=h, module=module, low_precision=False,
+             trained=shard.workload.lora_rank == 0, saved=shard.tokens_split * model.num_experts * 4,
+             launches=(6.0, 6.0)),
+        MemoryBound(name="permute", kind="permute", module=module | REPEATED, forward=2 * copies, backward=2 * copies,
+                    launches=(3.0, 2.0)),
+        MemoryBound(name="sort", kind="permute", module=module, forward=2 * rows * h * e * (shard.ep > 1),
+                    backward=2 * rows * h * e * (shard.ep > 1), saved=rows * h * shard.input_element,
+                    launches=(2.0, 2.0)),
+        *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
+        MemoryBound(name="unpermute", kind="permute", module=module, forward=2 * rows * h * e + copies,
+                    backward=2 * rows * h * e + copies, launches=(4.0, 4.0)),
+    ]  # fmt: skip
+    if model.shared_expert_ffn_size:
+        shared = Module.SHARED_EXPERTS | module
+        operators += _mlp(shard, "shared", float(model.shared_expert_ffn_size), shared, shard.tokens, shard.tp, 1.0)
+    operators.append(_residual(shard, "mlp_residual"))
+    collectives = _expert_exchange(shard, copies, rows * h * e)
+    if model.shared_expert_ffn_size:
+        collectives += _tp_pair(shard, "shared", "shared_up", "shared_down", module)
+    return operators, collectives
+
+
+def _expert_exchange(shard: Shard, copies: Number, received: Number) -> list[Collective]:
+    """All-to-all of token copies before and after the experts, all-gather and reduce-scatter over etp; both ways.
+
+    The busiest rank's share decides the time of the all-to-all, as it does the experts'. Where tokens are sent once per
+    place, not per expert, see ``communication.dispatch_seconds``.
+    """
+    busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
+    once = shard.trainer.expert_dispatch == "deduplicated"
+
+    def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
+        return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
+                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0,
+                          module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
+
+    exchanges = []
+    for backward in (False, True):
+        suffix = "_gradient" if backward else ""
+        exchanges += [
+            one(f"dispatch{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
+            one(f"combine{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
+            one(f"expert_gather{suffix}", "all_gather", received, shard.etp, 1.0, backward),
+            one(f"expert_scatter{suffix}", "reduce_scatter", received, shard.etp, 1.0, backward),
+        ]
+    return exchanges
+
+
+def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
+    """Token embedding split by vocabulary: each rank looks up its rows, the sum is scattered or all-reduced."""
+    values, e = shard.tokens * shard.model.hidden_size, shard.element
+    operators: list[Operator] = [
+        MemoryBound(name="embedding", kind="copy", forward=2 * values * e, backward=3 * values * e,
+                    kept=shard.tokens * 8 + shard.trainer.dropout * values / shard.split, launches=(3.0, 3.0))
+    ]  # fmt: skip
+    pair = _tp_pair(shard, "embedding", "", "", NEVER)
+    return operators, [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+
+
+def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
+    """Final norm, output projection and cross entropy on V / t columns.
+
+    The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward, times
+    the trainer's passes; from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
+    peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
+    all V columns on every rank.
+    """
+    model, trainer = shard.model, shard.trainer
+    columns = model.vocab_size / shard.tp
+    logits = shard.tokens * (float(model.vocab_size) if trainer.gathered_logits else columns)
+    operators: list[Operator] = [
+        _norm(shard, "final_norm"),
+        Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
+             trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
+        MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
+                    forward=logits * 6 * trainer.loss_passes,
+                    backward=logits * 6 * trainer.loss_passes, kept=logits * trainer.logit_bytes,
+                    launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
+    ]  # fmt: skip
+    pair = _tp_pair(shard, "head", "logits", "logits", NEVER)
+    collectives = [one for one in pair if not one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+    if trainer.gathered_logits:
+        collectives.append(Collective(name="head_logits", group="tp", op="all_gather", size=logits * shard.element,
+                                      n=shard.tp, stride=1.0, backward=False))  # fmt: skip
+    return operators, collectives

@@ -1,0 +1,97 @@
+"""What a row trained with: the trainer as it was set up, precision, optimizer and adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from planner.runs.schema import Row
+from planner.trainer import OVERLAPS, Trainer, load_trainer
+
+
+@cache
+def shipped_trainer(name: str) -> Trainer:
+    """A trainer of the library, read once."""
+    return load_trainer(name)
+
+
+@cache
+def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str], off: frozenset[str]) -> Trainer:
+    """A trainer with some fields replaced and some overlaps switched on or off."""
+    trainer = shipped_trainer(name)
+    values = dict(changes)
+    overlap = frozenset(values.pop("overlap", trainer.overlap))
+    unfused = frozenset(values.pop("unfused", trainer.unfused))
+    return trainer.replace(**values, unfused=unfused, overlap=(overlap | on) - off)
+
+
+def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
+    """The trainer with what the row says about kernels, overlap, graphs and compilation."""
+    notes, on, off = row.notes, set[str](), set[str]()
+    changes: dict[str, Any] = dict(entry.get("changes", {}))
+    if row.get("compile") is False:
+        changes |= entry.get("eager", {})
+    if row.get("flash_attention") is not None:
+        changes["attention"] = "flash" if row.get("flash_attention") else "unfused"
+    if "RMS kernel" in notes:
+        changes |= {"norm_passes": 1.0, "saved_norm_bytes": 2.0}
+    if "flash_attentionv1" in notes:
+        changes["attention_kernel"] = "fa1"
+    if re.search(r"kernel: torch\b", notes):
+        changes["unfused"] = [*changes.get("unfused", []), "softmax"]
+    if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
+        changes |= {
+            "logit_bytes": 0.0,
+            **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0),
+        }
+    if "precision PURE" in notes:
+        changes["gradient_reduce_bytes"] = 2.0
+    graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
+    if graphs:  # an implementation of 'none' captures nothing, whatever the scope says
+        changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(2)))
+    elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
+        changes["cuda_graphs"] = True
+    if re.search(r"deep-?ep|hybrid-?ep", notes, re.IGNORECASE):
+        changes["expert_dispatch"] = "deduplicated"
+    switches = {"tp_overlap": entry.get("tp_overlap", ["tp"]), "grad_overlap": ["gradients", "parameters"]}
+    for switch, names in switches.items():
+        if row.get(switch) is not None:
+            (on if row.get(switch) else off).update(names)
+    if re.search(r"a2a overlap on|EP overlap( on|,|$)", notes):
+        on.add("ep")
+    if "CUDA_LAUNCH_BLOCKING=1" in notes:
+        off.update(OVERLAPS)
+    frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()))
+    return _variant(entry["trainer"], frozen, frozenset(on), frozenset(off))
+
+
+def precision_of(row: Row, entry: Mapping[str, Any]) -> str:
+    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
+    precision = row.get("precision") or entry.get("precision", "bf16")
+    if precision == "fp8":
+        if re.search(r"mxfp8", row.notes, re.IGNORECASE):
+            return "mxfp8"
+        return "fp8_block" if re.search(r"block-?wise|subchannel", row.notes, re.IGNORECASE) else "fp8"
+    return str(precision)
+
+
+def optimizer_of(row: Row, assumptions: list[str]) -> str:
+    """The optimizer by what it stores: Adam, Adam in 8 bit, Muon or SGD."""
+    text = str(row.get("optimizer") or "adam").lower()
+    if "8-bit" in text or "8bit" in text:
+        return "adam_8bit"
+    if "muon" in text or "sgd" in text:
+        return "muon" if "muon" in text else "sgd"
+    if "adam" not in text:
+        assumptions.append(f"optimizer {text} stores what Adam stores")
+    return "adam"
+
+
+def lora_rank_of(row: Row, entry: Mapping[str, Any]) -> int:
+    """Rank of the adapters; 0 = every weight is trained."""
+    if not re.search(r"\bLoRA\b", row.notes):
+        return 0
+    rank = re.search(r"rank (\d+)", row.notes)
+    return int(rank.group(1)) if rank else int(entry.get("lora_rank", 16))

@@ -1,0 +1,181 @@
+"""Layout of a row: degrees, microbatches, schedule, recompute and stages, from its fields and its notes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
+from planner.model import ModelSpec
+from planner.runs.job import shipped_trainer
+from planner.runs.names import UnsupportedError
+from planner.runs.schema import Row
+
+
+def layout_of(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions: list[str]) -> Layout:
+    """The layout the row ran with; what had to be guessed is added to ``assumptions``. Raises UnsupportedError."""
+    tp, pp, cp = row.get("parallel.tp"), row.get("parallel.pp"), row.get("parallel.cp") or 1
+    ep, vpp = row.get("parallel.ep") or 1, row.get("parallel.vpp") or 1
+    dp = row.get("parallel.dp") or max((row.get("parallel.gpus") or 0) // (tp * pp * cp), 1)
+    gpus = row.get("parallel.gpus") or tp * pp * cp * dp
+    if tp * pp * cp * dp != gpus:
+        raise UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
+    micro, batch = row.get("batch.micro") or _micro(row, entry, dp, pp, assumptions), row.get("batch.global")
+    steps = batch / (micro * dp)
+    if steps < 1:
+        raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
+    if steps != int(steps):
+        assumptions.append(f"{steps:.4g} microbatches per replica, rounded up: the last one is smaller")
+    etp = _expert_tp(row, entry, tp * cp * dp, ep) if model.is_moe else 1
+    if model.is_moe and model.num_experts % ep:
+        raise UnsupportedError(f"{model.num_experts} experts do not divide by ep {ep}")
+    if pp * vpp > model.num_layers + 2:
+        raise UnsupportedError(f"{pp} stages times vpp {vpp} are more than {model.num_layers} layers")
+    return Layout(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
+        micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row, entry),
+        sequence_parallel=int(tp > 1 and _sequence_parallel(row, entry)), cp_method=_cp_method(row, entry),
+        schedule=_schedule(row, pp, vpp, assumptions), offload_optimizer=_offload(row.notes),
+        **_recompute(row, entry, pp), **_stage_layers(row, model, pp, vpp),
+    )  # fmt: skip
+
+
+def _micro(row: Row, entry: Mapping[str, Any], dp: int, pp: int, assumptions: list[str]) -> int:
+    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
+
+    Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
+    """
+    if row.get("batch.global") == dp:
+        return 1
+    if pp == 1:
+        raise UnsupportedError("layout not stated: micro")
+    if entry.get("microbatches") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
+        return int(row.get("batch.global") // (dp * pp))
+    assumptions.append("micro batch 1")
+    return 1
+
+
+def _expert_tp(row: Row, entry: Mapping[str, Any], ranks: int, ep: int) -> int:
+    """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage."""
+    stated = row.get("parallel.etp")
+    etp = stated or (row.get("parallel.tp") if entry.get("etp", 1) == "tp" else 1)
+    if ranks % (etp * ep) and not stated:
+        etp = 1
+    if ranks % (etp * ep):
+        raise UnsupportedError(f"ep {ep} times etp {etp} does not divide the {ranks} ranks of a pipeline stage")
+    return int(etp)
+
+
+def _shard(row: Row, dp: int) -> int:
+    """Ranks that share the states when fewer than dp; 0 = all."""
+    shard = row.get("parallel.shard") or 0
+    if shard and shard < dp and dp % shard:
+        raise UnsupportedError(f"a shard group of {shard} does not divide dp {dp}")
+    return int(shard) if shard < dp else 0
+
+
+def _zero(row: Row, entry: Mapping[str, Any]) -> int:
+    zero = row.get("parallel.zero")
+    zero = entry.get("zero", 0) if zero is None else zero
+    if zero > 3:
+        raise UnsupportedError(f"zero {zero} does not exist; it is 0 to 3")
+    return int(zero)
+
+
+def _sequence_parallel(row: Row, entry: Mapping[str, Any]) -> bool:
+    stated = row.get("parallel.sp")
+    return bool(stated) if stated is not None else shipped_trainer(entry["trainer"]).sequence_parallel == "always"
+
+
+def _cp_method(row: Row, entry: Mapping[str, Any]) -> int:
+    """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
+    if "Ulysses" in row.notes:
+        return int(CpMethod.A2A)
+    methods = shipped_trainer(entry["trainer"]).cp_methods
+    if "ring attention" in row.notes or not methods:
+        return int(CpMethod.RING)
+    return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
+
+
+def _schedule(row: Row, pp: int, vpp: int, assumptions: list[str]) -> int:
+    match = re.search(r"schedule:? ([\w-]+)", row.notes)
+    named = match.group(1).lower() if match else ""
+    if pp == 1:
+        return int(Schedule.ONE_F_ONE_B)
+    if named == "zb-v":
+        return int(Schedule.ZBV)
+    if named == "zb-2p":
+        # 2p keeps up to twice the microbatches in flight to close the bubble that H1 leaves; no term for it exists.
+        assumptions.append("schedule zb-2p priced as zb_h1, which keeps fewer microbatches and leaves a small bubble")
+    if named in ("zb-1p", "zb-2p"):
+        return int(Schedule.ZB_H1)
+    return int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B)
+
+
+_MODULES = {
+    "layernorm": Module.NORM, "norm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
+    "mla_up_proj": Module.MLA_UP_PROJECTION, "mlp": Module.MLP, "moe": Module.MOE, "core_attn": Module.CORE_ATTENTION,
+    "shared_experts": Module.SHARED_EXPERTS,
+}  # fmt: skip
+
+
+def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
+    """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
+    stated = row.get("recompute")
+    text = str(entry.get("recompute", "none") if stated is None else stated).strip().lower()
+    layers = re.fullmatch(r"(\d+) layers full", text)
+    if layers:
+        return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}
+    if text in ("none", "full"):
+        return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
+    if text == "per-op selective" or (text == "selective" and "torchtitan" in row.framework):
+        return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.EVERY_SECOND_MATMUL}
+    if text == "selective":
+        return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.CORE_ATTENTION}
+    match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())
+    names = [name.strip() for name in match.group(1).split(",")] if match else [text]
+    mask = 0
+    for name in names:
+        if match is None or name not in _MODULES:
+            raise UnsupportedError(f"recompute '{stated}' is not understood")
+        mask |= _MODULES[name]
+    return {"recompute": Recompute.SELECTIVE, "recompute_modules": mask}
+
+
+def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
+    """Layers of the first and last stage: from the notes, else one fewer where embedding and head count as a layer."""
+    if pp == 1:
+        return {}
+    last = re.search(r"last stage has (\d+) layer", row.notes)
+    if last:
+        return {"last_stage_layers": int(last.group(1))}
+    printed = re.search(r"pp layout (\S+)", row.notes)
+    chunks = _chunk_layers(printed.group(1)) if printed else []
+    if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
+        stages = [sum(chunks[rank::pp]) for rank in range(pp)]
+        return {"first_stage_layers": stages[0], "last_stage_layers": stages[-1]}
+    total = model.num_layers
+    if total % pp and (total + 2) % (pp * vpp) == 0 and (total + 2) // pp > 1:
+        return {"first_stage_layers": (total + 2) // pp - 1, "last_stage_layers": (total + 2) // pp - 1}
+    return {}
+
+
+def _chunk_layers(text: str) -> list[int]:
+    """Transformer layers (t) of each chunk of Megatron's layout text: 'Et*2|(t*4|)*14tmL' -> [2, 4, ..., 4, 1]."""
+
+    def repeat(match: re.Match[str]) -> str:
+        return match.group(1) * min(int(match.group(2)), 1024)
+
+    flat = re.sub(r"(\w)\*(\d+)", repeat, text)
+    flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
+    return [chunk.count("t") for chunk in flat.split("|")]
+
+
+def _offload(notes: str) -> int:
+    """Percent of the optimizer states on the host."""
+    if re.search(r"CPU AdamW offload|optimizer offload Y|with optimizer offload", notes):
+        return 100
+    match = re.search(r"optimizer state offload to CPU, fraction (\d+) %", notes)
+    return min(int(match.group(1)), 100) if match else 0

@@ -1,0 +1,140 @@
+"""A row in the planner's words: a run of (workload, cluster, trainer, layout, measured), or the reason why not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.cluster import Cluster
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
+from planner.layout import Layout
+from planner.runs.hardware import hardware_of
+from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_of
+from planner.runs.layout import layout_of
+from planner.runs.measured import Measured, measured_of, peak_dtype
+from planner.runs.model import model_of
+from planner.runs.names import UnsupportedError, entry_of, family_of
+from planner.runs.schema import Row, read_rows
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A row in the planner's words; the first four are None when ``unsupported`` gives a reason."""
+
+    source: str
+    id: str
+    family: str
+    """Group of sources in the report."""
+    stated: bool
+    """The row states its model, its degrees and its batch."""
+    representative: bool = True
+    """The source itself does not call the run broken."""
+    unsupported: str = ""
+    """Why the planner cannot price it; '' = it can."""
+    assumptions: tuple[str, ...] = ()
+    """What was filled in because neither the row nor its framework says it."""
+    workload: Workload | None = None
+    cluster: Cluster | None = None
+    trainer: Trainer | None = None
+    layout: Layout | None = None
+    measured: Measured = field(default_factory=Measured)
+
+
+def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
+    """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken."""
+    return [to_run(row) for row in read_rows(paths)]
+
+
+def to_run(row: Row) -> Run:
+    """One row as a run, or with the reason why it is not supported; never raises for a row that was read."""
+    missing, network = _missing(row), "not measured"
+    try:
+        hardware, network = hardware_of(row)
+        run = _map(row, hardware, missing)
+    except UnsupportedError as reason:
+        run = {"unsupported": str(reason)}
+    except PlannerError as error:
+        run = {"unsupported": f"not a valid run: {error}"}
+    broken = "before the pipeline fix" in row.notes
+    family = family_of(row, "before the pipeline fix" if broken else f"network {network}")
+    return Run(source=row.source, id=row.id, family=family, stated=not missing, representative=not broken, **run)
+
+
+_NEEDED = (
+    "model.hidden", "model.layers", "model.heads", "model.seq", "parallel.tp", "parallel.pp", "batch.global",
+    "batch.micro",
+)  # fmt: skip
+
+
+def _missing(row: Row) -> list[str]:
+    """Fields without which a layout is not determined; what follows from the others does not count."""
+    missing = [path for path in _NEEDED if not row.get(path)]
+    if not row.get("model.ffn") and not row.get("model.moe_ffn"):
+        missing.append("model.ffn")
+    if (row.get("parallel.pp") or 1) > 1 and row.get("parallel.vpp") is None:
+        missing.append("parallel.vpp")
+    if row.get("model.gated") is None:
+        missing.append("model.gated")
+    if not row.get("parallel.gpus") and not row.get("parallel.dp"):
+        missing.append("parallel.dp")
+    if row.get("model.experts") and not row.get("parallel.ep"):
+        missing.append("parallel.ep")
+    return missing
+
+
+def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, Any]:
+    """Fields of Run for a row that can be priced. Raises UnsupportedError with the reason."""
+    _refuse_unmodelled(row)
+    entry, assumptions = entry_of(row), list[str]()
+    if entry.get("unknown"):
+        assumptions.append(
+            f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {entry['trainer']}"
+        )
+    missing = [path for path in missing if path != "batch.micro"]
+    if missing:
+        kind = "model" if missing[0].startswith("model") else "layout"
+        raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
+    model = model_of(row, entry)
+    layout = layout_of(row, entry, model, assumptions)
+    trainer = trainer_of(row, entry)
+    precision = precision_of(row, entry)
+    workload = Workload(
+        model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
+        precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row, entry),
+    )  # fmt: skip
+    hardware.peak(peak_dtype(precision))
+    measured = measured_of(row, entry, workload, layout, hardware)
+    if measured.step_time is None and measured.memory is None and measured.fits is None:
+        raise UnsupportedError("no step time, memory or out-of-memory result was published")
+    cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))
+    return {
+        "workload": workload, "cluster": cluster, "trainer": trainer, "layout": layout, "measured": measured,
+        "assumptions": tuple(assumptions),
+    }  # fmt: skip
+
+
+_UNMODELLED = {
+    r"hybrid \(Mamba|^nemotron-3|^nemotron-?h": "the model has Mamba layers, which the planner does not model",
+    r"activation offload(ing|\b)": "activations of some layers wait in host memory without recompute; not modelled",
+    r"full CPU offload|parameter offload Y|ZeRO-3 offload": "weights live in host memory, which is not modelled",
+    r"does not fit \(host memory\)": "it ran out of host memory, not of GPU memory",
+    r"for part of the micro-?batches": "recompute of a part of the microbatches is not modelled",
+    r"full except attention output": "recompute that keeps the attention output is not modelled",
+}  # fmt: skip
+
+_ANY_UNMODELLED = re.compile("|".join(_UNMODELLED), re.IGNORECASE | re.MULTILINE)
+
+
+def _refuse_unmodelled(row: Row) -> None:
+    """Raises UnsupportedError for what the cost model has no terms for."""
+    text = "\n".join((row.notes, row.framework, str(row.get("model.name")), str(row.get("recompute"))))
+    if _ANY_UNMODELLED.search(text):
+        for pattern, reason in _UNMODELLED.items():
+            if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
+                raise UnsupportedError(reason)

@@ -1,0 +1,47 @@
+"""What the texts of a row stand for: its framework and its family, by the table ``profiles/frameworks.yaml``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from typing import Any
+
+from planner import library
+from planner.runs.schema import Row
+
+
+class UnsupportedError(Exception):
+    """The reason why a row cannot be priced."""
+
+
+@cache
+def frameworks() -> dict[str, list[dict[str, Any]]]:
+    """The table of frameworks, GPUs and families, its expressions compiled."""
+    table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
+    return {k: [{**entry, "match": re.compile(entry["match"], re.IGNORECASE)} for entry in v] for k, v in table.items()}
+
+
+def entry_of(row: Row) -> Mapping[str, Any]:
+    """The facts about the row's framework. Raises UnsupportedError."""
+    texts = {"framework": row.framework, "notes": row.notes, "id": row.id, "source": row.source}
+    for entry in frameworks()["trainers"]:
+        if entry["match"].search(texts[entry["in"]]):
+            return entry
+    raise UnsupportedError(f"framework '{row.framework}' is not in profiles/frameworks.yaml")
+
+
+def family_of(row: Row, network: str) -> str:
+    """Group of sources that the row belongs to; split by precision, model or network where the table says so."""
+    found = _source_family(row.source)
+    if found is None:
+        return "other"
+    split = found.get("split", "")
+    low = "bf16" if row.get("precision") in (None, "bf16", "fp16") else "fp8"
+    suffix = {"precision": low, "moe": "MoE" if row.get("model.experts") else low, "network": network}.get(split, "")
+    return f"{found['family']} {suffix}".rstrip()
+
+
+@cache
+def _source_family(source: str) -> Mapping[str, Any] | None:
+    return next((entry for entry in frameworks()["families"] if entry["match"].search(source)), None)
