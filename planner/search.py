@@ -19,7 +19,11 @@ from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers,
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
 FINALISTS = 2
-"""Layouts that go to the timeline, for every one that is asked for."""
+"""Layouts that go to the timeline, for every one that is asked for; at least LEAST_FINALISTS, whatever is asked for, so
+that the best plan does not depend on how many are shown."""
+LEAST_FINALISTS = 16
+OFFLOAD_GAIN = 0.9
+"""Optimizer states go to the host when nothing fits without, or when that brings the step time below this share."""
 PIECE = CHUNK
 """Candidates priced between two looks at the bound."""
 FINE = ("vpp", "first_stage_layers", "last_stage_layers", "recompute_layers", "cp_method", "dp_shard", "schedule")
@@ -35,6 +39,8 @@ class Finding:
     """The best layouts, best first: those that fit by step time, else the closest by memory."""
     estimates: list[Estimate]
     """Their estimates, columns of length 1."""
+    runner_up: tuple[Layout, Estimate] | None
+    """The second best plan, also when only one is asked for."""
     fit: bool
     """The layouts fit; False: none of the space does, and these miss by the least."""
     unlimited: tuple[Layout, Estimate] | None
@@ -65,26 +71,25 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
 
     Every legal layout without levers is priced. Recompute adds time and frees memory, so it is tried only on layouts that
     do not fit without it and are not already slower than the best that fit: this leaves out no layout that could be
-    among the ``top``. Offload is the last resort: it enters the space when nothing fits without it. The result is the
-    optimum of the cost model over that space.
+    among the ``top``. Offload is the last resort: it enters when nothing fits without it or when it saves a tenth of
+    the time. The result is the optimum of the cost model over that space.
     """
     started = clock.perf_counter()
     pins = pins or Pins()
-    run = _Run(job=job, wanted=top * FINALISTS)
+    run = _Run(job=job, wanted=max(top * FINALISTS, LEAST_FINALISTS))
     base = _pinned_levers(base_layouts(job, pins), pins)
     plain = base.take(allowed(job, base))
     refused = {} if len(plain) else refusals(job, base)
     levers = recompute_levers(job, pins)
     shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
     left = _with_recompute(run, plain, levers)
-    offloaded = not run.fitting and len(plain) > 0
-    if offloaded:
-        _with_offload(run, left, shares)
+    offloaded = len(plain) > 0 and _with_offload(run, left, shares)
     layouts, estimates = run.best()
     if run.fitting:
         layouts, estimates = _refined(job, pins, layouts, estimates)
     return Finding(
         layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
+        runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
         searched=len(base) * (1 + len(levers)) * (1 + len(shares) * offloaded), legal=run.legal,
         priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
     )  # fmt: skip
@@ -106,17 +111,30 @@ def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
     return _Open(
         layout=stack([left.layout, more.layout]),
         without_states=np.concatenate([left.without_states, more.without_states]),
+        time=np.concatenate([left.time, more.time]),
     )
 
 
-def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> None:
-    """Moves optimizer states to the host, where that could make a layout fit; the closest ones when it cannot."""
-    rows = np.flatnonzero(left.without_states <= run.job.cluster.hardware.usable_memory)
-    if not len(rows):
+def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> bool:
+    """Moves optimizer states to the host where that could make a layout fit, and fast enough; True when it is used.
+
+    A layout is not faster with offload than without, so only those open ones below the wanted time can be. When nothing
+    fits, the closest attempts are tried whatever they miss by.
+    """
+    if not shares:
+        return False
+    enough = OFFLOAD_GAIN * run.fastest
+    rows = np.flatnonzero((left.without_states <= run.job.cluster.hardware.usable_memory) & (left.time < enough))
+    if not len(rows) and not run.fitting:
         rows = np.argsort(left.without_states, kind="stable")[: 8 * run.wanted]
-    if len(rows) and shares:
-        moved = stack([left.layout.take(rows).replace(offload_optimizer=share) for share in shares])
-        run.price(moved.take(allowed(run.job, moved)))
+    if not len(rows):
+        return False
+    trial = _Run(job=run.job, wanted=run.wanted)
+    moved = stack([left.layout.take(rows).replace(offload_optimizer=share) for share in shares])
+    trial.price(moved.take(allowed(run.job, moved)))
+    used = not run.fitting or trial.fastest < enough
+    run.absorb(trial, used)
+    return used
 
 
 def _refined(
@@ -200,10 +218,10 @@ class _Run:
             found = estimate(self.job.workload, self.job.cluster, self.job.trainer, piece)
             parts.append(self._keep(piece, found))
         if not parts:
-            return _Open(layout=layout, without_states=np.zeros(0))
+            return _Open(layout=layout, without_states=np.zeros(0), time=np.zeros(0))
         safe, time, without_states = (np.concatenate(values) for values in zip(*parts, strict=True))
         rows = ~safe.astype(bool) & (time < self.bound)
-        return _Open(layout=layout.take(rows), without_states=without_states[rows])
+        return _Open(layout=layout.take(rows), without_states=without_states[rows], time=time[rows])
 
     def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[Any], ...]:
         safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
@@ -236,6 +254,22 @@ class _Run:
                 merged[key] = (float(value[row]), one, found.row(int(row)))
         return dict(sorted(merged.items(), key=lambda item: item[1][0])[: self.wanted])
 
+    @property
+    def fastest(self) -> float:
+        """Step time of the best layout that fits; infinite without one."""
+        return min((time for time, _, _ in self._fast.values()), default=np.inf)
+
+    def absorb(self, other: _Run, used: bool) -> None:
+        """Count what another run priced, and keep what it found when that is ``used``."""
+        self.legal, self.priced = self.legal + other.legal, self.priced + other.priced
+        if not used:
+            return
+        self.fitting += other.fitting
+        for mine, theirs in ((self._fast, other._fast), (self._close, other._close)):
+            both = sorted({**mine, **theirs}.items(), key=lambda item: item[1][0])[: self.wanted]
+            mine.clear()
+            mine.update(both)
+
     def best(self) -> tuple[list[Layout], list[Estimate]]:
         """What fits, fastest first; or the closest, least memory first."""
         chosen = self._fast or self._close
@@ -244,10 +278,11 @@ class _Run:
 
 @dataclass(frozen=True, kw_only=True)
 class _Open:
-    """Candidates that do not fit, and their peak memory without any optimizer states."""
+    """Candidates that do not fit, their peak memory without any optimizer states, and their step times."""
 
     layout: Layout
     without_states: NDArray[np.float64]
+    time: NDArray[np.float64]
 
 
 __all__ = ["SAFE", "Finding", "Pins", "fits", "search"]
