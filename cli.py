@@ -139,8 +139,28 @@ def _job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[
     return decorate
 
 
+def _show_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if not value:
+        return
+    from importlib import metadata
+
+    try:
+        version = metadata.version("planner")
+    except metadata.PackageNotFoundError:
+        version = "of a checkout that is not installed"
+    click.echo(f"plan {version}")
+    ctx.exit()
+
+
 @click.group(cls=PlanGroup, context_settings={"help_option_names": ["--help"], "max_content_width": 120})
-@click.version_option(package_name="planner", message="%(prog)s %(version)s")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Plan how to split the training of a language model over GPUs, and what it will cost.
 
@@ -229,6 +249,11 @@ def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, in
     if job.cluster.num_gpus % math.prod(pinned.values()):
         degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
         raise PlannerError(f"{degrees} does not divide {job.cluster.num_gpus} GPUs; choose degrees whose product does")
+    if values:  # the rule that the pinned values break on the one layout that they and the defaults make
+        from planner.explicit import complete
+        from planner.rules import check
+
+        check(job, complete(job, values)[0])
     if not finding.searched:
         raise PlannerError(
             f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "
@@ -337,7 +362,11 @@ def _console() -> Console:
 
 
 def _json_of_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, advice: list[Any]) -> str:
+    job = resolved.job
     document = {
+        "workload": job.workload.to_dict(),
+        "cluster": {"hardware": resolved.hardware, "num_gpus": job.cluster.num_gpus},
+        "trainer": resolved.trainer,
         "assumptions": [vars(one) for one in resolved.assumptions],
         "plans": [
             {"rank": rank, "fits": finding.fit, "layout": plan.layout.to_dict(), "estimate": vars(plan.prediction), "why": plan.why}
@@ -363,9 +392,13 @@ def _print_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, ad
         f"{job.workload.optimizer}, trainer {job.trainer.name}"
     )
     console.print(table.assumptions_table(resolved.assumptions))
-    console.print(table.plans_table(plans, finding.fit))
+    table.print_plans(console, plans, finding.fit)
     first = plans[0]
     if finding.fit:
+        low, high = (table.seconds(value) for value in first.prediction.step_time_range_s)
+        console.print(
+            f"Step of the first: {low} to {high} for nine of ten runs, by the errors of published runs of this trainer."
+        )
         console.print(f"[bold]Why the first:[/bold] {first.why}")
     else:
         console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")

@@ -19,6 +19,9 @@ from planner.workload import OPTIMIZERS, Workload, default_global_batch_size
 
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
+TRAINER_WITHOUT_FLASH = "megatron-2021"
+NO_FLASH_ATTENTION = ("Volta",)
+"""Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 
@@ -61,8 +64,14 @@ def resolve(request: Request) -> ResolvedJob:
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
-    trainer_name = request.trainer or TRAINER
+    no_flash = hardware.arch in NO_FLASH_ATTENTION
+    trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if no_flash else TRAINER)
     trainer = load_trainer(trainer_name)
+    if no_flash and trainer.attention == "flash":
+        raise PlannerError(
+            f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {trainer_name} needs; "
+            f"use --trainer {TRAINER_WITHOUT_FLASH}"
+        )
     if request.trainer is None:
         assumed.append(Assumption(what="trainer", value=trainer_name, why=trainer.title, flag="--trainer"))
     length = request.sequence_length
@@ -96,6 +105,14 @@ def resolve(request: Request) -> ResolvedJob:
         lora_rank=request.lora_rank, expert_imbalance=imbalance,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
+    if length > model.max_sequence_length:
+        why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
+        assumed.append(Assumption(what="context", value=f"{length} tokens", why=why, flag="--sequence-length"))
+    if hardware.measured["gemm"].startswith("scaled"):
+        why = "no kernel was measured on this device: times are rougher than the interval says"
+        assumed.append(
+            Assumption(what="kernel speeds", value=hardware.measured["gemm"], why=why, flag="--hardware FILE")
+        )
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)

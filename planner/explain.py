@@ -70,20 +70,19 @@ def why_first(finding: Finding) -> str:
     sentences = []
     if levers(finding.layouts[0]):
         sentences.append(f"To fit, it takes {' and '.join(levers(finding.layouts[0]))}.")
-    if len(finding.layouts) > 1:
-        sentences.append(_against_runner_up(finding))
+    if finding.runner_up is not None:
+        sentences.append(_against_runner_up(finding.estimates[0], *finding.runner_up))
     else:
         sentences.append("No other plan fits.")
     return " ".join([*sentences, binding(finding)])
 
 
-def _against_runner_up(finding: Finding) -> str:
-    first, second = finding.estimates[0], finding.estimates[1]
+def _against_runner_up(first: Estimate, layout: Layout, second: Estimate) -> str:
     behind = second.step_time[0] / first.step_time[0] - 1.0
     pays, saves = differences(second, first)
-    text = f"The runner-up ({layout_text(finding.layouts[1])}) is {100 * behind:.1f} % slower"
+    text = f"The runner-up ({layout_text(layout)}) is {100 * behind:.1f} % slower"
     if behind < 0.005:
-        text = f"The runner-up ({layout_text(finding.layouts[1])}) is as fast within 0.5 %"
+        text = f"The runner-up ({layout_text(layout)}) is as fast within 0.5 %"
     if pays:
         text += f": it pays {' and '.join(pays[:2])}"
     if saves:
@@ -113,7 +112,8 @@ def binding(finding: Finding) -> str:
             need = f"it needs {over:.1f} GiB more than the card has" if over > 0 else (
                 f"its chance of running out is {100 * float(free.out_of_memory_probability[0]):.0f} %, above {100 * SAFE:.0f} %"
             )  # fmt: skip
-            return f"Memory binds: without its limit {layout_text(free_layout)} would be {100 * gain:.1f} % faster, but {need}."
+            without = f"without its limit {layout_text(free_layout)} would take {100 * gain:.1f} % less time"
+            return f"Memory binds: {without}, but {need}."
     losses = {part: float(first.time[part][0]) for part in PARTS if part not in ("compute", "overhead")}
     part = max(losses, key=lambda name: losses[name])
     share = losses[part] / float(first.step_time[0])

@@ -11,9 +11,10 @@ from planner.cost.exact import refine
 from planner.cost.step import estimate
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
-from planner.layout import Layout, Module, Recompute, Schedule, module_names
+from planner.layout import Layout, Recompute, Schedule, module_names
 from planner.plan import Assumption, Plan, plan_from_dict, predict
 from planner.rules import Job, check
+from planner.space import usual_modules
 
 DERIVED = ("dp", "num_microbatches", "dp_shard")
 """Fields that follow from the others: taken from a file only when no flag changes what they follow from."""
@@ -116,12 +117,11 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
     if values.get("recompute_modules") and "recompute" not in values:
         values["recompute"] = int(Recompute.SELECTIVE)
     if values.get("recompute") == Recompute.SELECTIVE and not values.get("recompute_modules"):
-        modules = Module.NORM | Module.MLP_ACTIVATION if job.trainer.attention == "flash" else Module.CORE_ATTENTION
-        values["recompute_modules"] = int(modules)
+        values["recompute_modules"] = modules = usual_modules(job.trainer)
         assumed.append(
             Assumption(
                 what="recompute modules",
-                value=", ".join(module_names(int(modules))),
+                value=", ".join(module_names(modules)),
                 why="the cheapest ones",
                 flag="--recompute-modules",
             )

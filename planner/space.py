@@ -177,6 +177,16 @@ class Lever:
         )  # fmt: skip
 
 
+def usual_modules(trainer: Trainer) -> int:
+    """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
+    else the first module that the trainer knows."""
+    known = module_mask(list(trainer.recompute_modules))
+    wanted = int(Module.CORE_ATTENTION if trainer.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
+    if wanted & known == wanted:
+        return wanted
+    return module_mask(list(trainer.recompute_modules[:1]))
+
+
 def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
     """Recompute options beside 'none', cheapest first: modules, then a part of the layers, then all of them."""
     trainer, model = job.trainer, job.model

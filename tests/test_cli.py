@@ -30,7 +30,7 @@ def test_main_job_prints_assumptions_plans_reason_and_memory(run):
 def test_json_shows_what_the_table_shows_and_parts_sum_to_the_total(run):
     result = run(*SMALL, "--json", "--top", "3")
     document = json.loads(result.stdout)
-    assert set(document) == {"assumptions", "plans", "searched", "advice"}
+    assert set(document) == {"workload", "cluster", "trainer", "assumptions", "plans", "searched", "advice"}
     assert [plan["rank"] for plan in document["plans"]] == [1, 2, 3]
     assert {"layouts", "legal", "fit", "seconds"} <= set(document["searched"])
     times = [plan["estimate"]["step_time_s"] for plan in document["plans"]]
@@ -126,7 +126,13 @@ WRONG = [
     (("--model", "llama-8b", "--gpus", "8", "--tp", "0"), "tp is 0; it must be a whole number from 1"),
     (("--model", "llama-8b", "--gpus", "8", "--tp", "3"), "tp 3 does not divide 8 GPUs"),
     (("--model", "llama-8b", "--gpus", "8", "--tp", "8", "--trainer", "fsdp"), "trainer degrees"),
-    (("--model", "llama-8b", "--gpus", "8", "--dp", "8", "--global-batch-size", "7"), "shares out a global batch of 7"),
+    (("--model", "llama-8b", "--gpus", "8", "--zero", "3"), "trainer megatron knows zero 0, 1"),
+    (("--model", "llama-8b", "--gpus", "8", "--ep", "2"), "has no experts"),
+    (
+        ("--model", "llama-8b", "--gpus", "8", "--hardware", "v100-sxm2-32gb", "--trainer", "megatron"),
+        "no flash attention",
+    ),
+    (("--model", "llama-8b", "--gpus", "8", "--dp", "8", "--global-batch-size", "7"), "the nearest is 8"),
     (("--model", "llama-8b", "--gpus", "8", "--network-bandwidth", "400"), "has no unit"),
     (("--model", "llama-8b", "--gpus", "8", "--recompute-modules", "mpl"), "unknown module 'mpl'"),
     (("--model", "llama-8b", "--gpus", "8", "--hardware", "a100-sxm-80gb", "--precision", "fp8"), "no fp8"),

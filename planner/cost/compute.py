@@ -103,7 +103,9 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
         rows = gemm.m * gemm.groups
         forward = forward + hardware.memory_time(each * rows * gemm.k, "quantize")
         dgrad = dgrad + hardware.memory_time(each * rows * gemm.n, "quantize")
-    return Work(forward=forward, dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups)
+    return Work(
+        forward=forward, dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups * gemm.useful
+    )
 
 
 def quantise_bytes(shard: Shard, low_precision: bool) -> float:

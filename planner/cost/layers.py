@@ -208,13 +208,13 @@ def _core_attention(shard: Shard) -> list[Operator]:
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
-        Gemm(name="scores", module=module, m=seq_q, n=s, k=d, groups=shard.batch * heads, activations=True,
+        Gemm(name="scores", module=module, m=seq_q, n=s, k=d, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0)),
         MemoryBound(name="softmax", module=module, kind="elementwise",
                     forward=scores * (chain[0] + mask * passes * (2 * e + 1)),
                     backward=scores * (chain[1] + mask * passes * (2 * e + 1)),
                     saved=scores * (chain[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
-        Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True,
+        Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0), kept=kept),
     ]  # fmt: skip
 
@@ -271,16 +271,18 @@ def _mlp(
     activation = Module.MLP_ACTIVATION | REPEATED | module
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
     share = 1.0 if grouped else 0.5 if model.gated else 0.0
+    busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
+    useful = 1.0 / busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.unfused
     moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
     return [
-        *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share,
+        *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
                  saved=rows * up * e),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
                     saved=rows * inner * (shard.input_element + e * apart),
                     launches=(2.0, 3.0) if apart else (passes, passes)),
-        *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED,
+        *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
                  share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP)),
     ]  # fmt: skip
 

@@ -62,6 +62,8 @@ class Gemm(Operator):
     """W is a weight that gets a gradient."""
     low_precision: bool = True
     """Runs in fp8 or fp4 when the workload does."""
+    useful: Number = 1.0
+    """Part of its FLOP that counts as the model's: less than 1 where a busy expert rank stands for all."""
     activations: bool = False
     """W is an activation too (unfused attention): both gradients are dgrad-like."""
 

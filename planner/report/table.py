@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from planner.advice import Advice
 
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
+WIDE = 110
+"""Columns from which the table of plans is readable."""
 COMPONENT_MARKS = "WGOAwfcx"
 """Letters of the memory bar, so that it reads without colours too."""
 
@@ -71,6 +73,23 @@ def plans_table(plans: list[Plan], fit: bool) -> Table:
             style="bold" if number == 1 else "",
         )  # fmt: skip
     return table
+
+
+def print_plans(console: Console, plans: list[Plan], fit: bool) -> None:
+    """The plans as a table where it is wide enough, else as a few lines each."""
+    if console.width >= WIDE:
+        console.print(plans_table(plans, fit))
+        return
+    console.print("Best plans" if fit else "Closest attempts (none fits)", style="italic")
+    for number, plan in enumerate(plans, 1):
+        one = plan.prediction
+        console.print(Text(f"{number}. {layout_text(plan.layout)}", style="bold" if number == 1 else ""))
+        console.print(
+            f"   step {seconds(one.step_time_s)}, {one.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(one.mfu)}, "
+            f"bubble {percent(one.bubble_share)}; exposed: {exposed_text(one)}; memory {one.memory_peak_gib:.1f} of "
+            f"{one.memory_limit_gib:.1f} GiB, runs out {percent(one.out_of_memory_probability)}"
+        )
+    console.print()
 
 
 def exposed_text(one: Prediction) -> str:

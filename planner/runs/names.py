@@ -19,7 +19,15 @@ class UnsupportedError(Exception):
 def frameworks() -> dict[str, list[dict[str, Any]]]:
     """The table of frameworks, GPUs and families, its expressions compiled."""
     table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
-    return {k: [{**entry, "match": re.compile(entry["match"], re.IGNORECASE)} for entry in v] for k, v in table.items()}
+    return {
+        kind: [{**entry, "match": re.compile(_whole(kind, entry["match"]), re.IGNORECASE)} for entry in entries]
+        for kind, entries in table.items()
+    }
+
+
+def _whole(kind: str, expression: str) -> str:
+    """A GPU's number ends where the text says so: H100 is not the beginning of H1000."""
+    return rf"(?:{expression})(?!\d)" if kind == "hardware" else expression
 
 
 def entry_of(row: Row) -> Mapping[str, Any]:
