@@ -17,7 +17,7 @@ from planner.cluster import Cluster, strides
 from planner.cost import layers
 from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
-from planner.cost.distinct import distinct
+from planner.cost.distinct import distinct, stacked
 from planner.cost.operators import Collective, Number, Operator, Shard
 from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
@@ -131,7 +131,7 @@ class _Sums:
         self.values[name] = self.values[name] + value
 
     def table(self) -> Floats:
-        return np.stack([np.broadcast_to(self.values[name], (self._rows,)) for name in QUANTITIES])
+        return stacked([self.values[name] for name in QUANTITIES], self._rows)
 
     def _freed(self, module: Module, share: float = 1.0) -> Floats:
         """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""

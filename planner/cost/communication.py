@@ -9,6 +9,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.compute import Work
+from planner.cost.distinct import stacked
 from planner.cost.operators import Collective, Number
 from planner.trainer import Trainer
 
@@ -54,7 +55,7 @@ def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: in
             together.setdefault(one.op, []).append(key)
     for op, members in together.items():
         size, n, stride, count = (
-            np.stack([np.broadcast_to(getattr(different[key], name), (rows,)) for key in members])
+            stacked([getattr(different[key], name) for key in members], rows)
             for name in ("size", "n", "stride", "count")
         )
         times = np.where(n > 1, cluster.collective_time(op, size, n, stride) * count, 0.0)

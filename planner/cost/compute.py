@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.distinct import stacked
 from planner.cost.operators import FP8_PRECISIONS, Attention, Gemm, MemoryBound, Number, Operator, Shard
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
@@ -74,8 +75,8 @@ def _gemms(gemms: list[Gemm], shard: Shard, hardware: HardwareProfile, low_preci
     """Dense GEMMs of one precision, all shapes in one look at the curve."""
     if not gemms:
         return {}
-    rows = np.shape(shard.tp)
-    m, n, k = (np.stack([np.broadcast_to(getattr(one, name), rows) for one in gemms]) for name in ("m", "n", "k"))
+    rows = np.size(shard.tp)
+    m, n, k = (stacked([getattr(one, name) for one in gemms], rows) for name in ("m", "n", "k"))
     dtype = gemm_dtype(shard, low_precision, hardware)
     times = hardware.gemm_times(m, n, k, dtype, True, shard.trainer.gradient_bytes) / hardware.sustained_clock
     return {one.name: _gemm(one, shard, hardware, times[:, number]) for number, one in enumerate(gemms)}

