@@ -22,13 +22,15 @@ from planner.hardware import load_hardware  # noqa: E402
 from planner.model import load_model  # noqa: E402
 from planner.rules import Job, allowed  # noqa: E402
 from planner.search import Pins, search  # noqa: E402
-from planner.space import base_layouts, recompute_levers, stack  # noqa: E402
+from planner.space import OFFLOADS, base_layouts, recompute_levers, stack  # noqa: E402
 from planner.trainer import load_trainer  # noqa: E402
 from planner.workload import Workload  # noqa: E402
 
 BARE = [sys.executable, "-c", "import numpy, yaml, click, rich"]
 PLAN = [sys.executable, "-m", "cli", "--model", "llama-70b", "--gpus", "8"]
 ACCURACY = [sys.executable, "-m", "cli", "accuracy", "--json"]
+MOST = 1_000_000
+"""Layouts priced in one go at most."""
 JOBS = (("llama-405b", 16384, 8192, 2048), ("deepseek-v3", 2048, 4096, 15360), ("gpt-1t", 16384, 2048, 3072))
 
 
@@ -50,10 +52,11 @@ def job(name: str, gpus: int, length: int, batch: int) -> Job:
 
 
 def layouts_per_second(one: Job, bare: float) -> tuple[float, float, int]:
-    """Fully priced layouts of a real search space, per second and per bare-import time."""
+    """Fully priced layouts of the whole space of a search, per second and per bare-import time; and how many."""
     base = base_layouts(one, Pins())
     legal = base.take(allowed(one, base))
-    layouts = stack([legal, *(lever.apply(legal, one.model) for lever in recompute_levers(one, Pins()))])
+    levers = stack([legal, *(lever.apply(legal, one.model) for lever in recompute_levers(one, Pins()))])
+    layouts = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)]).take(slice(0, MOST))
     times = []
     for _ in range(3):
         started = time.process_time()
@@ -77,11 +80,12 @@ def measure(repeats: int, accuracy: bool) -> dict[str, float]:
         figures[f"search {name} on {gpus} / bare imports"] = spent / bare
         figures[f"search {name} on {gpus}, layouts of the space"] = finding.searched
         figures[f"search {name} on {gpus}, layouts priced"] = finding.priced
-        rate, relative, count = layouts_per_second(one, bare)
+    figures["peak memory of the searches, GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    for name, gpus, length, batch in JOBS:
+        rate, relative, count = layouts_per_second(job(name, gpus, length, batch), bare)
         figures[f"price {name} on {gpus}, layouts"] = count
         figures[f"price {name} on {gpus}, layouts per CPU s"] = rate
         figures[f"price {name} on {gpus}, layouts per bare imports"] = relative
-    figures["peak memory of the searches, GiB"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     if accuracy:
         spent = process_seconds(ACCURACY, 1)[0]
         figures["accuracy over all runs, CPU s"] = spent
