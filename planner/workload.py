@@ -20,6 +20,8 @@ PRECISIONS: dict[str, str] = {
     "mxfp8": "fp8 linear layers, one scale per 32 values, rest bf16",
     "nvfp4": "fp4 linear layers, two-level scales, rest bf16",
 }
+LOW_PRECISIONS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
+"""Precisions whose linear layers run in 8 or 4 bits."""
 OPTIMIZERS: dict[str, str] = {
     "adam": "Adam, fp32 master weights and both moments in fp32",
     "adam_bf16": "Adam, fp32 master weights, both moments in bf16",
@@ -66,6 +68,11 @@ class Workload:
             raise PlannerError(f"expert_imbalance is {shown(busiest)}; it must lie between 1 and 1024")
 
     @property
+    def element(self) -> float:
+        """Bytes of one activation."""
+        return 4.0 if self.precision == "fp32" else 2.0
+
+    @property
     def tokens(self) -> int:
         """Tokens per optimizer step."""
         return self.sequence_length * self.global_batch_size
@@ -98,6 +105,11 @@ class Workload:
             return Workload(**{**data, "model": models.from_dict(data["model"])})
         except PlannerError as error:
             raise PlannerError(f"{where}: {error}") from error
+
+
+def peak_dtype(precision: str) -> str:
+    """Dtype whose dense peak the MFU of a precision refers to."""
+    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(precision, precision)
 
 
 def default_global_batch_size(model_parameters: float, sequence_length: int, num_gpus: int) -> int:

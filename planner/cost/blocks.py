@@ -23,7 +23,6 @@ from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-GROUPS = ("tp", "cp", "ep")
 QUANTITIES = (
     "forward", "dgrad", "wgrad", "recompute",
     "tp_forward", "tp_backward", "cp_forward", "cp_backward", "ep_forward", "ep_backward",

@@ -8,9 +8,10 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.distinct import stacked
-from planner.cost.operators import FP8_PRECISIONS, Attention, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.operators import Attention, Gemm, MemoryBound, Number, Operator, Shard
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
+from planner.workload import LOW_PRECISIONS
 
 GRAPH_LAUNCHES = 1.0
 """Launches per layer and pass when a CUDA graph holds it."""
@@ -62,7 +63,7 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
 def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> str:
     """Recipe of a GEMM in the hardware profile: that of the precision for linear layers, bf16 for all others."""
     precision = shard.workload.precision
-    if precision in FP8_PRECISIONS and low_precision:
+    if precision in LOW_PRECISIONS and low_precision:
         if precision == "mxfp8":  # block scales applied inside the tensor core: the per-tensor rate
             return "fp8"
         return precision
@@ -112,7 +113,7 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
 def quantise_bytes(shard: Shard, low_precision: bool) -> float:
     """Bytes moved per element of X and of dY to quantise it (0 in bf16).  [Trainer.quantise_bytes]"""
     precision = shard.workload.precision
-    return shard.trainer.quantise_bytes.get(precision, 0.0) if low_precision and precision in FP8_PRECISIONS else 0.0
+    return shard.trainer.quantise_bytes.get(precision, 0.0) if low_precision and precision in LOW_PRECISIONS else 0.0
 
 
 def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:

@@ -10,7 +10,7 @@ from planner.cost.stages import StageParameters, Stages
 from planner.cost.traffic import column, local_states, shard_groups, trained_parameters
 from planner.layout import Layout
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, Workload
 
 COMPONENTS = (
     "weights", "gradients", "optimizer_states", "activations", "workspace", "fragmentation", "communication_buffers",
@@ -29,7 +29,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         sharded = zero >= level
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
-    low_precision = workload.precision in ("fp8", "fp8_block", "mxfp8", "nvfp4")
+    low_precision = workload.precision in LOW_PRECISIONS
     weight_bytes = trainer.weight_bytes + trainer.fp8_weight_bytes * low_precision
     if workload.precision == "fp32":
         weight_bytes = max(weight_bytes, 4.0)
@@ -63,7 +63,7 @@ def workspace_bytes(
     3, or a pipeline, whose schedule also accumulates unsharded gradients).
     """
     model = workload.model
-    element = 4.0 if workload.precision == "fp32" else 2.0
+    element = workload.element
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
     inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
     if model.is_moe:

@@ -11,7 +11,7 @@ from planner.arrays import Floats
 from planner.layout import Layout, Module
 from planner.model import ModelSpec
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, Workload
 
 Number = Floats | float
 
@@ -23,7 +23,6 @@ The matrix products of a layer are counted in order, wq wk wv wo w1 w3 w2; the e
 output of w2 and of attention are kept, so are those of reduce-scatter and all-to-all; grouped expert products are not on
 the list and run again.  [torchtitan, activation_checkpoint.py, save list and policy]
 """
-FP8_PRECISIONS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,13 +184,13 @@ class Shard:
     @property
     def element(self) -> float:
         """Bytes of one activation."""
-        return 4.0 if self.workload.precision == "fp32" else 2.0
+        return self.workload.element
 
     @property
     def input_element(self) -> float:
         """Bytes of one saved input of a linear layer: 1 in fp8, half and a scale byte per 16 in fp4."""
         precision = self.workload.precision
-        if precision not in FP8_PRECISIONS or not self.trainer.fp8_activations:
+        if precision not in LOW_PRECISIONS or not self.trainer.fp8_activations:
             return self.element
         return 0.5625 if precision == "nvfp4" else 1.0
 

@@ -16,7 +16,7 @@ from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, la
 from planner.cost.traffic import data_parallel
 from planner.layout import Layout
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import Workload, peak_dtype
 
 PARTS = (
     "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
@@ -185,7 +185,7 @@ def _peak_dtype(precision: str, known: Collection[str]) -> str:
     """Precision whose dense peak is the denominator of mfu; fp32 runs as tf32 where the device has it."""
     if precision == "fp32" and "tf32" in known:
         return "tf32"
-    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+    return peak_dtype(precision)
 
 
 def _step_parts(

@@ -15,12 +15,12 @@ from planner.layout import Layout
 from planner.runs.hardware import hardware_of
 from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_of
 from planner.runs.layout import layout_of
-from planner.runs.measured import Measured, measured_of, peak_dtype
+from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
 from planner.runs.names import UnsupportedError, entry_of, family_of
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import Workload, peak_dtype
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
 from planner.runs.schema import Row
-from planner.workload import Workload
+from planner.workload import Workload, peak_dtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,11 +72,6 @@ def flop_per_token(formula: str, model: ModelSpec, length: int, *, recomputed: b
     flop = FORMULAS[formula][1](model, length)
     head = 6.0 * model.hidden_size * model.vocab_size
     return flop + (flop - head) / 3 if recomputed else flop
-
-
-def peak_dtype(precision: str) -> str:
-    """Dtype whose peak an MFU refers to."""
-    return {"mxfp8": "fp8", "fp8_block": "fp8", "fp16": "bf16", "nvfp4": "fp4"}.get(precision, precision)
 
 
 def _step_seconds(
