@@ -1,0 +1,167 @@
+"""What commands share: flags of the job and of the layout, errors as sentences, the console, progress."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.errors import PlannerError
+from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, choice, module_mask
+
+if TYPE_CHECKING:  # rich is imported by the command that prints with it
+    from rich.console import Console
+
+LAYOUT_HELP = {
+    "tp": "Tensor parallel degree.",
+    "pp": "Pipeline parallel degree.",
+    "dp": "Data parallel degree.",
+    "cp": "Context parallel degree.",
+    "ep": "Expert parallel degree.",
+    "etp": "Expert tensor parallel degree.",
+    "vpp": "Virtual stages per pipeline rank.",
+    "dp_shard": "Data parallel ranks that share states (HSDP); 0 = all.",
+    "micro_batch_size": "Sequences per forward pass and replica.",
+    "num_microbatches": "Microbatches per step and replica.",
+    "sequence_parallel": "Split norms and dropout in the tensor parallel group.",
+    "cp_method": "How attention sees the whole sequence.",
+    "zero": "State sharding level, 0 to 3.",
+    "schedule": "Pipeline schedule.",
+    "order": "Rank order, innermost first.",
+    "recompute": "What the backward pass computes again.",
+    "recompute_layers": "Layers per stage under full recompute; 0 = all.",
+    "recompute_modules": "Modules of selective recompute, separated by commas.",
+    "offload_optimizer": "Percent of the optimizer states in host memory.",
+    "offload_activations": "Keep activations in host memory between the passes.",
+    "first_stage_layers": "Layers of the first pipeline stage; 0 = even share.",
+    "last_stage_layers": "Layers of the last pipeline stage; 0 = even share.",
+}
+
+
+class SentenceError(click.ClickException):
+    """A PlannerError as the command line shows it: one sentence, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        click.echo(self.message, err=True)
+
+
+def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Flags for fields of Layout, all optional: what is not given is None."""
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        for name in reversed(names):
+            flag, text = f"--{name.replace('_', '-')}", LAYOUT_HELP[name]
+            if name in NAMES:
+                option = click.option(flag, type=click.Choice(list(NAMES[name].values())), help=text)
+            elif name in BOOLEANS:
+                option = click.option(f"{flag}/--no-{name.replace('_', '-')}", default=None, help=text)
+            elif name == "recompute_modules":
+                option = click.option(flag, metavar="LIST", help=text)
+            else:
+                option = click.option(flag, type=int, metavar="N", help=text)
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Flags that say what is trained and where."""
+    options = (
+        click.option(
+            "--model",
+            required=required,
+            metavar="NAME",
+            help="Preset, config.json, directory or hub id ('plan models').",
+        ),
+        click.option("--gpus", required=required, type=int, metavar="N", help="GPUs in the job."),
+        click.option(
+            "--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"
+        ),
+        click.option("--trainer", metavar="NAME", help="Trainer or YAML file ('plan trainers'). [megatron]"),
+        click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence. [at most 8192]"),
+        click.option(
+            "--global-batch-size", type=int, metavar="B", help="Sequences per optimizer step. [by model size]"
+        ),
+        click.option("--precision", metavar="NAME", help="bf16, fp16, fp32, fp8, fp8_block, mxfp8 or nvfp4. [bf16]"),
+        click.option("--optimizer", metavar="NAME", help="adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
+        click.option("--lora-rank", type=int, metavar="R", help="Train low-rank adapters only; 0 = all weights."),
+        click.option(
+            "--expert-imbalance", type=float, metavar="X", help="Tokens of the busiest expert rank over the mean. [1]"
+        ),
+        click.option(
+            "--network-bandwidth", metavar="RATE", help="Per GPU, one direction, like '400 Gb/s'. [of the profile]"
+        ),
+    )
+
+    def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def request_fields(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags that describe the job, by field of Request; None = not given."""
+    from planner.units import parse
+
+    fields = {name: flags[name] for name in _REQUEST_FLAGS}
+    if fields["network_bandwidth"] is not None:
+        rate = parse(fields["network_bandwidth"], "bytes/s", what="--network-bandwidth")
+        if rate <= 0:
+            raise PlannerError("--network-bandwidth must be above zero")
+        fields["network_bandwidth"] = rate
+    return {**fields, "num_gpus": flags["gpus"]}
+
+
+_REQUEST_FLAGS = (
+    "model", "hardware", "trainer", "sequence_length", "global_batch_size", "precision", "optimizer", "lora_rank",
+    "expert_imbalance", "network_bandwidth",
+)  # fmt: skip
+
+
+def layout_values(flags: dict[str, Any]) -> dict[str, int]:
+    """The layout fields among the flags that were given, as integers. Raises PlannerError."""
+    values: dict[str, int] = {}
+    for name in FIELDS:
+        value = flags.get(name)
+        if value is None:
+            continue
+        if name in NAMES:
+            values[name] = choice(name, value)
+        elif name == "recompute_modules":
+            values[name] = module_mask(value, where="--recompute-modules")
+        else:
+            checked = Layout.from_dict({name: value}, where=f"--{name.replace('_', '-')}")
+            values[name] = int(getattr(checked, name))
+    return values
+
+
+def progress(text: str) -> Any:
+    """A spinner on standard error while a person waits; nothing when piped. The body may call it with further text."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def spin() -> Any:
+        if not sys.stderr.isatty():
+            yield lambda _: None
+            return
+        from rich.console import Console
+
+        with Console(stderr=True).status(text) as status:
+            yield lambda more: status.update(f"{text}: {more}")
+
+    return spin()
+
+
+def console() -> Console:
+    """Standard output; colours off and 120 columns wide when it is piped."""
+    from rich.console import Console
+
+    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140, no_color=True)
