@@ -36,7 +36,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.exact"),
     (4, "plan"),
     (5, "search defaults runs."),
-    (5, "explain explicit accuracy calibrate"),
+    (5, "explain explicit accuracy. calibrate"),
     (5, "advice"),
     (5, "export. report. profiler. validator."),
     (6, "commands."),

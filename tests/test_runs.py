@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner import units
-from planner.accuracy import accuracy, kendall_tau, predict, summarise, summary_rows
+from planner.accuracy import accuracy, kendall_tau, pairs_of, predict, summarise, summary_rows
 from planner.errors import PlannerError
 from planner.layout import Module, Recompute, Schedule
 from planner.runs import FORMULAS, Row, Run, flop_per_token, read_rows, read_runs, rows_from_dict, to_run
@@ -401,7 +401,7 @@ def test_fuzzed_files_raise_planner_errors_only(changes: list[tuple[tuple[Any, .
     runs = [to_run(row) for row in rows]
     for run, answer in zip(runs, predict(runs), strict=True):
         assert bool(run.unsupported) <= bool(answer.refused)
-    summary_rows(summarise(runs, predict(runs)))
+    summary_rows(summarise(pairs_of(runs)))
 
 
 # ------------------------------------------------------------------------------------------------ the report

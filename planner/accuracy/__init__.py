@@ -1,0 +1,53 @@
+"""Predicted against measured: every run priced, the errors summed up by source, family and kind.
+
+An error is predicted / measured - 1: positive means predicted too slow, or too large.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner import units
+from planner.accuracy.prediction import Pair, Predicted, one_line_rule, pairs_of, predict
+from planner.accuracy.ranking import kendall_tau
+from planner.accuracy.summary import summarise
+from planner.accuracy.tables import Table, summary_rows
+from planner.runs import Run, read_runs
+
+
+def accuracy(paths: Sequence[str | Path] | None = None) -> dict[str, Any]:
+    """Runs of the paths (default: the shipped ones), each with measured and predicted values, and their summary.
+
+    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``fits``
+    holds the chance that the run fits. Plain data: what ``--json`` prints. Raises PlannerError for broken files.
+    """
+    runs = read_runs(paths)
+    pairs = pairs_of(runs)
+    return {"runs": [_entry(pair.run, pair.predicted) for pair in pairs], "summary": summarise(pairs)}
+
+
+def _entry(run: Run, predicted: Predicted) -> dict[str, Any]:
+    """One run as plain data."""
+    measured, chance = run.measured, predicted.out_of_memory
+    assumed = "; ".join(run.assumptions)
+
+    def gib(value: float | None) -> float | None:
+        return None if value is None else value / units.GIB
+
+    return {
+        "source": run.source, "id": run.id, "status": "unsupported" if predicted.refused else "predicted",
+        "reason": predicted.refused or (f"assumed: {assumed}" if assumed else ""),
+        "step_time_s": {"measured": measured.step_time, "predicted": predicted.step_time},
+        "memory_gib": {"measured": gib(measured.memory), "predicted": gib(predicted.memory),
+                       "kind": measured.memory_kind or "allocated"},
+        "fits": {"measured": measured.fits, "predicted": None if chance is None else chance < 0.5,
+                 "probability": None if chance is None else 1.0 - chance},
+    }  # fmt: skip
+
+
+__all__ = [
+    "Pair", "Predicted", "Table", "accuracy", "kendall_tau", "one_line_rule", "pairs_of", "predict", "summarise", "summary_rows",
+]  # fmt: skip

@@ -1,0 +1,75 @@
+"""The summary as tables of text, for the terminal and for the page."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A table for people: plain text, the first row of ``rows`` below ``headings``."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def summary_rows(summary: dict[str, Any]) -> list[Table]:
+    """The summary of ``accuracy`` as tables of text: coverage, step time, memory, out of memory, ranking."""
+    return [
+        _coverage_table(summary["coverage"]),
+        _error_table("Step time, predicted against measured", summary, "families", "overall"),
+        _error_table("Peak memory, predicted against measured", summary, "memory", None),
+        _memory_table(summary["out_of_memory"]),
+        _ranking_table(summary["ranking"]),
+    ]
+
+
+def _percent(value: float | None, signed: bool = False) -> str:
+    return "-" if value is None else f"{100 * value:+.1f} %" if signed else f"{100 * value:.1f} %"
+
+
+def _coverage_table(coverage: dict[str, Any]) -> Table:
+    rows = [
+        ("runs", str(coverage["rows"])),
+        ("that state their layout", str(coverage["stated"])),
+        ("predicted of those", _percent(coverage["predicted_of_stated"])),
+        ("predicted in all", str(coverage["predicted"])),
+    ]
+    rows += [(f"not supported: {reason}", str(n)) for reason, n in list(coverage["unsupported"].items())[:12]]
+    return Table(title="Coverage", headings=("", "runs"), rows=tuple(rows))
+
+
+def _error_table(title: str, summary: dict[str, Any], groups: str, total: str | None) -> Table:
+    lines = dict(summary[groups])
+    if total:
+        lines["overall"] = summary[total]
+    rows = tuple(
+        (name, str(s["n"]), _percent(s["median_abs"]), _percent(s["median_signed"], True), _percent(s["p90_abs"]),
+         _percent(s["within_10"]))
+        for name, s in lines.items() if s["n"]
+    )  # fmt: skip
+    return Table(title=title, headings=("", "runs", "median error", "bias", "90 % below", "within 10 %"), rows=rows)
+
+
+def _memory_table(verdicts: dict[str, Any]) -> Table:
+    lines = {**verdicts["families"], "overall": verdicts["overall"]}
+    rows = tuple(
+        (name, str(v["ran"]), str(v["ran_out"]), str(v["called_safe_but_ran_out"]),
+         str(v["called_impossible_but_ran"]), str(v["uncertain"]), _percent(v["right"]))
+        for name, v in lines.items()
+    )  # fmt: skip
+    headings = ("", "ran", "ran out", "called safe, ran out", "called impossible, ran", "uncertain", "right")
+    return Table(title="Does it fit?", headings=headings, rows=rows)
+
+
+def _ranking_table(ranking: dict[str, Any]) -> Table:
+    lines = {**ranking["families"], "overall": ranking["overall"]}
+    rows = tuple(
+        (name, str(s["sweeps"]), _percent(s["best_found"]), _percent(s["median_regret"]), _percent(s["p90_regret"]),
+         "-" if s["mean_tau"] is None else f"{s['mean_tau']:.2f}")
+        for name, s in lines.items()
+    )  # fmt: skip
+    headings = ("", "sweeps", "best layout found", "median regret", "90 % below", "Kendall tau")
+    return Table(title="Ranking of layouts in published sweeps", headings=headings, rows=rows)
