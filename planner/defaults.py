@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from planner.cluster import Cluster
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
+from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
@@ -52,6 +53,10 @@ class ResolvedJob:
     job: Job
     hardware: str
     trainer: str
+    kind: str
+    """Kind of run, which decides the error bar."""
+    network_bandwidth: float | None
+    """Bytes/s per GPU where the user gave it; None = the profile's."""
     assumptions: tuple[Assumption, ...]
 
 
@@ -61,6 +66,7 @@ def resolve(request: Request) -> ResolvedJob:
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
     hardware = load_hardware(hardware_name)
+    usual_bandwidth = hardware.network_bandwidth
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
@@ -116,7 +122,10 @@ def resolve(request: Request) -> ResolvedJob:
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
-    return ResolvedJob(job=job, hardware=hardware_name, trainer=trainer_name, assumptions=tuple(assumed))
+    return ResolvedJob(
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, hardware, usual_bandwidth),
+        network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
+    )  # fmt: skip
 
 
 def _hardware(assumed: list[Assumption]) -> str:

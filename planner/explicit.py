@@ -64,7 +64,8 @@ def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption,
     [refined] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
     return Plan(
         workload=job.workload, hardware=resolved.hardware, num_gpus=job.cluster.num_gpus, trainer=resolved.trainer,
-        layout=layout, prediction=predict(refined, job.trainer), assumptions=(*resolved.assumptions, *assumed),
+        layout=layout, prediction=predict(refined, job, resolved.kind),
+        network_bandwidth=resolved.network_bandwidth, assumptions=(*resolved.assumptions, *assumed),
         why="priced as given, not searched",
     )  # fmt: skip
 
@@ -76,7 +77,8 @@ def _request(plan: Plan | None, fields: dict[str, int], said: dict[str, Any]) ->
         work = plan.workload
         from_plan = {name: getattr(work, name) for name in ("model", "sequence_length", "global_batch_size", "precision",
                      "optimizer", "lora_rank", "expert_imbalance")}  # fmt: skip
-        given = {**from_plan, "hardware": plan.hardware, "trainer": plan.trainer, "num_gpus": plan.num_gpus, **given}
+        given = {**from_plan, "hardware": plan.hardware, "trainer": plan.trainer, "num_gpus": plan.num_gpus,
+                 "network_bandwidth": plan.network_bandwidth, **given}  # fmt: skip
     if "model" not in given:
         raise PlannerError("which model? give --model, or a plan file that names one")
     if "num_gpus" not in given:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,18 +14,18 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS, Estimate
+from planner.error_bars import error_bar
 from planner.errors import PlannerError, nearest_first
 from planner.hardware import load_hardware
 from planner.layout import Layout
+from planner.rules import Job
 from planner.trainer import Trainer, load_trainer
-from planner.units import GIB
+from planner.units import GIB, parse
 from planner.workload import Workload
 
-VERSION = 1
-"""Format of plan files. A file of a newer format is refused."""
+VERSION = 2
+"""Format of plan files. A file of another format is refused."""
 STAGE_NAMES = ("first", "middle", "last")
-Z90 = 1.645
-"""Standard deviations on each side of a normal distribution that hold 90 % of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +49,9 @@ class Prediction:
     step_time_s: float
     """Seconds of one optimizer step."""
     step_time_range_s: tuple[float, float]
-    """90 % of measured steps lie within, by the trainer's error."""
+    """Nine of ten measured steps lie within, by the residuals of published runs like it."""
+    step_time_range_basis: str
+    """Which runs those were."""
     tokens_per_second_per_gpu: float
     mfu: float
     """Model FLOP utilisation: causal attention halved, head counted, recompute not counted."""
@@ -64,6 +65,8 @@ class Prediction:
     """GiB per GPU by component on the stage with the highest peak."""
     memory_peak_gib: float
     """Sum of memory_gib: the peak of the device."""
+    memory_peak_range_gib: tuple[float, float]
+    """Nine of ten measured peaks lie within, by the residuals of published runs like it."""
     memory_limit_gib: float
     """What the driver reports as usable."""
     memory_stage: str
@@ -80,20 +83,23 @@ class Prediction:
         }
 
 
-def predict(found: Estimate, trainer: Trainer, index: int = 0) -> Prediction:
-    """Plain numbers of one candidate of an estimate."""
-    step = float(found.step_time[index])
-    spread = math.exp(Z90 * trainer.time_error)
+def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
+    """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``."""
+    step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
+    times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
+    memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
     return Prediction(
         step_time_s=step,
-        step_time_range_s=(step / spread, step * spread),
+        step_time_range_s=times.interval(step),
+        step_time_range_basis=times.basis,
         tokens_per_second_per_gpu=float(found.tokens_per_second_per_gpu[index]),
         mfu=float(found.mfu[index]),
         bubble_share=float(found.bubble_share[index]),
         time_s={name: float(found.time[name][index]) for name in PARTS},
         hidden_s={name: float(found.hidden[name][index]) for name in HIDDEN},
         memory_gib={name: float(found.memory[name][index]) / GIB for name in COMPONENTS},
-        memory_peak_gib=float(found.memory_peak[index]) / GIB,
+        memory_peak_gib=peak,
+        memory_peak_range_gib=memory.interval(peak),
         memory_limit_gib=found.usable_memory / GIB,
         memory_stage=STAGE_NAMES[int(found.stage[index])],
         out_of_memory_probability=float(found.out_of_memory_probability[index]),
@@ -113,13 +119,18 @@ class Plan:
     """Library name or path of the trainer."""
     layout: Layout
     prediction: Prediction
+    network_bandwidth: float | None = None
+    """Bytes/s per GPU, one direction, where it is not the profile's."""
     assumptions: tuple[Assumption, ...] = ()
     why: str = ""
     """Why this layout and not the next."""
 
     def cluster(self) -> Cluster:
         """The cluster, its profile read again."""
-        return Cluster(hardware=load_hardware(self.hardware), num_gpus=self.num_gpus)
+        hardware = load_hardware(self.hardware)
+        if self.network_bandwidth is not None:
+            hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
+        return Cluster(hardware=hardware, num_gpus=self.num_gpus)
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""
@@ -133,7 +144,11 @@ class Plan:
         return {
             "planner_plan": VERSION,
             "workload": self.workload.to_dict(),
-            "cluster": {"hardware": self.hardware, "num_gpus": self.num_gpus},
+            "cluster": {
+                "hardware": self.hardware,
+                "num_gpus": self.num_gpus,
+                "network_bandwidth": None if self.network_bandwidth is None else f"{self.network_bandwidth!r} B/s",
+            },
             "trainer": self.trainer,
             "layout": self.layout.to_dict(),
             "estimate": prediction,
@@ -160,12 +175,19 @@ def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
         raise PlannerError(
             f"{where}: the plan has version {version}, this planner reads up to {VERSION}; update planner to read it"
         )
+    if version < VERSION:
+        raise PlannerError(
+            f"{where}: the plan has the older format {version}, this planner reads {VERSION}; make it again with --output"
+        )
     keys = ("planner_plan", "workload", "cluster", "trainer", "layout", "estimate", "why", "assumptions")
     _expect(data, keys, where)
-    cluster = _mapping(data["cluster"], ("hardware", "num_gpus"), f"{where}: cluster")
+    cluster = _mapping(data["cluster"], ("hardware", "num_gpus", "network_bandwidth"), f"{where}: cluster")
     num_gpus = cluster["num_gpus"]
     if isinstance(num_gpus, bool) or not isinstance(num_gpus, int) or num_gpus < 1:
         raise PlannerError(f"{where}: cluster: num_gpus is {num_gpus!r}; it must be a whole number from 1")
+    network = cluster["network_bandwidth"]
+    if network is not None:
+        network = parse(network, "bytes/s", what=f"{where}: cluster: network_bandwidth")
     for name, value in (("cluster: hardware", cluster["hardware"]), ("trainer", data["trainer"]), ("why", data["why"])):
         if not isinstance(value, str):
             raise PlannerError(f"{where}: {name} is {value!r}; it must be a text")
@@ -177,6 +199,7 @@ def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
         workload=Workload.from_dict(data["workload"], where=f"{where}: workload"),
         hardware=cluster["hardware"],
         num_gpus=num_gpus,
+        network_bandwidth=network or None,
         trainer=data["trainer"],
         layout=Layout.from_dict(data["layout"], where=f"{where}: layout"),
         prediction=_prediction(data["estimate"], f"{where}: estimate"),
@@ -193,10 +216,13 @@ def _prediction(data: Any, where: str) -> Prediction:
         if key in parts:
             inner = _mapping(value, tuple(parts[key]), f"{where}: {key}")
             data[key] = {name: _number(inner[name], f"{where}: {key}: {name}") for name in parts[key]}
-        elif key == "step_time_range_s":
+        elif key in ("step_time_range_s", "memory_peak_range_gib"):
             if not isinstance(value, list) or len(value) != 2:
                 raise PlannerError(f"{where}: {key} is {value!r}; it must be a list of two numbers")
             data[key] = (_number(value[0], f"{where}: {key}"), _number(value[1], f"{where}: {key}"))
+        elif key == "step_time_range_basis":
+            if not isinstance(value, str):
+                raise PlannerError(f"{where}: {key} is {value!r}; it must be a text")
         elif key == "memory_stage":
             if value not in STAGE_NAMES:
                 raise PlannerError(f"{where}: memory_stage is {value!r}; it must be one of {', '.join(STAGE_NAMES)}")

@@ -38,6 +38,8 @@ class Trainer:
     """Name of the file."""
     title: str
     """Name and versions for people."""
+    code_base: str
+    """The code that runs: trainers that share it share their error bars."""
     source: str
     """Where these facts come from."""
 
@@ -139,8 +141,6 @@ class Trainer:
     """Reserved over allocated memory, minus 1."""
     memory_error: float
     """Standard deviation of ln(measured / predicted peak memory)."""
-    time_error: float
-    """Standard deviation of ln(measured / predicted step time)."""
 
     # What is fast.
     attention: str

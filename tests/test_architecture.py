@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "cost.stage_times"),
     (3, "cost.step"),
     (3, "cost.exact"),
+    (4, "error_bars"),
     (4, "plan"),
     (5, "search defaults runs."),
     (5, "explain explicit accuracy. calibrate"),

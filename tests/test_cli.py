@@ -76,7 +76,7 @@ def test_estimate_prices_flags_and_files(run, tmp_path):
     assert from_file["layout"]["num_microbatches"] == 8
     assert from_file["estimate"]["time_s"]["recompute"] > 0
     table = run("estimate", str(layout), *SMALL).output
-    for text in ("Step time", "recompute", "step", "peak of the device", "90 % of runs"):
+    for text in ("Step time", "recompute", "step", "peak of the device", "nine of ten runs"):
         assert text in table
 
 

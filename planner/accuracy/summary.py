@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from planner.accuracy.prediction import Pair
 from planner.accuracy.ranking import ranking
 
+Item = TypeVar("Item")
 SAFE, HOPELESS = 0.05, 0.95
 """Chance of running out of memory up to which a layout is called safe, and from which it is called impossible."""
 
@@ -51,11 +52,11 @@ def _mean_of_sources(pairs: Iterable[Pair], which: str) -> float | None:
     return float(np.mean(means)) if means else None
 
 
-def grouped(pairs: Iterable[Pair], key: Callable[[Pair], Hashable]) -> dict[Any, list[Pair]]:
-    """Pairs by a key, keys in the order of their text."""
-    groups: dict[Any, list[Pair]] = defaultdict(list)
-    for pair in pairs:
-        groups[key(pair)].append(pair)
+def grouped(items: Iterable[Item], key: Callable[[Item], Any]) -> dict[Any, list[Item]]:
+    """Items by a key, keys in the order of their text."""
+    groups: dict[Any, list[Item]] = defaultdict(list)
+    for item in items:
+        groups[key(item)].append(item)
     return {name: groups[name] for name in sorted(groups, key=str)}
 
 

@@ -116,7 +116,8 @@ def _plans(resolved: ResolvedJob, finding: Finding) -> list[Plan]:
         plans.append(
             Plan(
                 workload=resolved.job.workload, hardware=resolved.hardware, num_gpus=resolved.job.cluster.num_gpus,
-                trainer=resolved.trainer, layout=layout, prediction=predict(found, resolved.job.trainer),
+                trainer=resolved.trainer, layout=layout, prediction=predict(found, resolved.job, resolved.kind),
+                network_bandwidth=resolved.network_bandwidth,
                 assumptions=resolved.assumptions, why=why,
             )
         )  # fmt: skip
@@ -184,7 +185,7 @@ def _print_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, ad
     if finding.fit:
         low, high = (table.seconds(value) for value in first.prediction.step_time_range_s)
         out.print(
-            f"Step of the first: {low} to {high} for nine of ten runs, by the errors of published runs of this trainer."
+            f"Step of the first: {low} to {high} for nine of ten runs, by the errors on {first.prediction.step_time_range_basis}."
         )
         out.print(f"[bold]Why the first:[/bold] {first.why}")
     else:

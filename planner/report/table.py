@@ -179,7 +179,7 @@ def print_prediction(console: Console, plan: Plan) -> None:
     low, high = one.step_time_range_s
     console.print(Text(layout_text(plan.layout), style="bold"))
     console.print(
-        f"step {seconds(one.step_time_s)} (90 % of runs: {seconds(low)} to {seconds(high)}), "
+        f"step {seconds(one.step_time_s)} (nine of ten runs: {seconds(low)} to {seconds(high)}), "
         f"{one.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(one.mfu)}, bubble {percent(one.bubble_share)}"
     )
     console.print(time_table(one))
@@ -191,7 +191,11 @@ def print_memory(console: Console, one: Prediction) -> None:
     console.print(Text("Memory of the worst stage", style="italic"))
     console.print(memory_bar(one, min(console.width, 100)))
     console.print(memory_table(one))
-    chance = f"chance of running out of memory: {percent(one.out_of_memory_probability)}"
+    low, high = one.memory_peak_range_gib
+    chance = (
+        f"peak {one.memory_peak_gib:.1f} GiB, nine of ten runs {low:.1f} to {high:.1f} GiB; "
+        f"chance of running out of memory: {percent(one.out_of_memory_probability)}"
+    )
     if one.memory_peak_gib > one.memory_limit_gib:
         over = one.memory_peak_gib - one.memory_limit_gib
         console.print(

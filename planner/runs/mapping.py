@@ -35,6 +35,8 @@ class Run:
     """The row states its model, its degrees and its batch."""
     representative: bool = True
     """The source itself does not call the run broken."""
+    slow_network: bool = False
+    """The job's own benchmark of its network reached less than half of the line rate."""
     unsupported: str = ""
     """Why the planner cannot price it; '' = it can."""
     assumptions: tuple[str, ...] = ()
@@ -63,7 +65,15 @@ def to_run(row: Row) -> Run:
         run = {"unsupported": f"not a valid run: {error}"}
     broken = "before the pipeline fix" in row.notes
     family = family_of(row, "before the pipeline fix" if broken else f"network {network}")
-    return Run(source=row.source, id=row.id, family=family, stated=not missing, representative=not broken, **run)
+    return Run(
+        source=row.source,
+        id=row.id,
+        family=family,
+        stated=not missing,
+        representative=not broken,
+        slow_network=network == "slow",
+        **run,
+    )
 
 
 _NEEDED = (

@@ -1,0 +1,158 @@
+"""Error bars from residuals, and the proof that they hold: every source left out in turn.
+
+A bar is a pair of quantiles of measured / predicted over runs of one class, each source with the same total weight, as
+what a user will run is another source. With few sources the outermost residual of n of them is passed by the next with
+chance 1 / (n + 1) (exchangeability, as in conformal prediction): the quantile asked for is raised accordingly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.accuracy.prediction import Pair
+from planner.accuracy.summary import grouped
+from planner.arrays import Floats
+from planner.error_bars import KEYS, QUANTITIES, ErrorBar, choose, kind_of
+
+COVERAGE = 0.9
+"""Part of the runs that a bar shall hold."""
+FEWEST, SOURCES = 2, 4
+"""Sources that a class needs to have a bar at all, and to have one that is narrower than that of the class around it."""
+LEVELS: tuple[tuple[str, ...], ...] = (
+    ("code_base", "arch", "kind"),
+    ("code_base", "kind"),
+    ("arch", "kind"),
+    ("kind",),
+    (),
+)
+"""Restrictions of the classes, the most specific first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Residual:
+    """One measured value beside its prediction."""
+
+    source: str
+    code_base: str
+    arch: str
+    kind: str
+    value: float
+    """ln(measured / predicted)."""
+
+
+def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
+    """Residuals of all predicted runs that their source does not call broken."""
+    found = []
+    for pair in pairs:
+        run = pair.run
+        error = pair.time_error if quantity == "step_time" else pair.memory_error
+        if (
+            error is None
+            or not run.representative
+            or run.workload is None
+            or run.cluster is None
+            or run.trainer is None
+        ):
+            continue
+        kind = "slow network" if run.slow_network else kind_of(run.workload, run.cluster.hardware)
+        arch = run.cluster.hardware.arch
+        found.append(
+            Residual(
+                source=run.source, code_base=run.trainer.code_base, arch=arch, kind=kind, value=-float(np.log1p(error))
+            )
+        )
+    return found
+
+
+def build(found: Sequence[Residual], widen: float = 1.0) -> tuple[ErrorBar, ...]:
+    """Bars of every class, the most specific first; the last is that of all runs.
+
+    A class of fewer than SOURCES sources says too little to promise less than the class around it does: its bar is
+    never narrower than that one. ``widen`` stretches all bars in the logarithm.
+    """
+    bars: list[ErrorBar] = []
+    for level in reversed(LEVELS):
+        for key, members in grouped(found, itemgetter_of(level)).items():
+            names = dict(zip(level, key, strict=True))
+            sources = len({one.source for one in members})
+            low, high = _range(members, widen)
+            if sources < SOURCES and level:
+                around = choose(tuple(bars), *(names.get(name, "") for name in KEYS))
+                low, high = min(low, around.low), max(high, around.high)
+            if sources >= FEWEST or not level:
+                bars.insert(0, ErrorBar(low=low, high=high, runs=len(members), sources=sources, **names))
+    return tuple(sorted(bars, key=lambda bar: LEVELS.index(tuple(key for key in KEYS if getattr(bar, key)))))
+
+
+def itemgetter_of(level: tuple[str, ...]) -> Callable[[Residual], tuple[str, ...]]:
+    """Reads the restrictions of a level off a residual."""
+    return lambda one: tuple(getattr(one, name) for name in level)
+
+
+def _range(members: Sequence[Residual], widen: float) -> tuple[float, float]:
+    by_source = [np.array([one.value for one in rows]) for rows in grouped(members, lambda one: one.source).values()]
+    inner = [np.clip(rows, *np.quantile(rows, ((1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0))) for rows in by_source]
+    values = np.concatenate(inner)
+    weights = np.concatenate([np.full(len(rows), 1.0 / len(rows)) for rows in inner])
+    tail = max(0.0, (1.0 - COVERAGE) / 2.0 - 0.5 / (len(by_source) + 1))
+    low, high = quantile(values, weights, tail), quantile(values, weights, 1.0 - tail)
+    return float(np.exp(widen * min(low, 0.0))), float(np.exp(widen * max(high, 0.0)))
+
+
+def widening(found: Sequence[Residual]) -> float:
+    """The smallest stretch, in steps of 0.05, with which the bars hold COVERAGE of runs of sources left out."""
+    for step in range(60):
+        widen = 1.0 + 0.05 * step
+        held = held_back(found, widen)
+        if min(held["runs"], held["sources"]) >= COVERAGE:
+            return widen
+    return widen
+
+
+def quantile(values: Floats, weights: Floats, share: float) -> float:
+    """Weighted quantile: the value at which ``share`` of the weight is reached, interpolated between values."""
+    order = np.argsort(values)
+    weights = weights[order]
+    place = (np.cumsum(weights) - 0.5 * weights) / np.sum(weights)
+    return float(np.interp(share, place, values[order]))
+
+
+def held_back(found: Sequence[Residual], widen: float = 1.0) -> dict[str, Any]:
+    """Every source left out in turn: do the bars of the others hold it?
+
+    ``runs`` is the share of all runs inside, ``sources`` the mean over sources of each one's share; ``by_kind`` the
+    shares of runs by kind, and ``width`` the median of high / low.
+    """
+    inside: list[tuple[Residual, bool, float]] = []
+    for source, members in grouped(found, lambda one: one.source).items():
+        bars = build([one for one in found if one.source != source], widen)
+        for one in members:
+            bar = choose(bars, one.code_base, one.arch, one.kind)
+            inside.append((one, np.log(bar.low) <= one.value <= np.log(bar.high), bar.high / bar.low))
+
+    def share(rows: Sequence[tuple[Residual, bool, float]]) -> float:
+        return float(np.mean([held for _, held, _ in rows]))
+
+    by_source = {name: share(rows) for name, rows in grouped(inside, lambda row: row[0].source).items()}
+    return {
+        "n": len(inside),
+        "runs": share(inside),
+        "sources": float(np.mean(list(by_source.values()))),
+        "width": float(np.median([width for *_, width in inside])),
+        "by_kind": {name: share(rows) for name, rows in grouped(inside, lambda row: row[0].kind).items()},
+        "by_source": by_source,
+    }
+
+
+def to_dict(tables: dict[str, tuple[ErrorBar, ...]]) -> dict[str, Any]:
+    """Plain data in the form of ``profiles/error_bars.yaml``."""
+
+    def entry(bar: ErrorBar) -> dict[str, Any]:
+        names = {key: getattr(bar, key) for key in KEYS if getattr(bar, key)}
+        return {**names, "low": round(bar.low, 3), "high": round(bar.high, 3), "runs": bar.runs, "sources": bar.sources}
+
+    return {quantity: [entry(bar) for bar in tables[quantity]] for quantity in QUANTITIES}
