@@ -1,6 +1,10 @@
-"""Writes what follows from the errors on the published runs: the error bars, and the predictions that CI compares with.
+"""Writes what follows from the errors on the published runs; run it after a change of the cost model or of the runs.
 
-Run it after a change of the cost model, then look at what moved: ``git diff docs/accuracy.md``.
+- ``profiles/error_bars.yaml``: the intervals that ``plan`` prints,
+- ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
+- ``docs/accuracy.md`` and ``docs/accuracy.png``: the page, with what ``docs/accuracy_notes.yaml`` says about rows and families.
+
+It prints the errors by family before (the stored predictions) and after.
 """
 
 from __future__ import annotations
@@ -12,23 +16,53 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
-from planner.accuracy import bars, pairs_of  # noqa: E402
+from planner.accuracy import bars, pairs_of, snapshot, summarise  # noqa: E402
+from planner.accuracy.tables import percent  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.report.accuracy_page import page  # noqa: E402
+from planner.report.scatter import scatter  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
 
-HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by trainer, generation of GPU and kind of run.
-# Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/accuracy/bars.py says how, docs/accuracy.md how well they hold.
+HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
+# Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/accuracy/bars.py says how, docs/accuracy.md
+# how well they hold for sources that were left out.
 """
+PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
 
 def main() -> None:
     pairs = pairs_of(read_runs())
-    tables = {}
+    if PREDICTIONS.exists():
+        print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))
+    library.write_whole(PREDICTIONS, snapshot.text(pairs))
+    tables, proofs = {}, {}
     for quantity in QUANTITIES:
         found = bars.residuals(pairs, quantity)
-        tables[quantity] = bars.build(found, bars.widening(found))
-    text = HEAD + library.dump_yaml(bars.to_dict(tables))
-    library.write_whole(ROOT / "profiles" / "error_bars.yaml", text)
+        widen = bars.widening(found)
+        tables[quantity], proofs[quantity] = bars.build(found, widen), {**bars.held_back(found, widen), "widen": widen}
+    library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
+    scatter(pairs, ROOT / "docs" / "accuracy.png")
+    notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
+    text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof(proofs))
+    library.write_whole(ROOT / "docs" / "accuracy.md", text)
+
+
+def proof(proofs: dict) -> str:
+    """The section on held-back sources."""
+    lines = [
+        "## Error bars",
+        "The interval that `plan` prints holds nine of ten runs of its kind. The proof: every source is left out in turn, the bars are "
+        "made from the others, and the share of its runs that they hold is counted.",
+        "| | runs | held, of all runs | held, mean over sources | stretch | high / low |\n| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for quantity, one in proofs.items():
+        shares = f"{percent(one['runs'])} | {percent(one['sources'])}"
+        lines[-1] += (
+            f"\n| {quantity.replace('_', ' ')} | {one['n']} | {shares} | {one['widen']:.2f} | {one['width']:.2f} |"
+        )
+    kinds = proofs["step_time"]["by_kind"]
+    held = "; ".join(f"{kind} {percent(share)}" for kind, share in kinds.items())
+    return "\n\n".join([*lines, f"Step time by kind of run: {held}."])
 
 
 if __name__ == "__main__":

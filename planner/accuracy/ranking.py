@@ -3,67 +3,93 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 
 from planner.accuracy.prediction import Pair
 from planner.arrays import Floats
+from planner.search import SAFE
 
 SWEEP = 5
 """Timed layouts that a sweep needs to say anything about ranking."""
 
 
 def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """How well the planner ranks layouts of one job: sweeps of one source with the same work on the same GPUs.
+    """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
 
-    Regret: measured time of the layout that the planner calls fastest, over the best measured time, minus 1. Kendall's
-    tau-b: 1 = same order, 0 = no relation.
+    Per sweep: ``regret``, the measured time of the layout that the planner calls fastest over the best measured time,
+    minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation); and the layout that it would pick when those that ran
+    out of memory are among the candidates, memory first as in the search: ``pick_ran_out`` (None = none of them counts as safe).
+    ``overall`` leaves out sweeps of runs that their source calls broken.
     """
-    groups: dict[tuple[object, ...], list[Pair]] = defaultdict(list)
+    timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
+    failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     for pair in pairs:
-        workload, cluster = pair.run.workload, pair.run.cluster
-        if pair.time_error is None or workload is None or cluster is None:
+        if pair.run.workload is None or pair.run.cluster is None or pair.predicted.step_time is None:
             continue
-        model = (workload.model.name, workload.model.num_layers, workload.precision)
-        job = (*model, cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
-        groups[(pair.run.source, pair.run.family, *job)].append(pair)
-    sweeps = []
-    for key, members in sorted(groups.items(), key=lambda item: str(item[0])):
-        if len({p.run.layout for p in members}) < SWEEP:
-            continue
-        predicted = np.array([p.predicted.step_time for p in members], dtype=float)
-        measured = np.array([p.run.measured.step_time for p in members], dtype=float)
-        regret = float(measured[np.argmin(predicted)] / measured.min() - 1.0)
-        tau = kendall_tau(predicted, measured)
-        sweeps.append(
-            {
-                "source": key[0],
-                "family": key[1],
-                "job": " ".join(map(str, key[2:])),
-                "n": len(members),
-                "regret": regret,
-                "tau": tau,
-            }
-        )
-    families = {str(s["family"]) for s in sweeps}
+        if pair.time_error is not None:
+            timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)
+        elif pair.run.measured.fits is False:
+            failed[(pair.run.source, *_job(pair))].append(pair)
+    sweeps = [
+        _sweep(key, members, failed[(key[0], *key[2:])])
+        for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
+        if len({pair.run.layout for pair in members}) >= SWEEP
+    ]
+    families = {str(sweep["family"]) for sweep in sweeps}
     return {
-        "overall": _ranking_statistics(sweeps),
-        "families": {f: _ranking_statistics([s for s in sweeps if s["family"] == f]) for f in sorted(families)},
+        "overall": _statistics([sweep for sweep in sweeps if sweep["representative"]]),
+        "families": {name: _statistics([s for s in sweeps if s["family"] == name]) for name in sorted(families)},
         "sweeps": sweeps,
     }
 
 
-def _ranking_statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
+def _job(pair: Pair) -> tuple[Hashable, ...]:
+    workload, cluster = pair.run.workload, pair.run.cluster
+    assert workload is not None and cluster is not None
+    model = (workload.model.name, workload.model.num_layers, workload.precision)
+    return (*model, cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
+
+
+def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[Pair]) -> dict[str, Any]:
+    predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
+    measured = np.array([pair.run.measured.step_time for pair in members], dtype=float)
+    safe = [pair for pair in (*members, *failed) if (pair.predicted.out_of_memory or 0.0) <= SAFE]
+    pick = min(safe, key=lambda pair: pair.predicted.step_time or 0.0) if safe else None
+    name, layers, precision, gpus, batch, length = key[2:]
+    return {
+        "source": key[0],
+        "family": key[1],
+        "job": f"{name} ({layers} layers), {precision}, {gpus} GPUs, batch {batch}, {length} tokens",
+        "n": len(members),
+        "representative": all(pair.run.representative for pair in members),
+        "regret": float(measured[np.argmin(predicted)] / measured.min() - 1.0),
+        "tau": kendall_tau(predicted, measured),
+        "out_of_memory": len(failed),
+        "pick_ran_out": None if pick is None else pick.run.measured.fits is False,
+    }
+
+
+def _statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
     regrets = [sweep["regret"] for sweep in sweeps]
     taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
+    picks = [sweep["pick_ran_out"] for sweep in sweeps if sweep["out_of_memory"] and sweep["pick_ran_out"] is not None]
+
+    def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
+        return float(function(values)) if values else None
+
     return {
         "sweeps": len(sweeps),
-        "best_found": float(np.mean([regret == 0 for regret in regrets])) if regrets else None,
-        "median_regret": float(np.median(regrets)) if regrets else None,
-        "p90_regret": float(np.percentile(regrets, 90)) if regrets else None,
-        "mean_tau": float(np.mean(taus)) if taus else None,
+        "best_found": over([float(regret == 0) for regret in regrets], np.mean),
+        "mean_regret": over(regrets, np.mean),
+        "median_regret": over(regrets, np.median),
+        "p90_regret": over(regrets, lambda values: np.percentile(values, 90)),
+        "worst_regret": over(regrets, max),
+        "mean_tau": over(taus, np.mean),
+        "with_out_of_memory": len(picks),
+        "picks_that_ran_out": sum(picks),
     }
 
 

@@ -11,10 +11,11 @@ import numpy as np
 
 from planner.accuracy.prediction import Pair
 from planner.accuracy.ranking import ranking
+from planner.search import SAFE
 
 Item = TypeVar("Item")
-SAFE, HOPELESS = 0.05, 0.95
-"""Chance of running out of memory up to which a layout is called safe, and from which it is called impossible."""
+HOPELESS = 0.95
+"""Chance of running out of memory from which a layout is called impossible."""
 
 
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:

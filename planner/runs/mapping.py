@@ -31,6 +31,10 @@ class Run:
     id: str
     family: str
     """Group of sources in the report."""
+    title: str = ""
+    """What the source is."""
+    where: str = ""
+    """Where it was published."""
     stated: bool
     """The row states its model, its degrees and its batch."""
     representative: bool = True

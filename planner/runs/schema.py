@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,8 @@ class Row:
     """Name of the file (of its ``source.id`` when it was not read from a file)."""
     hardware: Mapping[str, Any]
     framework: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The source: id, title, where, quality, date."""
     data: Mapping[str, Any]
     """The fields of the row; model, parallel, batch and measured are always mappings."""
 
@@ -114,7 +116,7 @@ def rows_from_dict(data: Mapping[str, Any], *, where: str = "runs", source: str 
             if merged.get(key) is None:
                 raise PlannerError(f"{here}: missing key '{key}'")
         own = merged.get("framework") or framework
-        rows.append(Row(source=source or about["id"], hardware=hardware, framework=own, data=merged))
+        rows.append(Row(source=source or about["id"], hardware=hardware, framework=own, about=about, data=merged))
     return rows
 
 

@@ -1,0 +1,99 @@
+"""The regression gate: predictions of all published runs against the stored ones; and the page that is made from them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from planner import library
+from planner.accuracy import Pair, pairs_of, snapshot, summarise
+from planner.errors import PlannerError
+from planner.report.accuracy_page import link, page
+from planner.report.scatter import scatter
+from planner.runs import read_runs
+
+ROOT = Path(__file__).resolve().parent.parent
+PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[Pair]:
+    return pairs_of(read_runs())
+
+
+def test_no_family_got_worse(pairs: list[Pair], capsys: pytest.CaptureFixture[str]) -> None:
+    changes = snapshot.compare(pairs, snapshot.read(PREDICTIONS))
+    with capsys.disabled():
+        print("\n" + "\n".join(snapshot.report(changes)))
+    assert len(changes) >= 15 and sum(one.runs for one in changes) > 3500
+    worse = [one for one in changes if one.worse]
+    assert not worse, (
+        f"{snapshot.report(worse)}: mend it, or store new predictions with tools/update_accuracy.py and say why"
+    )
+
+
+def test_gate_sees_what_got_worse_and_what_was_lost(pairs: list[Pair]) -> None:
+    stored = {
+        (p.run.source, p.run.id): p.run.measured.step_time
+        for p in pairs
+        if p.run.family == "zero-bubble" and p.time_error
+    }
+    changes = snapshot.compare(pairs, {key: value for key, value in stored.items() if value is not None})
+    (change,) = changes
+    assert change.worse and change.before == 0.0 and change.after > 0.01 and change.moved > 50
+    assert "(WORSE)" in snapshot.report(changes)[0]
+    own = {key: p.predicted.step_time for p in pairs if (key := (p.run.source, p.run.id)) in stored}
+    (same,) = snapshot.compare(pairs, {key: value for key, value in own.items() if value is not None})
+    assert not same.worse and same.moved == 0 and snapshot.report([same]) == ["no prediction moved"]
+
+
+def test_stored_predictions_round_trip(pairs: list[Pair], tmp_path: Path) -> None:
+    path = tmp_path / "p.csv"
+    some = pairs[:400]
+    path.write_text(snapshot.text(some))
+    stored = snapshot.read(path)
+    for pair in some:
+        if pair.predicted.step_time is not None:
+            assert stored[pair.run.source, pair.run.id] == pytest.approx(pair.predicted.step_time, rel=1e-3)
+    path.write_text("source,id\nx,y\n")
+    with pytest.raises(PlannerError, match="not a file of stored predictions"):
+        snapshot.read(path)
+
+
+def test_page_shows_every_source_and_sweep(pairs: list[Pair], tmp_path: Path) -> None:
+    some = [pair for pair in pairs if pair.run.family in ("Hagemann", "zero-bubble", "torchtitan")]
+    summary = summarise(some)
+    mechanisms = [{"source": "torchao", "id": "", "why": "the power limit is not stated"}]
+    floors = [{"what": "torchtitan", "bound": "6 %", "reached": "9 %", "floor": "8 %", "proof": "rows a and b"}]
+    text = page(
+        some, summary, picture="p.png", notes={"mechanisms": mechanisms, "floors": floors}, proof="## Error bars"
+    )
+    for source in {pair.run.source for pair in some if pair.time_error is not None}:
+        assert f"| {source} |" in text
+    assert text.count(" layers), ") == len(summary["ranking"]["sweeps"])
+    assert "the power limit is not stated" in text and "rows a and b" in text and "![" in text
+    lines = text.splitlines()
+    for above, below in pairwise(lines):  # every row of a table has the columns of the row above
+        if above.startswith("|") and below.startswith("|"):
+            assert above.replace("\\|", "").count("|") == below.replace("\\|", "").count("|"), below
+    scatter(some, tmp_path / "p.png")
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_links() -> None:
+    assert link("arXiv 2205.05198, Table 4") == "[arXiv 2205.05198](https://arxiv.org/abs/2205.05198)"
+    assert (
+        link("repository NVIDIA/dgxc-benchmarking, a.md")
+        == "[NVIDIA/dgxc-benchmarking](https://github.com/NVIDIA/dgxc-benchmarking)"
+    )
+    assert link("a wiki, page 3") == "a wiki"
+
+
+def test_page_of_the_project_is_that_of_the_stored_predictions() -> None:
+    text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
+    assert "## Choice" in text and "## Error bars" in text and "accuracy.png" in text
+    assert len(text.split("### By source")[1].split("## Memory")[0].strip().splitlines()) > 90
+    notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
+    assert set(notes) == {"intro", "peers", "mechanisms", "floors"}
