@@ -282,6 +282,8 @@ def test_user_file(tmp_path: Path) -> None:
     (entry,) = report["runs"]
     assert entry["status"] == "predicted" and entry["reason"] == ""
     assert entry["step_time_s"]["measured"] == 6.5 and 1 < entry["step_time_s"]["predicted"] < 60
+    low, high = entry["memory_gib"].pop("range")
+    assert low < entry["memory_gib"]["predicted"] < high
     assert entry["memory_gib"] == {"measured": 50.0, "predicted": entry["memory_gib"]["predicted"], "kind": "allocated"}
     assert entry["fits"]["measured"] is True and 0 <= entry["fits"]["probability"] <= 1
     assert report["summary"]["coverage"]["predicted_of_stated"] == 1.0
