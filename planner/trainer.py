@@ -27,6 +27,10 @@ OVERLAPS: dict[str, str] = {
 UNFUSED: dict[str, str] = {
     "swiglu": "SiLU and its product with the up projection are two kernels; the SiLU's output is saved as well",
     "softmax": "scale, mask, cast to fp32, softmax and cast back are kernels of their own",
+    "grouped_gemm": "the experts of a rank are multiplied, and their rows quantised, one after the other",
+    "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
+    "expert_bias": "biases of experts are added expert by expert",
+    "clamp": "gate and up are clamped by kernels of their own before the activation",
 }
 
 

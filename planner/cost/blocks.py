@@ -107,7 +107,8 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     sums.add("input", first_input)
     sums.add("saved", sums.full * first_input)
     if trainer.cuda_graphs:
-        sums.values["launches_forward"] = sums.values["launches_backward"] = GRAPH_LAUNCHES
+        sums.add("launches_forward", GRAPH_LAUNCHES)
+        sums.add("launches_backward", GRAPH_LAUNCHES)
     forward, backward = sums.values["forward"], sums.values["dgrad"] + sums.values["wgrad"]
     for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
@@ -150,8 +151,9 @@ class _Sums:
         self.add("dgrad", work.dgrad)
         self.add("wgrad", work.wgrad)
         self.add("recompute", again * work.forward)
-        self.add("launches_forward", operator.launches[0])
-        self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
+        if not (operator.captured and self._shard.trainer.cuda_graphs):
+            self.add("launches_forward", operator.launches[0])
+            self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
         self.add("saved", (1.0 - freed) * operator.saved + self._whole * operator.kept)
         self.add("working", freed * operator.saved + self.full * operator.kept)
         self.add("flop", work.flop)
