@@ -93,7 +93,8 @@ def _padding(shard: Shard, name: str) -> list[Operator]:
 
     [Megatron Core, experts.py: Fp8Padding before and Fp8Unpadding after the experts, unless the router pads]
     """
-    if shard.workload.precision not in LOW_PRECISIONS or "expert_padding" not in shard.trainer.unfused:
+    aligned = shard.trainer.static_experts or "expert_padding" not in shard.trainer.unfused
+    if aligned or shard.workload.precision not in LOW_PRECISIONS:
         return []
     moved = 2.0 * shard.expert_rows * shard.model.hidden_size * shard.element
     return [MemoryBound(name=name, kind="copy", module=Module.MOE, forward=moved, backward=moved, captured=False,
@@ -108,6 +109,21 @@ def clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
     return [MemoryBound(name="experts_clamp", kind="elementwise", module=Module.MLP_ACTIVATION | Module.MOE | REPEATED,
                         forward=CLAMP_PASSES[0] * size, backward=CLAMP_PASSES[1] * size, saved=size,
                         launches=(3.0, 3.0), captured=False)]  # fmt: skip
+
+
+def joined(shard: Shard) -> list[Operator]:
+    """What the branches of one input cost beside themselves: the outputs of experts and shared experts added (two reads, a
+    write); gradients of router, experts and shared experts added; the router's input cast to fp32 and read, its gradient
+    written and cast back: 10 times the size of a half-precision input.
+    [Megatron Core, moe_utils.py: RouterGatingLinearFunction with moe_router_dtype fp32]
+    """
+    model, trainer = shard.model, shard.trainer
+    size = shard.tokens_split * model.hidden_size * shard.element
+    shared = float(model.shared_expert_ffn_size > 0)
+    sums = (1.0 + shared) * ("gradient_sum" in trainer.unfused)
+    router = 10.0 * ("router" in trainer.unfused)
+    return [MemoryBound(name="joined", kind="elementwise", forward=3.0 * shared * size,
+                        backward=(3.0 * sums + router) * size, launches=(shared, sums))]  # fmt: skip
 
 
 def expert_exchange(shard: Shard) -> list[Collective]:

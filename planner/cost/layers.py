@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange
+from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
     REPEATED,
@@ -58,12 +58,14 @@ def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
 
 
 def _residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
-    """Dropout and residual addition: two reads and a write forward; backward only the dropout mask is applied."""
+    """Dropout and residual addition: two reads and a write forward; backward the dropout mask is applied, and the
+    gradient of the branch added to that of the residual: a read more beside the norm, two reads and a write apart."""
     values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.elementwise_passes
     mask = float(shard.trainer.dropout)
+    added = 3.0 if "gradient_sum" in shard.trainer.unfused else 1.0
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
-        backward=(e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
+        backward=(added * e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
         launches=(passes, passes * (mask + 0.5)),
     )  # fmt: skip
 
@@ -339,6 +341,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         *before_experts(shard),
         *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
         *after_experts(shard),
+        *joined(shard),
     ]  # fmt: skip
     if model.shared_expert_ffn_size:
         shared = Module.SHARED_EXPERTS | module

@@ -10,7 +10,7 @@ from typing import Any
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import shipped_trainer
-from planner.runs.names import UnsupportedError
+from planner.runs.names import UnsupportedError, recipe_of
 from planner.runs.schema import Row
 
 
@@ -124,6 +124,8 @@ _MODULES = {
 def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
     stated = row.get("recompute")
+    if stated is None:
+        stated = recipe_of(row).get("recompute")
     text = str(entry.get("recompute", "none") if stated is None else stated).strip().lower()
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
