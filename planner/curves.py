@@ -269,18 +269,24 @@ class GemmCurve:
         return np.maximum(self.launch + work, flop / peak)
 
     def grouped_time(
-        self, tokens: Column, m: Column, n: Column, k: Column, groups: Column, which: int, peak: float, bandwidth: float
-    ) -> Column:
+        self, tokens: Column, m: Column, n: Column, k: Column, groups: Column, which: int, peak: float,
+        bandwidth: float, gradient_bytes: float = 4.0,
+    ) -> Column:  # fmt: skip
         """Seconds of ``groups`` equal GEMMs of M x N x K in one kernel; ``which`` 0 forward, 1 dgrad, 2 wgrad.
 
         t = t0 + max(g 2MNK / (P e e_g) (1 + m_g/T)(1 + n0/N)(1 + k0/K), g bytes / (W u)), T tokens per group; in wgrad
-        T is the reduction, and the gradient is accumulated in fp32 (8 more bytes less the 2 of the output).
+        T is the reduction, and the gradient is accumulated: 2 ``gradient_bytes`` per weight, less the 2 of the output.
+        m_g was measured with fp32 gradients; what it exceeds that of dgrad by is this traffic, and shrinks with it.
         """
         flop = 2.0 * m * n * k * groups
-        saturation = (1.0 + self.grouped_m0[which] / tokens) * (1.0 + self.n0 / n)
+        accumulated = 2.0 * gradient_bytes - 2.0
+        filling = self.grouped_m0[which]
+        if which == 2:
+            filling = self.grouped_m0[1] + (filling - self.grouped_m0[1]) * accumulated / 6.0
+        saturation = (1.0 + filling / tokens) * (1.0 + self.n0 / n)
         saturation = saturation * (1.0 + (0.0 if which == 2 else self.k0) / k)
         compute = flop / (peak * self.efficiency * self.grouped_efficiency[which]) * saturation
-        traffic = self.bytes_moved(m, n, k) + (6.0 * m * n if which == 2 else 0.0)
+        traffic = self.bytes_moved(m, n, k) + (accumulated * m * n if which == 2 else 0.0)
         memory = groups * traffic / (bandwidth * self.memory_efficiency)
         quantised = groups * self.quantise_traffic * m * k / bandwidth if self.quantise else 0.0
         return np.maximum(self.launch + np.maximum(compute, memory) + quantised, flop / peak)

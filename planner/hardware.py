@@ -223,6 +223,7 @@ class HardwareProfile:
         dtype: str = "bf16",
         pass_: str = "forward",
         quantised: bool = False,
+        gradient_bytes: float = 4.0,
     ) -> Column:
         """Seconds of one grouped GEMM of MoE experts: ``groups`` experts of (tokens_per_group, n, k) in one kernel.
 
@@ -236,7 +237,9 @@ class HardwareProfile:
         count = column(groups)
         tokens, outputs, inputs = (np.maximum(column(x), 1.0) for x in (tokens_per_group, n, k))
         rows, columns, depth = ((tokens, outputs, inputs), (tokens, inputs, outputs), (outputs, inputs, tokens))[which]
-        time = curve.grouped_time(tokens, rows, columns, depth, count, which, peak, self.memory_bandwidth)
+        time = curve.grouped_time(
+            tokens, rows, columns, depth, count, which, peak, self.memory_bandwidth, gradient_bytes
+        )
         if which:
             time = time * self.precise_accumulation.get(dtype, 1.0)
         return np.where((column(tokens_per_group) <= 0.0) | (count <= 0.0), 0.0, time)[()]

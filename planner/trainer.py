@@ -27,6 +27,12 @@ OVERLAPS: dict[str, str] = {
 UNFUSED: dict[str, str] = {
     "swiglu": "SiLU and its product with the up projection are two kernels; the SiLU's output is saved as well",
     "softmax": "scale, mask, cast to fp32, softmax and cast back are kernels of their own",
+    "grouped_gemm": "the experts of a rank are multiplied, and their rows quantised, one after the other",
+    "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
+    "expert_bias": "biases of experts are added expert by expert",
+    "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
+    "router": "gradients of the router are computed on fp32 copies of its input",
+    "clamp": "gate and up are clamped by kernels of their own before the activation",
 }
 
 
@@ -169,7 +175,9 @@ class Trainer:
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
     cuda_graphs: bool
-    """Layers are captured in CUDA graphs: the host launches one graph instead of many kernels."""
+    """Layers are captured in CUDA graphs: the host launches one graph instead of many kernels. Experts stay outside."""
+    static_experts: bool
+    """Every expert gets a fixed number of rows, full blocks of them (token drop and padding): graphs hold experts too."""
     step_overhead: float
     """Seconds per optimizer step that are neither computation nor communication (data, logging, gradient norm)."""
     overlap: frozenset[str]

@@ -27,11 +27,12 @@ QUANTITIES = (
     "forward", "dgrad", "wgrad", "recompute",
     "tp_forward", "tp_backward", "cp_forward", "cp_backward", "ep_forward", "ep_backward",
     "tp_hidden", "cp_hidden", "ep_hidden",
-    "launches_forward", "launches_backward",
+    "launches_forward", "launches_backward", "behind",
     "saved", "working", "input", "flop",
 )  # fmt: skip
 """Rows of a block. Seconds of computation by pass (backward = dgrad + wgrad, and recompute); exposed seconds of
-communication by group and pass, hidden ones by group; kernels launched; bytes saved per microbatch, bytes that recompute
+communication by group and pass, hidden ones by group; kernels launched; seconds that the GPU waits for the host after it
+said how many tokens each expert gets; bytes saved per microbatch, bytes that recompute
 brings back for one layer at a time, bytes of the block's input; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
 
@@ -107,7 +108,9 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     sums.add("input", first_input)
     sums.add("saved", sums.full * first_input)
     if trainer.cuda_graphs:
-        sums.values["launches_forward"] = sums.values["launches_backward"] = GRAPH_LAUNCHES
+        sums.add("launches_forward", GRAPH_LAUNCHES)
+        sums.add("launches_backward", GRAPH_LAUNCHES)
+    sums.routed()
     forward, backward = sums.values["forward"], sums.values["dgrad"] + sums.values["wgrad"]
     for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
@@ -125,6 +128,7 @@ class _Sums:
         self.values: dict[str, Number] = dict.fromkeys(QUANTITIES, 0.0)
         self.full = (np.asarray(shard.layout.recompute) == int(Recompute.FULL)).astype(float)
         self._whole = 1.0 - self.full
+        self._routed: tuple[Number, Number] = (0.0, 0.0)
 
     def add(self, name: str, value: Number) -> None:
         self.values[name] = self.values[name] + value
@@ -143,6 +147,14 @@ class _Sums:
         """The part that is really computed again: full recompute may stop before what ends the layer."""
         return freed * self._whole if ends and self._shard.trainer.recompute_stops_early else freed
 
+    def routed(self) -> None:
+        """Forward, the host waits until it knows how many tokens each expert gets, and nothing is queued on the GPU then:
+        what its launches for the experts exceed their own time stays, whatever time attention leaves later."""
+        trainer, (seconds, launches) = self._shard.trainer, self._routed
+        each = trainer.host_time * np.where(self._shard.tp > 1, trainer.tensor_parallel_host_factor, 1.0)
+        if not trainer.static_experts:
+            self.add("behind", np.maximum(each * launches - seconds, 0.0))
+
     def operator(self, operator: Operator, work: Work) -> None:
         freed = self._freed(operator.module, operator.share)
         again = self._again(freed, operator.ends)
@@ -150,8 +162,12 @@ class _Sums:
         self.add("dgrad", work.dgrad)
         self.add("wgrad", work.wgrad)
         self.add("recompute", again * work.forward)
-        self.add("launches_forward", operator.launches[0])
-        self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
+        trainer = self._shard.trainer
+        if not operator.captured:
+            self._routed = self._routed[0] + work.forward, self._routed[1] + operator.launches[0]
+        if not (trainer.cuda_graphs and (operator.captured or trainer.static_experts)):
+            self.add("launches_forward", operator.launches[0])
+            self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
         self.add("saved", (1.0 - freed) * operator.saved + self._whole * operator.kept)
         self.add("working", freed * operator.saved + self.full * operator.kept)
         self.add("flop", work.flop)

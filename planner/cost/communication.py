@@ -10,6 +10,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.compute import Work
 from planner.cost.distinct import stacked
+from planner.cost.experts import distinct_share
 from planner.cost.operators import Collective, Number
 from planner.trainer import Trainer
 
@@ -19,6 +20,18 @@ OVERLAP_SLOWDOWN = 1.2
 Communication kernels take multiprocessors and memory bandwidth. Measured coefficients lie between 1.1 and 1.3
 [Galvatron, overlap coefficient of its profiler]; the middle is taken until a profile carries its own.
 """
+
+DISPATCH_RATES = (0.66, 0.87)
+"""Rate of kernels that send a token once per place, over that of NVLink and of the network: bytes that leave a GPU.
+
+NVLink: HybridEP on GB200, bf16, 32 multiprocessors, mean of dispatch and combine on 8, 16, 24, 32, 36 GPUs 0.73, 0.72, 0.70,
+0.67, 0.66, on B200 0.68; DeepEP on H100 0.62, H800 0.69. Network: HybridEP on H100, 32 and 64 GPUs 0.86 and 0.87, DeepEP on
+H800 0.87 and 0.89, on H100 0.90; two nodes only reach 0.66 to 0.70.  [DeepEP, README of main and of the branch hybrid-ep,
+2026; aiconfigurator tables of DeepEP on H100: combine of 4096 tokens of 7168, top 8 of 256, 973 us on 8 GPUs, 1777 on 16,
+3522 on 32; this gives 947, 1382, 3677]
+"""
+DISPATCH_LATENCY = 40e-6
+"""Seconds of such a kernel for few tokens: 39 us dispatch, 68 us combine on 8 H100.  [aiconfigurator, DeepEP, 64 tokens]"""
 
 
 def exposed(comm: Number, window: Number, first: Number = 0.0) -> Floats:
@@ -63,32 +76,21 @@ def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: in
     return [found[key] for key in keys]
 
 
-def distinct_share(places: Number, copies: float) -> Floats:
-    """Distinct places among ``copies`` random ones, per copy: P (1 - (1 - 1/P)^K) / K.
-
-    The K experts of a token are different ones, but many share a place; drawn independently the mean is the same to 1
-    percent from 32 experts up.
-    """
-    places = np.maximum(np.asarray(places, dtype=float), 1.0)
-    return places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies
-
-
 def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
     """Seconds of an expert all-to-all that sends a token once to every node and GPU that needs it.
 
-    Between N nodes the network carries a share N (1 - (1 - 1/N)^K) / K of the copies; inside a node NVLink carries the
-    copies to distinct GPUs, n (1 - (1 - 1/n)^K) of them, at the same time. Combining sums on the way back likewise.
-    [DeepEP, normal kernels; measured on H100, bf16 combine of 4096 tokens of 7168, top 8 of 256: 973 us on 8 GPUs, 1777
-    on 16, 3522 on 32; this gives 873, 1681, 4511, plain all-to-all 1310, 6540, 9850]
+    Between N nodes the network carries a share N (1 - (1 - 1/N)^K) / K of the copies; inside a domain NVLink carries the
+    copies to distinct GPUs, n (1 - (1 - 1/n)^K) of them, at the same time; what stays at home is not carried: (N - 1)/N
+    and (n - 1)/n. Combining sums on the way back likewise. Rates: DISPATCH_RATES.
     """
     n, size, stride = (np.asarray(x, dtype=float) for x in (collective.n, collective.size, collective.stride))
+    hardware = cluster.hardware
     inside = cluster.ranks_per_domain(n, stride)
     nodes = np.maximum(n / inside, 1.0)
-    local = cluster.hardware.scale_up_time("all_to_all", size * distinct_share(n, collective.copies), inside)
-    if np.all(nodes <= 1.0):
-        return np.asarray(local)
-    network = cluster.collective_time("all_to_all", size * distinct_share(nodes, collective.copies), n, stride)
-    return np.where(nodes > 1.0, np.maximum(network, local), local)
+    link = np.where(inside > 1.0, hardware.scale_up_bandwidth, np.inf)
+    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / (DISPATCH_RATES[0] * link)
+    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes)
+    return np.maximum(local, remote / (DISPATCH_RATES[1] * hardware.network_bandwidth)) + DISPATCH_LATENCY
 
 
 def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Floats:

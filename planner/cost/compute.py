@@ -87,7 +87,10 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
     """Equal GEMMs in one launch: the experts of a rank, or the heads of unfused attention."""
     dtype = gemm_dtype(shard, gemm.low_precision, hardware)
     times = [
-        hardware.grouped_gemm_time(gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True)
+        hardware.grouped_gemm_time(
+            gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True,
+            gradient_bytes=shard.trainer.gradient_bytes,
+        )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")
     ]
     return _gemm(gemm, shard, hardware, np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
     REPEATED,
@@ -20,6 +21,7 @@ from planner.cost.operators import (
     Shard,
 )
 from planner.layout import CpMethod, Module
+from planner.workload import LOW_PRECISIONS
 
 SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
 """Bytes per score moved forward and backward and kept, by a half-precision softmax in plain torch operations.
@@ -56,12 +58,14 @@ def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
 
 
 def _residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
-    """Dropout and residual addition: two reads and a write forward; backward only the dropout mask is applied."""
+    """Dropout and residual addition: two reads and a write forward; backward the dropout mask is applied, and the
+    gradient of the branch added to that of the residual: a read more beside the norm, two reads and a write apart."""
     values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.elementwise_passes
     mask = float(shard.trainer.dropout)
+    added = 3.0 if "gradient_sum" in shard.trainer.unfused else 1.0
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
-        backward=(e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
+        backward=(added * e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
         launches=(passes, passes * (mask + 0.5)),
     )  # fmt: skip
 
@@ -111,7 +115,7 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
 def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
     """A linear layer, with its low-rank adapters when only those are trained."""
     rank = shard.workload.lora_rank
-    gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, launches=(1.0, 2.0), **more)  # type: ignore[arg-type]
+    gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, **{"launches": (1.0, 2.0), **more})  # type: ignore[arg-type]
     if rank == 0:
         return [gemm]
     down = Gemm(name=f"{name}_lora_a", m=m, n=float(rank), k=k, low_precision=False, launches=(1.0, 2.0))
@@ -275,16 +279,26 @@ def _mlp(
     useful = 1.0 / busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.unfused
     moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
+    per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
     return [
         *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
-                 saved=rows * up * e),
+                 saved=rows * up * e, **per_linear),
+        *(clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
                     saved=rows * inner * (shard.input_element + e * apart),
-                    launches=(2.0, 3.0) if apart else (passes, passes)),
+                    launches=(2.0, 3.0) if apart else (passes, passes), captured=not grouped),
         *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
-                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP)),
+                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP), **per_linear),
     ]  # fmt: skip
+
+
+def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
+    """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and
+    as many to quantise the rows of each.  [TransformerEngine, grouped_linear.py: cuBLAS in a loop, split_quantize]"""
+    each = groups if "grouped_gemm" in shard.trainer.unfused else np.ones_like(shard.tp)
+    quantised = float(shard.workload.precision in LOW_PRECISIONS)
+    return each * (1.0 + quantised), each * (2.0 + quantised)
 
 
 def _listed_outputs(shard: Shard) -> Number:
@@ -317,59 +331,26 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     width is split over etp. Kept: the permuted inputs and the expert MLP's tensors.
     [Megatron Core MoE, arXiv 2504.14960, section 3]
     """
-    model, e = shard.model, shard.element
-    h, module = float(model.hidden_size), Module.MOE
-    sent = shard.tokens_split * model.top_k
+    model, module = shard.model, Module.MOE
     rows, local = shard.expert_rows, np.maximum(model.num_experts / shard.ep, 1.0)
-    copies = sent * h * e
     operators: list[Operator] = [
         _norm(shard, "mlp_norm"),
-        Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=h, module=module, low_precision=False,
-             trained=shard.workload.lora_rank == 0, saved=shard.tokens_split * model.num_experts * 4,
-             launches=(6.0, 6.0)),
-        MemoryBound(name="permute", kind="permute", module=module | REPEATED, forward=2 * copies, backward=2 * copies,
-                    launches=(3.0, 2.0)),
-        MemoryBound(name="sort", kind="permute", module=module, forward=2 * rows * h * e * (shard.ep > 1),
-                    backward=2 * rows * h * e * (shard.ep > 1), saved=rows * h * shard.input_element,
-                    launches=(2.0, 2.0)),
+        Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module,
+             low_precision=False, trained=shard.workload.lora_rank == 0,
+             saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),
+        *before_experts(shard),
         *_mlp(shard, "experts", float(model.expert_ffn_size), module, rows / local, shard.etp, local),
-        MemoryBound(name="unpermute", kind="permute", module=module, forward=2 * rows * h * e + copies,
-                    backward=2 * rows * h * e + copies, launches=(4.0, 4.0)),
+        *after_experts(shard),
+        *joined(shard),
     ]  # fmt: skip
     if model.shared_expert_ffn_size:
         shared = Module.SHARED_EXPERTS | module
         operators += _mlp(shard, "shared", float(model.shared_expert_ffn_size), shared, shard.tokens, shard.tp, 1.0)
     operators.append(_residual(shard, "mlp_residual"))
-    collectives = _expert_exchange(shard, copies, rows * h * e)
+    collectives = expert_exchange(shard)
     if model.shared_expert_ffn_size:
         collectives += _tp_pair(shard, "shared", "shared_up", "shared_down", module)
     return operators, collectives
-
-
-def _expert_exchange(shard: Shard, copies: Number, received: Number) -> list[Collective]:
-    """All-to-all of token copies before and after the experts, all-gather and reduce-scatter over etp; both ways.
-
-    The busiest rank's share decides the time of the all-to-all, as it does the experts'. Where tokens are sent once per
-    place, not per expert, see ``communication.dispatch_seconds``.
-    """
-    busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
-    once = shard.trainer.expert_dispatch == "deduplicated"
-
-    def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
-        return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
-                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0,
-                          module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
-
-    exchanges = []
-    for backward in (False, True):
-        suffix = "_gradient" if backward else ""
-        exchanges += [
-            one(f"dispatch{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
-            one(f"combine{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
-            one(f"expert_gather{suffix}", "all_gather", received, shard.etp, 1.0, backward),
-            one(f"expert_scatter{suffix}", "reduce_scatter", received, shard.etp, 1.0, backward),
-        ]
-    return exchanges
 
 
 def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:

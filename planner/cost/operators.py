@@ -37,8 +37,10 @@ class Operator:
     """Bytes kept for the backward pass, freed when its module is recomputed."""
     kept: Number = 0.0
     """Bytes kept for the backward pass whatever module is recomputed (full recompute frees them)."""
-    launches: tuple[float, float] = (1.0, 1.0)
+    launches: tuple[Number, Number] = (1.0, 1.0)
     """Kernels launched forward and backward."""
+    captured: bool = True
+    """A CUDA graph of the layer holds it; not what depends on how many tokens each expert gets."""
     share: float = 1.0
     """Part of it that EVERY_SECOND_MATMUL repeats."""
     ends: bool = False

@@ -234,6 +234,7 @@ def _stage_times(
 
     The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
     GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
+    Forward at least what it falls behind in experts, see ``blocks``.
     """
     totals, ends, saved = _stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += _stages_first(adding)
@@ -252,6 +253,7 @@ def _stage_times(
         np.maximum(sum_of(totals, name) * each - on_gpu, 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
     ]
+    host[0] = np.maximum(host[0], totals[INDEX["behind"]])
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, saved, forward, backward)
     backward = backward + waiting

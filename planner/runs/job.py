@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from planner.runs.names import recipe_of
 from planner.runs.schema import Row
 from planner.trainer import OVERLAPS, Trainer, load_trainer
 
@@ -29,7 +30,7 @@ def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str]
 
 def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
-    notes, on, off = row.notes, set[str](), set[str]()
+    notes, on, off = f"{row.notes}; {recipe_of(row).get('notes', '')}", set[str](), set[str]()
     changes: dict[str, Any] = dict(entry.get("changes", {}))
     if row.get("compile") is False:
         changes |= entry.get("eager", {})
@@ -61,6 +62,8 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
             (on if row.get(switch) else off).update(names)
     if re.search(r"a2a overlap on|EP overlap( on|,|$)", notes):
         on.add("ep")
+    if re.search(r"token-? ?drop", notes):
+        changes["static_experts"] = True
     if "CUDA_LAUNCH_BLOCKING=1" in notes:
         off.update(OVERLAPS)
     frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()))

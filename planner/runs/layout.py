@@ -10,7 +10,7 @@ from typing import Any
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import shipped_trainer
-from planner.runs.names import UnsupportedError
+from planner.runs.names import UnsupportedError, recipe_of
 from planner.runs.schema import Row
 
 
@@ -38,7 +38,7 @@ def layout_of(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions:
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row, entry),
         sequence_parallel=int(tp > 1 and _sequence_parallel(row, entry)), cp_method=_cp_method(row, entry),
         schedule=_schedule(row, pp, vpp, assumptions), offload_optimizer=_offload(row.notes),
-        **_recompute(row, entry, pp), **_stage_layers(row, model, pp, vpp),
+        **_recompute(row, entry, pp), **_stage_layers(row, entry, model, pp, vpp),
     )  # fmt: skip
 
 
@@ -124,6 +124,8 @@ _MODULES = {
 def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
     stated = row.get("recompute")
+    if stated is None:
+        stated = recipe_of(row).get("recompute")
     text = str(entry.get("recompute", "none") if stated is None else stated).strip().lower()
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
@@ -144,15 +146,18 @@ def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     return {"recompute": Recompute.SELECTIVE, "recompute_modules": mask}
 
 
-def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
-    """Layers of the first and last stage: from the notes, else one fewer where embedding and head count as a layer."""
+def _stage_layers(row: Row, entry: Mapping[str, Any], model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
+    """Layers of the first and last stage: from the notes, from the framework's own table of layouts for this model, else
+    one fewer where embedding and head count as a layer."""
     if pp == 1:
         return {}
     last = re.search(r"last stage has (\d+) layer", row.notes)
     if last:
         return {"last_stage_layers": int(last.group(1))}
     printed = re.search(r"pp layout (\S+)", row.notes)
-    chunks = _chunk_layers(printed.group(1)) if printed else []
+    table = entry.get("pipeline_layouts", {})
+    known = table.get(pp * vpp, "") if table and re.search(table["model"], model.name, re.IGNORECASE) else ""
+    chunks = _chunk_layers(printed.group(1) if printed else known)
     if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
         stages = [sum(chunks[rank::pp]) for rank in range(pp)]
         return {"first_stage_layers": stages[0], "last_stage_layers": stages[-1]}

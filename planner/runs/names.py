@@ -39,6 +39,14 @@ def entry_of(row: Row) -> Mapping[str, Any]:
     raise UnsupportedError(f"framework '{row.framework}' is not in profiles/frameworks.yaml")
 
 
+def recipe_of(row: Row) -> Mapping[str, Any]:
+    """What the published recipe of the row's release, GPU and model says and the row does not; {} when none is known."""
+    for recipe in frameworks().get("recipes", []):
+        if recipe["match"].search(row.source) and re.search(recipe["id"], row.id):
+            return recipe
+    return {}
+
+
 def family_of(row: Row, network: str) -> str:
     """Group of sources that the row belongs to; split by precision, model or network where the table says so."""
     found = _source_family(row.source)

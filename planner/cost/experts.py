@@ -1,0 +1,155 @@
+"""What routing adds to a layer of experts: copies of tokens, and how they travel between ranks.
+
+The experts' own matrix products are in layers.py. Two ways to bring a token to its experts [Megatron Core MoE, arXiv
+2504.14960, section 3; megatron/core/transformer/moe/token_dispatcher.py]:
+
+all-to-all     each of the K copies is made first, sent, and sorted by local expert after it arrived;
+deduplicated   a token is sent once to each rank that holds some of its experts, and copied there (DeepEP, HybridEP).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cost.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
+from planner.layout import Module
+from planner.workload import LOW_PRECISIONS
+
+BIAS_PASSES = (6.0, 8.0)
+"""Times the experts' output is read or written, forward and backward, where biases are added in plain torch operations.
+
+Forward, expert by expert: bias times router weight 1, sum 3, joined 2. Backward: split gradients joined 2, gradient of the
+bias 3 (product 2, sum 1), of the router weight 3.  [Megatron Core 0.15 to 0.19, experts.py: TEGroupedMLP._apply_bias]
+"""
+CLAMP_PASSES = (4.0, 5.0)
+"""The same for gate and up, of their clamp: forward 2 and joined again 2; backward 3 (gradient, input) and joined 2.
+
+[Megatron Core 0.15 to 0.19, fused_bias_geglu.py: the clamp stands before the fused activation]
+"""
+
+
+def distinct_share(places: Number, copies: float) -> Floats:
+    """Distinct places among ``copies`` random ones, per copy: P (1 - (1 - 1/P)^K) / K.
+
+    The K experts of a token are different ones, but many share a place; drawn independently the mean is the same to 1
+    percent from 32 experts up.
+    """
+    places = np.maximum(np.asarray(places, dtype=float), 1.0)
+    return places * (1.0 - (1.0 - 1.0 / places) ** copies) / copies
+
+
+def sent_once(shard: Shard) -> bool:
+    """A token travels once per rank that needs it."""
+    return shard.trainer.expert_dispatch == "deduplicated"
+
+
+def before_experts(shard: Shard) -> list[Operator]:
+    """Copies of tokens on their way to the experts.
+
+    All-to-all: K copies are made (a read and a write of each, C = T_s K h), and sorted where several ranks send, N rows.
+    Deduplicated: rows arrive once per rank, a share d of N, and are copied into the order of the experts: (1 + d) N.
+    """
+    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.hidden_size
+    exchanged = shard.ep > 1
+    if sent_once(shard):
+        arrived = distinct_share(shard.ep, float(model.top_k))
+        made: Number = np.where(exchanged, 0.0, 2.0 * rows * e)
+        sorted_ = np.where(exchanged, (1.0 + arrived) * rows * e, 0.0)
+    else:
+        made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
+        sorted_ = 2.0 * rows * e * exchanged
+    found: list[Operator] = [
+        MemoryBound(name="permute", kind="permute", module=Module.MOE | REPEATED, forward=made, backward=made,
+                    launches=(3.0, 2.0), captured=False),
+        MemoryBound(name="sort", kind="permute", module=Module.MOE, forward=sorted_, backward=sorted_,
+                    saved=rows * shard.input_element, launches=(2.0, 2.0), captured=False),
+    ]  # fmt: skip
+    return found + _padding(shard, "pad")
+
+
+def after_experts(shard: Shard) -> list[Operator]:
+    """The way back: sorted again, N rows in and out, and summed over the K copies of a token, C in; or summed per rank
+    first, N rows in and d N out, where tokens travel once."""
+    model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.hidden_size
+    copies = shard.tokens_split * model.top_k * model.hidden_size * e
+    moved: Number = 2.0 * rows * e + copies
+    if sent_once(shard):
+        moved = np.where(shard.ep > 1, (1.0 + distinct_share(shard.ep, float(model.top_k))) * rows * e, 2.0 * rows * e)
+    found: list[Operator] = []
+    if model.expert_bias and "expert_bias" in shard.trainer.unfused:
+        local = np.maximum(model.num_experts / shard.ep, 1.0)
+        found.append(MemoryBound(name="expert_bias", kind="elementwise", module=Module.MOE | REPEATED, captured=False,
+                                 forward=BIAS_PASSES[0] * rows * e, backward=BIAS_PASSES[1] * rows * e,
+                                 launches=(2.0 * local + 1.0, 4.0 * local + 1.0)))  # fmt: skip
+    found += _padding(shard, "unpad")
+    found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
+                             launches=(4.0, 4.0), captured=False))  # fmt: skip
+    return found
+
+
+def _padding(shard: Shard, name: str) -> list[Operator]:
+    """Rows of every expert padded to the block of the precision, or cut again: each row read and written once.
+
+    [Megatron Core, experts.py: Fp8Padding before and Fp8Unpadding after the experts, unless the router pads]
+    """
+    aligned = shard.trainer.static_experts or "expert_padding" not in shard.trainer.unfused
+    if aligned or shard.workload.precision not in LOW_PRECISIONS:
+        return []
+    moved = 2.0 * shard.expert_rows * shard.model.hidden_size * shard.element
+    return [MemoryBound(name=name, kind="copy", module=Module.MOE, forward=moved, backward=moved, captured=False,
+                        launches=(1.0, 1.0))]  # fmt: skip
+
+
+def clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
+    """Clamp of gate and up before the activation, as kernels of its own; its output is kept beside its input."""
+    if not shard.model.clamped_activation or "clamp" not in shard.trainer.unfused:
+        return []
+    size = rows * width * shard.element
+    return [MemoryBound(name="experts_clamp", kind="elementwise", module=Module.MLP_ACTIVATION | Module.MOE | REPEATED,
+                        forward=CLAMP_PASSES[0] * size, backward=CLAMP_PASSES[1] * size, saved=size,
+                        launches=(3.0, 3.0), captured=False)]  # fmt: skip
+
+
+def joined(shard: Shard) -> list[Operator]:
+    """What the branches of one input cost beside themselves: the outputs of experts and shared experts added (two reads, a
+    write); gradients of router, experts and shared experts added; the router's input cast to fp32 and read, its gradient
+    written and cast back: 10 times the size of a half-precision input.
+    [Megatron Core, moe_utils.py: RouterGatingLinearFunction with moe_router_dtype fp32]
+    """
+    model, trainer = shard.model, shard.trainer
+    size = shard.tokens_split * model.hidden_size * shard.element
+    shared = float(model.shared_expert_ffn_size > 0)
+    sums = (1.0 + shared) * ("gradient_sum" in trainer.unfused)
+    router = 10.0 * ("router" in trainer.unfused)
+    return [MemoryBound(name="joined", kind="elementwise", forward=3.0 * shared * size,
+                        backward=(3.0 * sums + router) * size, launches=(shared, sums))]  # fmt: skip
+
+
+def expert_exchange(shard: Shard) -> list[Collective]:
+    """All-to-all of token copies before and after the experts, all-gather and reduce-scatter over etp; both ways.
+
+    The busiest rank's share decides the time of the all-to-all, as it does the experts'. Where tokens are sent once per
+    place, not per expert, see ``communication.dispatch_seconds``.
+    """
+    h, e = float(shard.model.hidden_size), shard.element
+    received = shard.expert_rows * h * e
+    copies = shard.tokens_split * shard.model.top_k * h * e
+    busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
+    once = sent_once(shard)
+
+    def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
+        return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
+                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0,
+                          module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
+
+    exchanges = []
+    for backward in (False, True):
+        suffix = "_gradient" if backward else ""
+        exchanges += [
+            one(f"dispatch{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
+            one(f"combine{suffix}", "all_to_all", busiest, shard.ep, shard.ep_stride, backward),
+            one(f"expert_gather{suffix}", "all_gather", received, shard.etp, 1.0, backward),
+            one(f"expert_scatter{suffix}", "reduce_scatter", received, shard.etp, 1.0, backward),
+        ]
+    return exchanges
