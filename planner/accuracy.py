@@ -23,6 +23,8 @@ from planner.runs import Run, read_runs
 
 SAFE, HOPELESS = 0.05, 0.95
 """Chance of running out of memory up to which a layout is called safe, and from which it is called impossible."""
+RELIABILITY = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+"""Bins of the stated chance in which it is compared with the share that ran out."""
 SWEEP = 5
 """Timed layouts that a sweep needs to say anything about ranking."""
 MEMORY = {"allocated": "memory_allocated", "reserved": "memory_reserved", "device": "memory_peak"}
@@ -235,7 +237,17 @@ def _confusion(pairs: list[_Pair]) -> dict[str, Any]:
         "called_impossible_but_ran": int((ran & (chance >= HOPELESS)).sum()) if len(judged) else 0,
         "uncertain": int(((chance > SAFE) & (chance < HOPELESS)).sum()) if len(judged) else 0,
         "right": float(np.mean((chance < 0.5) == ran)) if len(judged) else None,
+        "reliability": _reliability(chance, out),
     }
+
+
+def _reliability(chance: Floats, out: Floats) -> list[dict[str, Any]]:
+    """Of the layouts given a chance within each bin: how many, and how many of them ran out of memory."""
+    bins = np.searchsorted(RELIABILITY[1:-1], chance, side="right")
+    return [
+        {"from": low, "to": high, "n": int((bins == k).sum()), "ran_out": int((out & (bins == k)).sum())}
+        for k, (low, high) in enumerate(zip(RELIABILITY[:-1], RELIABILITY[1:], strict=True))
+    ]
 
 
 def _confusions(pairs: list[_Pair]) -> dict[str, Any]:
@@ -251,53 +263,75 @@ def _confusions(pairs: list[_Pair]) -> dict[str, Any]:
 
 
 def _ranking(pairs: list[_Pair]) -> dict[str, Any]:
-    """How well the planner ranks layouts of one job: sweeps of one source with the same work on the same GPUs.
+    """How well the planner chooses among the layouts of one job: sweeps of one source with the same work on the same GPUs.
 
-    Regret: measured time of the layout that the planner calls fastest, over the best measured time, minus 1. Kendall's
-    tau-b: 1 = same order, 0 = no relation.
+    A sweep counts with ``SWEEP`` timed layouts; what ran out of memory is a candidate too. The pick is the layout with the
+    shortest predicted time among those whose chance of running out is at most SAFE (of all, the least likely to run out,
+    where there is none). Regret: its measured time over the best, minus 1; None when it ran out. Kendall's tau-b of the
+    timed layouts: 1 = same order, 0 = no relation. ``overall`` leaves out sweeps of runs that their source calls broken.
     """
-    groups: dict[tuple[object, ...], list[_Pair]] = defaultdict(list)
+    timed: dict[tuple[object, ...], list[_Pair]] = defaultdict(list)
+    ran_out: dict[tuple[object, ...], list[_Pair]] = defaultdict(list)
     for pair in pairs:
         workload, cluster = pair.run.workload, pair.run.cluster
-        if pair.time_error is None or workload is None or cluster is None:
+        if pair.predicted.step_time is None or workload is None or cluster is None:
             continue
-        model = (workload.model.name, workload.model.num_layers, workload.precision)
-        job = (*model, cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
-        groups[(pair.run.source, pair.run.family, *job)].append(pair)
-    sweeps = []
-    for key, members in sorted(groups.items(), key=lambda item: str(item[0])):
-        if len({p.run.layout for p in members}) < SWEEP:
-            continue
-        predicted = np.array([p.predicted.step_time for p in members], dtype=float)
-        measured = np.array([p.run.measured.step_time for p in members], dtype=float)
-        regret = float(measured[np.argmin(predicted)] / measured.min() - 1.0)
-        tau = kendall_tau(predicted, measured)
-        sweeps.append(
-            {
-                "source": key[0],
-                "family": key[1],
-                "job": " ".join(map(str, key[2:])),
-                "n": len(members),
-                "regret": regret,
-                "tau": tau,
-            }
-        )
+        model = (workload.model.name, workload.model.num_layers, workload.model.num_kv_heads, workload.precision)
+        batch = (cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
+        job = (pair.run.source, pair.run.representative, *model, *batch)
+        if pair.time_error is not None:
+            timed[(pair.run.family, *job)].append(pair)
+        elif pair.run.measured.fits is False:  # the network of a job that ran out is not in its family
+            ran_out[job].append(pair)
+    sweeps = [
+        _sweep(key, members, ran_out[key[1:]])
+        for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
+        if len({p.run.layout for p in members}) >= SWEEP
+    ]
     families = {str(s["family"]) for s in sweeps}
     return {
-        "overall": _ranking_statistics(sweeps),
+        "overall": _ranking_statistics([s for s in sweeps if s["representative"]]),
         "families": {f: _ranking_statistics([s for s in sweeps if s["family"] == f]) for f in sorted(families)},
         "sweeps": sweeps,
     }
 
 
+def _sweep(key: tuple[object, ...], timed: list[_Pair], ran_out: list[_Pair]) -> dict[str, Any]:
+    """One sweep: what the planner would pick of it, and how well it orders the layouts that ran."""
+    members = timed + ran_out
+    predicted = np.array([p.predicted.step_time for p in timed], dtype=float)
+    measured = np.array([p.run.measured.step_time for p in timed], dtype=float)
+    chances = [p.predicted.out_of_memory or 0.0 for p in members]
+    gate = max(SAFE, min(chances))
+    safe = [p for p, chance in zip(members, chances, strict=True) if chance <= gate]
+    pick = min(safe, key=lambda p: p.predicted.step_time or 0.0)
+    time = pick.run.measured.step_time
+    return {
+        "source": key[1],
+        "family": key[0],
+        "representative": key[2],
+        "job": " ".join(map(str, key[3:])),
+        "n": len(timed),
+        "ran_out": len(ran_out),
+        "pick": pick.run.id,
+        "best": timed[int(np.argmin(measured))].run.id,
+        "pick_ran_out": time is None,
+        "regret": None if time is None else float(time / measured.min() - 1.0),
+        "tau": kendall_tau(predicted, measured),
+    }
+
+
 def _ranking_statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
-    regrets = [sweep["regret"] for sweep in sweeps]
+    regrets = [sweep["regret"] for sweep in sweeps if sweep["regret"] is not None]
     taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
     return {
         "sweeps": len(sweeps),
         "best_found": float(np.mean([regret == 0 for regret in regrets])) if regrets else None,
+        "picks_that_ran_out": sum(sweep["pick_ran_out"] for sweep in sweeps),
+        "mean_regret": float(np.mean(regrets)) if regrets else None,
         "median_regret": float(np.median(regrets)) if regrets else None,
         "p90_regret": float(np.percentile(regrets, 90)) if regrets else None,
+        "worst_regret": float(np.max(regrets)) if regrets else None,
         "mean_tau": float(np.mean(taus)) if taus else None,
     }
 
@@ -320,6 +354,7 @@ def summary_rows(summary: dict[str, Any]) -> list[Table]:
         _error_table("Step time, predicted against measured", summary, "families", "overall"),
         _error_table("Peak memory, predicted against measured", summary, "memory", None),
         _memory_table(summary["out_of_memory"]),
+        _reliability_table(summary["out_of_memory"]["overall"]),
         _ranking_table(summary["ranking"]),
     ]
 
@@ -362,12 +397,24 @@ def _memory_table(verdicts: dict[str, Any]) -> Table:
     return Table(title="Does it fit?", headings=headings, rows=rows)
 
 
+def _reliability_table(verdict: dict[str, Any]) -> Table:
+    rows = tuple(
+        (f"{100 * b['from']:.0f} to {100 * b['to']:.0f} %", str(b["n"]), str(b["ran_out"]),
+         _percent(b["ran_out"] / b["n"] if b["n"] else None))
+        for b in verdict["reliability"]
+    )  # fmt: skip
+    headings = ("stated chance", "layouts", "ran out", "share")
+    return Table(title="Chance of running out of memory, stated and observed", headings=headings, rows=rows)
+
+
 def _ranking_table(ranking: dict[str, Any]) -> Table:
     lines = {**ranking["families"], "overall": ranking["overall"]}
     rows = tuple(
-        (name, str(s["sweeps"]), _percent(s["best_found"]), _percent(s["median_regret"]), _percent(s["p90_regret"]),
+        (name, str(s["sweeps"]), str(s["picks_that_ran_out"]), _percent(s["best_found"]), _percent(s["mean_regret"]),
+         _percent(s["median_regret"]), _percent(s["p90_regret"]), _percent(s["worst_regret"]),
          "-" if s["mean_tau"] is None else f"{s['mean_tau']:.2f}")
         for name, s in lines.items()
     )  # fmt: skip
-    headings = ("", "sweeps", "best layout found", "median regret", "90 % below", "Kendall tau")
+    headings = ("", "sweeps", "picks that ran out", "best layout found", "mean regret", "median", "90 % below", "worst",
+                "Kendall tau")  # fmt: skip
     return Table(title="Ranking of layouts in published sweeps", headings=headings, rows=rows)

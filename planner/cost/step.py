@@ -82,13 +82,17 @@ class Estimate:
         return np.sum([self.memory[name] for name in COMPONENTS], axis=0)
 
     @property
+    def memory_needed(self) -> Floats:
+        """Peak of the device without what the allocator gives back when it has to, bytes: decides whether it fits."""
+        return self.memory_peak - self.reclaimed
+
+    @property
     def out_of_memory_probability(self) -> Floats:
         """Chance that what is needed exceeds usable memory, ln(measured / predicted) being spread by ``memory_error``.
 
         Logistic approximation of the normal distribution, 1 / (1 + exp(-1.702 z)), within 0.01 of it everywhere.
         """
-        needed = self.memory_peak - self.reclaimed
-        z = np.log(needed / self.usable_memory) / self.memory_error
+        z = np.log(self.memory_needed / self.usable_memory) / self.memory_error
         return 1.0 / (1.0 + np.exp(np.clip(-1.702 * z, -700.0, 700.0)))
 
     @property
