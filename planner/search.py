@@ -227,7 +227,7 @@ class _Run:
         return _Open(layout=layout.take(rows), without_states=without_states[rows], time=time[rows])
 
     def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[Any], ...]:
-        safe, time, peak = fits(self.job, found), found.step_time, found.memory_peak
+        safe, time, peak = fits(self.job, found), found.step_time, found.memory_needed
         self.fitting += int(safe.sum())
         fastest = int(np.argmin(time))
         if self.unlimited is None or time[fastest] < self.unlimited[1].step_time[0]:

@@ -114,6 +114,12 @@ class Trainer:
     """Bytes per parameter of the resident gradients."""
     gradient_reduce_bytes: float
     """Bytes per parameter on the wire when gradients are reduced."""
+    bucket_bytes: float
+    """Bytes per parameter of the buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
+    fresh_gradient_bytes: float
+    """Bytes per parameter of one microbatch's gradients, all alive when its backward pass ends; 0 = added as they come."""
+    gather_buffer_bytes: float
+    """Bytes per parameter of flat buffers that ZeRO 1 gathers updated weights into, beside the rank's own share."""
     optimizer_bytes: Mapping[str, float]
     """Bytes per parameter of optimizer states and master weights, by optimizer."""
     fp8_weight_bytes: float
@@ -145,6 +151,8 @@ class Trainer:
     """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float
     """Reserved over allocated memory, minus 1."""
+    held_collectives: float
+    """Inputs of tensor-parallel collectives, T h each, that a host far ahead has freed but the GPU has not read yet."""
     memory_error: float
     """Standard deviation of ln(measured / predicted peak memory)."""
 
@@ -174,6 +182,8 @@ class Trainer:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    collective_check: float
+    """Seconds of host work per collective and rank of its group; 0 unless every collective is checked first."""
     cuda_graphs: bool
     """Layers are captured in CUDA graphs: the host launches one graph instead of many kernels. Experts stay outside."""
     static_experts: bool
@@ -208,7 +218,7 @@ _MAPPINGS = {
     "optimizer_bytes": "a mapping of optimizer to bytes per parameter",
     "quantise_bytes": "a mapping of precision to bytes per element",
 }
-_DURATIONS = ("host_time", "step_overhead")
+_DURATIONS = ("host_time", "step_overhead", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 

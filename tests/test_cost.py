@@ -170,7 +170,7 @@ def test_nothing_is_sent_alone() -> None:
 @settings(max_examples=25, deadline=None)
 @given(cases)
 def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]) -> None:
-    """More microbatches are never faster; a larger micro batch (as many tokens in all) never takes less memory."""
+    """More microbatches are never faster; a larger micro batch (as many tokens in all) never needs less memory."""
     one, layouts = drawn(case, 32)
     more = priced(one, layouts.replace(num_microbatches=np.asarray(layouts.num_microbatches) * 2))
     found = priced(one, layouts)
@@ -181,7 +181,7 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
         micro_batch_size=np.asarray(even.micro_batch_size) * 2, num_microbatches=np.asarray(even.num_microbatches) // 2
     )
     if len(even):
-        assert np.all(priced(one, larger).memory_peak >= priced(one, even).memory_peak * (1 - 1e-12))
+        assert np.all(priced(one, larger).memory_needed >= priced(one, even).memory_needed * (1 - 1e-12))
 
 
 @settings(max_examples=25, deadline=None)

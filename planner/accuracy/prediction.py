@@ -110,7 +110,9 @@ def _price(runs: list[Run]) -> list[Predicted]:
 
 def _one(found: Estimate, columns: dict[str, Floats], index: int, run: Run) -> Predicted:
     step, chance = float(found.step_time[index]), float(found.out_of_memory_probability[index])
-    memory = float(columns[run.measured.memory_kind or "allocated"][index])
+    kind = run.measured.memory_kind or "allocated"
+    first = run.measured.first_stage and kind == "reserved"
+    memory = float((found.first_reserved if first else columns[kind])[index])
     if not all(map(np.isfinite, (step, memory, chance))) or step <= 0 or memory <= 0:
         return Predicted(refused="the cost model has no finite answer for this layout")
     rule = one_line_rule(run, found.peak_flops)

@@ -20,8 +20,9 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
 
     Per sweep: ``regret``, the measured time of the layout that the planner calls fastest over the best measured time,
-    minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation); and the layout that it would pick when those that ran
-    out of memory are among the candidates, memory first as in the search: ``pick_ran_out`` (None = none of them counts as safe).
+    minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation). ``pick`` is the layout that it would choose when those that
+    ran out of memory are among the candidates, memory first as in the search: the fastest of those whose chance of running
+    out is at most SAFE, or of the least likely ones when none is; ``pick_regret`` is its regret, None when it ran out.
     ``overall`` leaves out sweeps of runs that their source calls broken.
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
@@ -49,16 +50,20 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
 def _job(pair: Pair) -> tuple[Hashable, ...]:
     workload, cluster = pair.run.workload, pair.run.cluster
     assert workload is not None and cluster is not None
-    model = (workload.model.name, workload.model.num_layers, workload.precision)
+    model = (workload.model.name, workload.model.num_layers, workload.model.num_kv_heads, workload.precision)
     return (*model, cluster.num_gpus, workload.global_batch_size, workload.sequence_length)
 
 
 def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[Pair]) -> dict[str, Any]:
     predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
     measured = np.array([pair.run.measured.step_time for pair in members], dtype=float)
-    safe = [pair for pair in (*members, *failed) if (pair.predicted.out_of_memory or 0.0) <= SAFE]
-    pick = min(safe, key=lambda pair: pair.predicted.step_time or 0.0) if safe else None
-    name, layers, precision, gpus, batch, length = key[2:]
+    candidates = [*members, *failed]
+    chances = [pair.predicted.out_of_memory or 0.0 for pair in candidates]
+    gate = max(SAFE, min(chances))
+    safe = [pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate]
+    pick = min(safe, key=lambda pair: pair.predicted.step_time or 0.0)
+    taken = pick.run.measured.step_time
+    name, layers, _, precision, gpus, batch, length = key[2:]
     return {
         "source": key[0],
         "family": key[1],
@@ -68,14 +73,17 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
         "regret": float(measured[np.argmin(predicted)] / measured.min() - 1.0),
         "tau": kendall_tau(predicted, measured),
         "out_of_memory": len(failed),
-        "pick_ran_out": None if pick is None else pick.run.measured.fits is False,
+        "best": members[int(np.argmin(measured))].run.id,
+        "pick": pick.run.id,
+        "pick_ran_out": pick.run.measured.fits is False,
+        "pick_regret": None if taken is None else float(taken / measured.min() - 1.0),
     }
 
 
 def _statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
     regrets = [sweep["regret"] for sweep in sweeps]
     taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
-    picks = [sweep["pick_ran_out"] for sweep in sweeps if sweep["out_of_memory"] and sweep["pick_ran_out"] is not None]
+    picked = [sweep["pick_regret"] for sweep in sweeps if sweep["pick_regret"] is not None]
 
     def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
         return float(function(values)) if values else None
@@ -88,8 +96,9 @@ def _statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
         "p90_regret": over(regrets, lambda values: np.percentile(values, 90)),
         "worst_regret": over(regrets, max),
         "mean_tau": over(taus, np.mean),
-        "with_out_of_memory": len(picks),
-        "picks_that_ran_out": sum(picks),
+        "mean_pick_regret": over(picked, np.mean),
+        "with_out_of_memory": sum(sweep["out_of_memory"] > 0 for sweep in sweeps),
+        "picks_that_ran_out": sum(sweep["pick_ran_out"] for sweep in sweeps),
     }
 
 

@@ -176,6 +176,12 @@ class _Sums:
         again: Number = 0.0
         if not collective.backward:
             again = self._again(self._freed(collective.module), collective.ends)
+        checked = self._shard.trainer.collective_check
+        if checked:  # host work per rank of the group, in kernels launched: it holds up whatever comes after it
+            ranks = np.where(np.asarray(collective.n) > 1, collective.n, 0.0) * collective.count
+            launches = ranks * checked / self._shard.trainer.host_time
+            self.add("launches_forward", launches * (not collective.backward))
+            self.add("launches_backward", launches * (again if not collective.backward else 1.0))
         self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         self.add(f"{collective.group}_backward", again * added)
         self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))

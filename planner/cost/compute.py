@@ -88,7 +88,13 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
     dtype = gemm_dtype(shard, gemm.low_precision, hardware)
     times = [
         hardware.grouped_gemm_time(
-            gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True,
+            gemm.m,
+            gemm.n,
+            gemm.k,
+            gemm.groups,
+            dtype,
+            pass_,
+            quantised=True,
             gradient_bytes=shard.trainer.gradient_bytes,
         )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")

@@ -37,9 +37,10 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
     resident = per_rank(parameters.dense, parameters.expert, trainer.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0)
+    buckets = sum(trained) * trainer.bucket_bytes * (dense_shard * column(layout.dp) > 1)
     return {
         "weights": (resident + extra) * weight_bytes,
-        "gradients": per_rank(*trained, 2) * trainer.gradient_bytes,
+        "gradients": per_rank(*trained, 2) * trainer.gradient_bytes + buckets,
         "optimizer_states": local_states(workload, layout, parameters)
         * trainer.optimizer_bytes[workload.optimizer] * on_gpu,
     }  # fmt: skip
@@ -87,6 +88,38 @@ def workspace_bytes(
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
     received = buffers if trainer.buffers_all_microbatches else 0.0
     return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+
+
+def step_end_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
+    """What takes the place of activations when a backward pass has ended, (N, 3): the larger of
+
+    fresh gradients   N fresh_gradient_bytes, where a microbatch's gradients are accumulated after its backward pass
+    updated weights   (N + N / d) gather_buffer_bytes under ZeRO 1: flat copies of all weights and of the rank's share
+    """
+    trained = sum(trained_parameters(workload, parameters))
+    flat = (trained + local_states(workload, layout, parameters)) * trainer.gather_buffer_bytes
+    return np.maximum(trained * trainer.fresh_gradient_bytes, flat * (column(layout.zero) == 1))
+
+
+def held_bytes(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, flights: Floats
+) -> tuple[Floats, Floats]:
+    """Inputs of tensor-parallel collectives that are freed but not yet read, T h each; with the host ahead, and not.
+
+    Collectives run on a stream of their own; the allocator keeps what they read until the GPU has passed them, and a host
+    that runs ahead allocates anew. Two tensors per layer and forward pass that the host is ahead, at most as many as lie
+    in a full launch queue: two passes where the GPU is the slower one; in a pipeline, whichever is, all but two of the
+    microbatches in flight, whose forward passes are launched while the GPU waits to send. Shape (N, 3) both.
+    The allocator takes all of this back before it lets an allocation fail.
+    [torch, CUDACachingAllocator: record_stream, release_cached_blocks]
+    """
+    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
+    each = tokens * workload.model.hidden_size * workload.element * (column(layout.tp) > 1)
+    waiting = np.where(column(layout.pp) > 1, np.maximum(flights - 2.0, 0.0), 0.0)
+    ahead = np.maximum(waiting, np.minimum(column(layout.num_microbatches), 2.0))
+    per_pass = 2.0 * (stages.dense + stages.moe)
+    most = trainer.held_collectives
+    return each * np.minimum(per_pass * ahead, most), each * np.minimum(per_pass * waiting, most)
 
 
 def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:

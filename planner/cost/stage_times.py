@@ -13,7 +13,7 @@ from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
 from planner.cost.communication import hop_seconds
 from planner.cost.distinct import distinct
-from planner.cost.memory import communicator_bytes, host_bytes, state_bytes, workspace_bytes
+from planner.cost.memory import communicator_bytes, held_bytes, host_bytes, state_bytes, step_end_bytes, workspace_bytes
 from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
 from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
@@ -94,6 +94,12 @@ class Gathered:
     in_flight: Floats
     """Microbatches that wait for their backward pass at the peak."""
     workspace: Floats
+    held_ahead: Floats
+    """Bytes reserved for collectives in flight where the GPU is slower than the host; given back when needed."""
+    held_waiting: Floats
+    """The same where it is not."""
+    step_end: Floats
+    """Bytes that take the place of activations when a backward pass has ended."""
     weights: Floats
     gradients: Floats
     optimizer_states: Floats
@@ -145,7 +151,7 @@ class StageTable:
             (_content_columns(contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held[1]), group_rows),
-            ({"workspace": _stages_first(workspace_bytes(workload, cluster, trainer, spaces, *more))}, space_rows),
+            (_space_columns(workload, cluster, trainer, spaces, more), space_rows),
             ({"in_flight": _stages_first(in_flight(flights, stage_positions(flights)))}, flight_rows),
         ]
 
@@ -205,10 +211,23 @@ def _state_columns(
     columns = {
         **state_bytes(workload, trainer, layout, parameters),
         "host": host_bytes(workload, trainer, layout, parameters),
+        "step_end": step_end_bytes(workload, trainer, layout, parameters),
         "buffers": communicator_bytes(cluster, layout),
         "reduce": reduce, "gather": gather, "copies": copy_seconds(cluster, layout, parameters), "buckets": buckets,
         "optimizer": optimizer, "offload": offload,
     }  # fmt: skip
+    return {name: _stages_first(values) for name, values in columns.items()}
+
+
+def _space_columns(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, held: tuple[Stages, StageParameters]
+) -> dict[str, Floats]:
+    workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
+    ahead = waiting = np.zeros((len(layout), 1))
+    if trainer.held_collectives:
+        flights = in_flight(layout, stage_positions(layout))
+        ahead, waiting = held_bytes(workload, trainer, layout, held[0], flights)
+    columns = {"workspace": workspace, "held_ahead": ahead, "held_waiting": waiting}
     return {name: _stages_first(values) for name, values in columns.items()}
 
 
@@ -218,6 +237,8 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
         "last_stage_layers",
     )  # fmt: skip
+    if trainer.held_collectives:
+        return (*fields, "num_microbatches", "schedule", "vpp")
     return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
 
 

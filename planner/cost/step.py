@@ -14,6 +14,7 @@ from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
 from planner.cost.traffic import data_parallel
+from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
@@ -25,6 +26,8 @@ PARTS = (
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
 """Communication that runs beside computation, in seconds per step; not part of the step time."""
+HOST_BOUND = 0.15
+"""Share of a microbatch's time beyond which the GPU waits for the host, which then is never far ahead."""
 CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
@@ -49,6 +52,10 @@ class Estimate:
     """Tokens per step and GPU."""
     peak_flops: float
     """Dense peak of the precision, FLOP/s: the denominator of mfu."""
+    reclaimed: Floats
+    """Bytes of the peak that the allocator gives back before it lets an allocation fail."""
+    first_reserved: Floats
+    """Reserved memory of the first stage, bytes: what rank 0 logs."""
     usable_memory: float
     """Bytes that the driver reports."""
     memory_error: float
@@ -75,12 +82,17 @@ class Estimate:
         return np.sum([self.memory[name] for name in COMPONENTS], axis=0)
 
     @property
+    def memory_needed(self) -> Floats:
+        """Peak of the device without what the allocator gives back when it has to, bytes: decides whether it fits."""
+        return self.memory_peak - self.reclaimed
+
+    @property
     def out_of_memory_probability(self) -> Floats:
-        """Chance that the peak exceeds usable memory, when ln(measured / predicted) is spread by ``memory_error``.
+        """Chance that what is needed exceeds usable memory, ln(measured / predicted) being spread by ``memory_error``.
 
         Logistic approximation of the normal distribution, 1 / (1 + exp(-1.702 z)), within 0.01 of it everywhere.
         """
-        z = np.log(self.memory_peak / self.usable_memory) / self.memory_error
+        z = np.log(self.memory_needed / self.usable_memory) / self.memory_error
         return 1.0 / (1.0 + np.exp(np.clip(-1.702 * z, -700.0, 700.0)))
 
     @property
@@ -140,10 +152,10 @@ def join(pieces: list[Estimate]) -> Estimate:
 def _estimate_chunk(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
-    memory = _stage_memory(trainer, priced)
+    memory, held = _stage_memory(trainer, priced, cluster.hardware)
     time, hidden, flop = _step_parts(workload, trainer, layout, priced)
     context = cluster.hardware.context_memory
-    worst = largest_stage(np.sum(list(memory.values()), axis=0))
+    worst = largest_stage(np.sum(list(memory.values()), axis=0) - held)
     return Estimate(
         time=time,
         hidden=hidden,
@@ -158,27 +170,36 @@ def _estimate_chunk(
         * workload.sequence_length
         / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
+        reclaimed=at_stage(held, worst),
+        first_reserved=np.sum([memory[name][0] for name in RESERVED], axis=0),
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,
     )
 
 
-def _stage_memory(trainer: Trainer, priced: Gathered) -> dict[str, Floats]:
-    """Peak bytes of each stage by component but for the context, (3, N).
+def _stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
+    """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
 
     Activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).
+    Workspace: or what takes the place of activations at the end of the step, where that is more. Fragmentation: a share
+    of all that, and memory held by collectives in flight, as far as the device has room for it.
     """
     activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
-    allocated = priced.weights + priced.gradients + priced.optimizer_states + activations + priced.workspace
+    workspace = np.maximum(priced.workspace, priced.step_end - activations)
+    allocated = priced.weights + priced.gradients + priced.optimizer_states + activations + workspace
+    lost = trainer.fragmentation * allocated
+    room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
+    keeps_up = priced.of_slowest("host") > HOST_BOUND * (priced.of_slowest("forward") + priced.of_slowest("backward"))
+    held = np.minimum(np.where(keeps_up, priced.held_waiting, priced.held_ahead), np.maximum(room, 0.0))
     return {
         "weights": priced.weights,
         "gradients": priced.gradients,
         "optimizer_states": priced.optimizer_states,
         "activations": activations,
-        "workspace": priced.workspace,
-        "fragmentation": trainer.fragmentation * allocated,
+        "workspace": workspace,
+        "fragmentation": lost + held,
         "communication_buffers": priced.buffers,
-    }
+    }, held
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:

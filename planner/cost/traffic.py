@@ -19,6 +19,8 @@ TRAFFIC_FIELDS = (
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 
 
+MATRICES = 4.0
+"""Weights of a layer: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
 MUON_STEPS = 5.0
 """Newton-Schulz iterations of Muon, each 4 m^2 n + 2 m^3 FLOP on a matrix of m <= n: about 6 h per parameter at m = n = h.
 
@@ -125,6 +127,12 @@ def reduce_and_gather(
         whole_gradients = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
         gradients = gradients + np.where(whole_gradients, replicated, scattered)
         weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
+        if trainer.collective_check:
+            ranks = np.where(group * replicas > 1, group * replicas, 0.0)
+            matrix = parameters.largest_dense_unit / MATRICES
+            buckets = np.where(zero == 0, np.ceil(learned / np.maximum(trainer.bucket_parameters, matrix)), 1.0)
+            gradients = gradients + buckets * ranks * trainer.collective_check
+            weights = weights + ranks * trainer.collective_check
     return gradients, np.where(zero == 0, 0.0, weights)
 
 

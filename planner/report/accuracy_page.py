@@ -123,11 +123,21 @@ def sweeps_table(ranking: Mapping[str, Any]) -> Table:
         (
             one["source"], one["job"], str(one["n"]), percent(one["regret"]),
             "-" if one["tau"] is None else f"{one['tau']:.2f}", str(one["out_of_memory"]),
-            {True: "yes", False: "no", None: "nothing was said to fit"}[one["pick_ran_out"]],
+            "ran out" if one["pick_ran_out"] else percent(one["pick_regret"]), one["pick"], one["best"],
         )
         for one in ranking["sweeps"]
     )  # fmt: skip
-    headings = ("source", "job", "layouts", "regret", "Kendall tau", "rows that ran out", "pick ran out")
+    headings = (
+        "source",
+        "job",
+        "layouts",
+        "regret",
+        "Kendall tau",
+        "rows that ran out",
+        "regret with memory gate",
+        "pick",
+        "best",
+    )
     return Table(title="", headings=headings, rows=rows)
 
 

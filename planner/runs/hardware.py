@@ -16,28 +16,49 @@ from planner.runs.schema import Row
 
 
 def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
-    """The profile with the row's node and network, and whether its network was 'normal', 'slow' or 'not measured'."""
+    """The profile with the row's node and network, and its network: 'normal', 'slow', 'checked' or 'not measured'.
+
+    'checked': the job's own benchmark shows host work before every collective; the network itself is normal.
+    """
     name = _gpu(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    hardware = _node(name, per_node, stated)
-    latency = _network_latency(row)
-    share = _measured_share(row, hardware)
-    if share is None:
+    latency, held = _cluster_facts(row)
+    hardware = _node(name, per_node, stated, latency, held)
+    times = _bench_times(row, hardware)
+    if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
-        return _node(name, per_node, stated, latency), "normal" if one_node else "not measured"
+        return hardware, "normal" if one_node else "not measured"
+    if _check_seconds(row, times) > 0:
+        return hardware, "checked"
+    share = min(1.0, times[1] / times[0])
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth, latency), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, bandwidth, latency, held), "normal" if share >= 0.5 else "slow"
 
 
-def _network_latency(row: Row) -> float:
-    """Latencies of the framework's cluster over those of the profile; 1 where nothing is known."""
+def collective_check(row: Row) -> float:
+    """Host seconds per collective and rank that the benchmark of the job shows, in steps of 10 us; 0 = none."""
     try:
-        return float(entry_of(row).get("network_latency", 1.0))
+        name = _gpu(str(row.hardware["gpu"]))
     except UnsupportedError:
-        return 1.0
+        return 0.0
+    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, *_cluster_facts(row))
+    times = _bench_times(row, hardware)
+    return 0.0 if times is None else _check_seconds(row, times)
+
+
+def _cluster_facts(row: Row) -> tuple[float, float | None]:
+    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), and bytes that the
+    driver and its libraries hold (None = as the profile says)."""
+    try:
+        entry = entry_of(row)
+    except UnsupportedError:
+        return 1.0, None
+    held = entry.get("context_memory")
+    what = "frameworks.yaml: context_memory"
+    return float(entry.get("network_latency", 1.0)), None if held is None else units.parse(held, "bytes", what=what)
 
 
 @cache
@@ -59,9 +80,11 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 
 @cache
-def _node(name: str, per_node: int, bandwidth: float | None, latency: float = 1.0) -> HardwareProfile:
+def _node(
+    name: str, per_node: int, bandwidth: float | None, latency: float = 1.0, held: float | None = None
+) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and network: bytes/s per GPU (None = its own), and what
-    multiplies its latencies.
+    multiplies its latencies; and other bytes held beside the framework's (None = its own).
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
@@ -71,6 +94,8 @@ def _node(name: str, per_node: int, bandwidth: float | None, latency: float = 1.
         inside = profile.scale_up_domain <= profile.gpus_per_node
         changes["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
         changes["gpus_per_node"] = per_node
+    if held is not None:
+        changes["context_memory"] = held
     if latency != 1.0:
         changes["network_latency"] = profile.network_latency * latency
         changes["scale_out"] = {op: curve.stretched(latency) for op, curve in profile.scale_out.items()}
@@ -99,13 +124,11 @@ _BENCH_SIZE = 2.0**30
 """Bytes per collective in the benchmark of the allocation; the source does not print it, large sizes hardly differ."""
 
 
-def _measured_share(row: Row, hardware: HardwareProfile) -> float | None:
-    """Part of its line rate that the network of this job reached, at most 1; None when not measured or not used.
+def _bench_times(row: Row, hardware: HardwareProfile) -> tuple[float, float] | None:
+    """Seconds of the job's own all-gather and reduce-scatter over all ranks, measured and modelled, on average.
 
-    The notes give the bus bandwidth of all-gather and reduce-scatter over all ranks, measured by the job itself. In a
-    ring over whole nodes each node's NICs carry that bandwidth together, so it stands for figure / gpus_per_node per
-    GPU. It already contains protocol losses, which ``scale_out_time`` adds again: the share is therefore the measured
-    over the modelled bus bandwidth of the same collective. All-reduce is left out (in-switch reduction).
+    The notes print bus bandwidths. In a ring over whole nodes each node's NICs carry that bandwidth together. None when
+    nothing was measured, or inside one node. All-reduce is left out (in-switch reduction).
     """
     match, n = _BENCH.search(row.notes), row.get("parallel.gpus") or 0
     if match is None or n <= hardware.gpus_per_node:
@@ -113,8 +136,25 @@ def _measured_share(row: Row, hardware: HardwareProfile) -> float | None:
     figures = [float(match.group(2)), float(match.group(3))]
     if min(figures) <= 0:
         return None
-    shares = []
-    for op, figure in zip(("all_gather", "reduce_scatter"), figures, strict=True):
-        time = float(hardware.scale_out_time(op, _BENCH_SIZE, float(n), hardware.gpus_per_node))
-        shares.append(figure * units.GIGA / ((n - 1) / n * _BENCH_SIZE / time))
-    return float(min(1.0, sum(shares) / len(shares)))
+    measured = [(n - 1) / n * _BENCH_SIZE / (figure * units.GIGA) for figure in figures]
+    modelled = [
+        float(hardware.scale_out_time(op, _BENCH_SIZE, float(n), hardware.gpus_per_node))
+        for op in ("all_gather", "reduce_scatter")
+    ]
+    return sum(measured) / 2, sum(modelled) / 2
+
+
+_CHECK = (0.1e-3, 0.4e-3)
+"""Seconds per rank between which time beyond the network's is host work before the collective, not a slow network.
+
+TORCH_DISTRIBUTED_DEBUG=DETAIL, which nanotron's run_multinode.sh exports, compares shapes over a socket barrier before every
+collective: work that grows with the ranks, not with the size. Jobs with 32 to 512 ranks in the sweep behind
+runs/oss-ultrascale-nanotron-* show either less than 0.03 ms per rank or 0.19 to 0.30; the few above 0.4 ms have 40 GB/s
+with 8 ranks as with 64: a network of another kind.  [torch, ProcessGroupWrapper.cpp]
+"""
+
+
+def _check_seconds(row: Row, times: tuple[float, float]) -> float:
+    """Host seconds per collective and rank, rounded to 10 us so that few groups are priced; 0 = no sign of checks."""
+    each = (times[0] - times[1]) / (row.get("parallel.gpus") or 1)
+    return round(each, 5) if _CHECK[0] <= each <= _CHECK[1] else 0.0

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from planner.runs.hardware import collective_check
 from planner.runs.names import recipe_of
 from planner.runs.schema import Row
 from planner.trainer import OVERLAPS, Trainer, load_trainer
@@ -54,6 +55,9 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
         changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(2)))
     elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
         changes["cuda_graphs"] = True
+    checked = collective_check(row)
+    if checked:
+        changes["collective_check"] = checked
     if re.search(r"deep-?ep|hybrid-?ep", notes, re.IGNORECASE):
         changes["expert_dispatch"] = "deduplicated"
     switches = {"tp_overlap": entry.get("tp_overlap", ["tp"]), "grad_overlap": ["gradients", "parameters"]}

@@ -26,6 +26,8 @@ class Measured:
     """Peak of one GPU, bytes."""
     memory_kind: str = ""
     """'allocated', 'reserved' or 'device'."""
+    first_stage: bool = False
+    """The peak is that of rank 0, which is on the first stage; else of the stage with the highest."""
     fits: bool | None = None
     """It ran (True) or ran out of GPU memory (False)."""
 
@@ -110,5 +112,6 @@ def measured_of(
     ran = bool(step or memory)
     return Measured(
         step_time=None if oom else step, memory=memory * unit if memory and not oom else None,
-        memory_kind=kind if memory and not oom else "", fits=False if oom else True if ran else None,
+        memory_kind=kind if memory and not oom else "", first_stage=bool(entry.get("first_stage")),
+        fits=False if oom else True if ran else None,
     )  # fmt: skip
