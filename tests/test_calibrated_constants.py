@@ -1,0 +1,150 @@
+"""The list of constants that were calibrated on published runs: read, checked, changed on runs, fitted again."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import pytest
+
+from planner import library
+from planner.accuracy import predict
+from planner.calibrate import Constant, constants, refit, with_constants
+from planner.calibrate.constants import _constant, applies
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.runs import Run, read_runs
+from planner.trainer import load_trainer
+
+LISTED = constants()
+NAMED = {one.name: one for one in LISTED}
+HOPPER = next(one for one in LISTED if one.key == "sustained_clock" and "Hopper" in one.arch)
+VTRAIN = next(one for one in LISTED if "oss-vtrain-single-node" in one.sources)
+DELAY = next(one for one in LISTED if one.key == "network_latency")
+
+
+def runs_of(*sources: str) -> list[Run]:
+    return read_runs([library.profiles_directory() / "runs" / f"{source}.yaml" for source in sources])
+
+
+@pytest.fixture(scope="module")
+def llama() -> list[Run]:
+    return runs_of("nv-dgxc-25.04-llama31-h100")
+
+
+@pytest.mark.parametrize("one", LISTED, ids=lambda one: one.name)
+def test_each_constant_has_runs_and_moves_them(one: Constant) -> None:
+    """Its runs are there, and changing it changes what is predicted for them: the list is not out of date."""
+    runs = one.evidence(runs_of(*one.sources))[::7]
+    assert runs, f"no run of {one.sources} is meant"
+    value = math.sqrt(one.low * one.high) if one.value != math.sqrt(one.low * one.high) else one.high
+    before, after = predict(runs), predict(with_constants(runs, LISTED, {one.name: value}))
+    moved = [
+        (a.step_time, a.memory) != (b.step_time, b.memory) for a, b in zip(before, after, strict=True) if not a.refused
+    ]
+    assert any(moved)
+
+
+def test_unchanged_values_leave_the_runs_alone(llama: list[Run]) -> None:
+    same = with_constants(llama, LISTED, {one.name: one.value for one in LISTED})
+    assert all(a is b for a, b in zip(llama, same, strict=True))
+
+
+def test_a_constant_moves_only_what_it_stands_in(llama: list[Run]) -> None:
+    moved = with_constants(llama, LISTED, {VTRAIN.name: VTRAIN.high})
+    assert all(a is b for a, b in zip(llama, moved, strict=True))
+    faster = with_constants(llama, LISTED, {HOPPER.name: HOPPER.value * 1.1})
+    clocks = [
+        (a.cluster.hardware.sustained_clock, b.cluster.hardware.sustained_clock)
+        for a, b in zip(llama, faster, strict=True) if a.cluster and b.cluster
+    ]  # fmt: skip
+    assert clocks and all(b == pytest.approx(1.1 * a) for a, b in clocks)
+    assert len({id(run.cluster.hardware) for run in faster if run.cluster}) == len(
+        {id(run.cluster.hardware) for run in llama if run.cluster}
+    ), "runs that shared their hardware still do"
+
+
+def test_trainers_that_inherit_a_constant_follow_it() -> None:
+    hardware = load_hardware("a100-sxm-80gb")
+    assert applies(VTRAIN, hardware, load_trainer("megatron-2021"))
+    assert applies(VTRAIN, hardware, load_trainer("megatron-deepspeed"))
+    assert not applies(VTRAIN, hardware, load_trainer("megatron"))
+    assert not applies(VTRAIN, hardware, load_trainer("megatron-2021").replace(host_time=1e-6)), "overridden"
+
+
+def test_latency_of_a_framework_stretches_its_network() -> None:
+    runs = [run for run in runs_of("oss-ultrascale-nanotron-1p34b") if not run.unsupported][:1]
+    (slow,) = with_constants(runs, LISTED, {DELAY.name: 2 * DELAY.value})
+    before, after = runs[0].cluster, slow.cluster
+    assert before and after
+    assert after.hardware.network_latency == pytest.approx(2 * before.hardware.network_latency)
+    assert after.collective_time("all_reduce", 1e3, 16, 1) > 1.5 * before.collective_time("all_reduce", 1e3, 16, 1)
+
+
+def test_without_the_only_source_the_default_stands() -> None:
+    found = refit(LISTED, runs_of("oss-vtrain-single-node"), without="oss-vtrain-single-node")
+    assert found[VTRAIN.name].value == VTRAIN.default and found[VTRAIN.name].reason == "default"
+    assert found[HOPPER.name].value == HOPPER.value and found[HOPPER.name].reason == "shipped"
+    assert list(found) == [one.name for one in LISTED]
+
+
+def test_a_known_value_is_found_again(llama: list[Run]) -> None:
+    """Runs made by the model itself with another clock: the fit finds that clock, from its prior at the default."""
+    truth = 0.71
+    made = predict(with_constants(llama, LISTED, {HOPPER.name: truth}))
+    runs = [
+        dataclasses.replace(run, measured=dataclasses.replace(run.measured, step_time=one.step_time))
+        for run, one in zip(llama, made, strict=True)
+    ]
+    found = refit([HOPPER], runs)[HOPPER.name]
+    assert found.value == pytest.approx(truth, rel=0.02)
+    assert found.low < truth < found.high and found.reason == "fitted" and found.runs == 5
+
+
+def test_other_runs_stand_in_for_the_source_that_is_left_out() -> None:
+    also = [one.source for one in HOPPER.also]
+    runs = runs_of(*HOPPER.sources, *also)
+    found = refit([HOPPER], runs, without=HOPPER.sources[0])[HOPPER.name]
+    assert found.reason == "fitted" and found.runs > 0
+    assert abs(math.log(found.value / HOPPER.value)) < 0.1
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    good = {
+        "name": "x", "file": "trainers/nanotron.yaml", "key": "host_time", "default": "28 us", "why": "measured",
+        "range": ["3 us", "300 us"], "fits": "time", "runs": [{"source": "oss-vtrain-single-node"}],
+    }  # fmt: skip
+    return {**good, **changes}
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"file": "trainers/nothing.yaml"}, "no file profiles/trainers/nothing.yaml"),
+        ({"key": "host_times"}, "has no key 'host_times'"),
+        ({"runs": [{"source": "my-paper"}]}, "no source 'my-paper'"),
+        ({"runs": [{"id": "x"}]}, "needs a source"),
+        ({"range": ["30 us", "40 us"]}, "must lie in the range"),
+        ({"range": 3}, "smallest and the largest"),
+        ({"fits": "money"}, "fits is 'money'"),
+        ({"default": "28"}, "has no unit"),
+        ({"file": "hardware/h100-sxm.yaml", "key": "sustained_clock"}, "needs arch"),
+        ({"file": "frameworks.yaml", "entry": "none such"}, "no trainer entry"),
+        ({"more": 1}, "needs the keys"),
+    ],
+)
+def test_a_wrong_entry_gets_a_sentence(changes: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlannerError, match=sentence):
+        _constant(entry(**changes), "calibrated.yaml: entry 1")
+
+
+@pytest.mark.parametrize(
+    ("data", "sentence"),
+    [({"constants": 3}, "one list"), ({"constants": [entry(), entry()]}, "'x' is given twice")],
+)
+def test_a_wrong_list_gets_a_sentence(data, sentence, monkeypatch) -> None:
+    read = library.read_yaml
+    monkeypatch.setattr(library, "read_yaml", lambda path: data if path.name == "calibrated.yaml" else read(path))
+    with pytest.raises(PlannerError, match=sentence):
+        constants()
