@@ -38,7 +38,8 @@ def test_bars_hold_sources_they_have_not_seen() -> None:
     held = np.mean((np.log(bar.low) <= fresh) & (fresh <= np.log(bar.high)))
     assert 0.86 < held < 0.96
     assert bar.high / bar.low == pytest.approx(np.exp(2 * 1.645 * 0.1 * 2**0.5), rel=0.15)
-    proof = bars.held_back(found)
+    rows = bars.held_back(found)
+    proof = bars.coverage(rows, 1.0)
     assert proof["n"] == 800 and abs(proof["runs"] - 0.9) < 0.06 and len(proof["by_source"]) == 40
 
 
@@ -50,7 +51,20 @@ def test_few_sources_and_unseen_kinds_get_wider_bars() -> None:
     assert few.low <= around.low and few.high >= around.high
     unseen = error_bars.choose(table, "never", "seen", "low precision")
     assert unseen.code_base == unseen.arch == unseen.kind == "" and unseen.high > around.high
-    assert bars.widening(found) >= 1.0
+
+
+def test_bars_are_stretched_until_they_hold_what_they_promise() -> None:
+    found = [*made(6, 40, 0.1, 6), *made(6, 40, 0.4, 7, code_base="b")]
+    rows = bars.held_back(found)
+    proof = bars.calibrated(rows)
+    assert min(proof["runs"], proof["sources"]) >= bars.COVERAGE and proof["widen"] >= 1.0
+    assert proof["widen"] == 1.0 or bars.coverage(rows, proof["widen"] - 0.05)["runs"] < proof["runs"]
+    plain, wide = (bars.build(found, widen)[0] for widen in (1.0, 1.5))
+    assert wide.high == pytest.approx(plain.high**1.5) and wide.low == pytest.approx(plain.low**1.5)
+    outside = [row for row in rows if row.needed > proof["widen"]]
+    for row in outside[:5]:
+        low, high = np.log(row.bar.low) * proof["widen"], np.log(row.bar.high) * proof["widen"]
+        assert not low <= row.residual.value <= high
 
 
 def test_one_source_with_many_runs_does_not_drown_the_others() -> None:

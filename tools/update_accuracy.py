@@ -17,9 +17,10 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.accuracy import bars, pairs_of, snapshot, summarise  # noqa: E402
-from planner.accuracy.tables import percent  # noqa: E402
+from planner.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.report.accuracy_page import page  # noqa: E402
+from planner.report.held_back import held_back_section  # noqa: E402
 from planner.report.scatter import scatter  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
 
@@ -35,34 +36,19 @@ def main() -> None:
     if PREDICTIONS.exists():
         print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))
     library.write_whole(PREDICTIONS, snapshot.text(pairs))
+    print("every source held back: about two minutes", file=sys.stderr)
+    held, left = held_back_pairs(pairs)
     tables, proofs = {}, {}
     for quantity in QUANTITIES:
-        found = bars.residuals(pairs, quantity)
-        widen = bars.widening(found)
-        tables[quantity], proofs[quantity] = bars.build(found, widen), {**bars.held_back(found, widen), "widen": widen}
+        found, unseen = bars.residuals(pairs, quantity), bars.residuals(held, quantity)
+        proofs[quantity] = bars.calibrated(bars.held_back(found, unseen))
+        tables[quantity] = bars.build(found, proofs[quantity]["widen"])
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
-    text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof(proofs))
+    proof = held_back_section(pairs, held, left, proofs)
+    text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof)
     library.write_whole(ROOT / "docs" / "accuracy.md", text)
-
-
-def proof(proofs: dict) -> str:
-    """The section on held-back sources."""
-    lines = [
-        "## Error bars",
-        "The interval that `plan` prints holds nine of ten runs of its kind. The proof: every source is left out in turn, the bars are "
-        "made from the others, and the share of its runs that they hold is counted.",
-        "| | runs | held, of all runs | held, mean over sources | stretch | high / low |\n| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for quantity, one in proofs.items():
-        shares = f"{percent(one['runs'])} | {percent(one['sources'])}"
-        lines[-1] += (
-            f"\n| {quantity.replace('_', ' ')} | {one['n']} | {shares} | {one['widen']:.2f} | {one['width']:.2f} |"
-        )
-    kinds = proofs["step_time"]["by_kind"]
-    held = "; ".join(f"{kind} {percent(share)}" for kind, share in kinds.items())
-    return "\n\n".join([*lines, f"Step time by kind of run: {held}."])
 
 
 if __name__ == "__main__":

@@ -103,16 +103,6 @@ def _range(members: Sequence[Residual], widen: float) -> tuple[float, float]:
     return float(np.exp(widen * min(low, 0.0))), float(np.exp(widen * max(high, 0.0)))
 
 
-def widening(found: Sequence[Residual]) -> float:
-    """The smallest stretch, in steps of 0.05, with which the bars hold COVERAGE of runs of sources left out."""
-    for step in range(60):
-        widen = 1.0 + 0.05 * step
-        held = held_back(found, widen)
-        if min(held["runs"], held["sources"]) >= COVERAGE:
-            return widen
-    return widen
-
-
 def quantile(values: Floats, weights: Floats, share: float) -> float:
     """Weighted quantile: the value at which ``share`` of the weight is reached, interpolated between values."""
     order = np.argsort(values)
@@ -121,31 +111,61 @@ def quantile(values: Floats, weights: Floats, share: float) -> float:
     return float(np.interp(share, place, values[order]))
 
 
-def held_back(found: Sequence[Residual], widen: float = 1.0) -> dict[str, Any]:
-    """Every source left out in turn: do the bars of the others hold it?
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """One residual beside the bar of the other sources, before any stretch."""
 
-    ``runs`` is the share of all runs inside, ``sources`` the mean over sources of each one's share; ``by_kind`` the
-    shares of runs by kind, and ``width`` the median of high / low.
+    residual: Residual
+    bar: ErrorBar
+
+    @property
+    def needed(self) -> float:
+        """The stretch of the bar's logarithm that just holds the residual; infinite where the bar has no width there."""
+        side = float(np.log(self.bar.high if self.residual.value > 0 else self.bar.low))
+        return 0.0 if self.residual.value == 0 else self.residual.value / side if side else float("inf")
+
+
+def held_back(found: Sequence[Residual], unseen: Sequence[Residual] | None = None) -> list[Held]:
+    """Every source left out in turn: each residual beside the bar made from all other sources.
+
+    ``unseen`` are the residuals of the same runs when no constant was calibrated on their own source (default: the same).
     """
-    inside: list[tuple[Residual, bool, float]] = []
-    for source, members in grouped(found, lambda one: one.source).items():
-        bars = build([one for one in found if one.source != source], widen)
-        for one in members:
-            bar = choose(bars, one.code_base, one.arch, one.kind)
-            inside.append((one, np.log(bar.low) <= one.value <= np.log(bar.high), bar.high / bar.low))
+    rows = []
+    for source, members in grouped(found if unseen is None else unseen, lambda one: one.source).items():
+        bars = build([one for one in found if one.source != source])
+        rows += [Held(residual=one, bar=choose(bars, one.code_base, one.arch, one.kind)) for one in members]
+    return rows
 
-    def share(rows: Sequence[tuple[Residual, bool, float]]) -> float:
-        return float(np.mean([held for _, held, _ in rows]))
 
-    by_source = {name: share(rows) for name, rows in grouped(inside, lambda row: row[0].source).items()}
+def coverage(rows: Sequence[Held], widen: float) -> dict[str, Any]:
+    """How many held-back runs the bars hold when they are stretched by ``widen``.
+
+    ``runs`` is the share of all runs, ``sources`` the mean over sources of each one's share; ``by_kind`` and ``by_source``
+    are shares of runs, and ``width`` the median of high / low.
+    """
+
+    def share(some: Sequence[Held]) -> float:
+        return float(np.mean([row.needed <= widen for row in some]))
+
+    by_source = {name: share(some) for name, some in grouped(rows, lambda row: row.residual.source).items()}
     return {
-        "n": len(inside),
-        "runs": share(inside),
+        "n": len(rows),
+        "runs": share(rows),
         "sources": float(np.mean(list(by_source.values()))),
-        "width": float(np.median([width for *_, width in inside])),
-        "by_kind": {name: share(rows) for name, rows in grouped(inside, lambda row: row[0].kind).items()},
+        "width": float(np.median([(row.bar.high / row.bar.low) ** widen for row in rows])),
+        "widen": widen,
+        "by_kind": {name: share(some) for name, some in grouped(rows, lambda row: row.residual.kind).items()},
         "by_source": by_source,
     }
+
+
+def calibrated(rows: Sequence[Held]) -> dict[str, Any]:
+    """The coverage with the smallest stretch, in steps of 0.05 from 1, that holds COVERAGE of runs and over sources."""
+    for step in range(61):
+        found = coverage(rows, round(1.0 + 0.05 * step, 2))
+        if min(found["runs"], found["sources"]) >= COVERAGE:
+            break
+    return found
 
 
 def to_dict(tables: dict[str, tuple[ErrorBar, ...]]) -> dict[str, Any]:
