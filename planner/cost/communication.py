@@ -21,14 +21,15 @@ Communication kernels take multiprocessors and memory bandwidth. Measured coeffi
 [Galvatron, overlap coefficient of its profiler]; the middle is taken until a profile carries its own.
 """
 
-DISPATCH_RATES = (0.66, 0.87)
-"""Rate of kernels that send a token once per place, over that of NVLink and of the network: bytes that leave a GPU.
+DISPATCH_RATES = (0.66, 0.87, 0.68)
+"""Rate of kernels that send a token once per place, over that of NVLink, of the network, and of the network between two
+nodes: bytes that leave a GPU.
 
 NVLink: HybridEP on GB200, bf16, 32 multiprocessors, mean of dispatch and combine on 8, 16, 24, 32, 36 GPUs 0.73, 0.72, 0.70,
 0.67, 0.66, on B200 0.68; DeepEP on H100 0.62, H800 0.69. Network: HybridEP on H100, 32 and 64 GPUs 0.86 and 0.87, DeepEP on
 H800 0.87 and 0.89, on H100 0.90; two nodes only reach 0.66 to 0.70.  [DeepEP, README of main and of the branch hybrid-ep,
 2026; aiconfigurator tables of DeepEP on H100: combine of 4096 tokens of 7168, top 8 of 256, 973 us on 8 GPUs, 1777 on 16,
-3522 on 32; this gives 947, 1382, 3677]
+3522 on 32; this gives 948, 1761, 3684]
 """
 DISPATCH_LATENCY = 40e-6
 """Seconds of such a kernel for few tokens: 39 us dispatch, 68 us combine on 8 H100.  [aiconfigurator, DeepEP, 64 tokens]"""
@@ -87,10 +88,11 @@ def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
     hardware = cluster.hardware
     inside = cluster.ranks_per_domain(n, stride)
     nodes = np.maximum(n / inside, 1.0)
-    link = np.where(inside > 1.0, hardware.scale_up_bandwidth, np.inf)
-    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / (DISPATCH_RATES[0] * link)
-    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes)
-    return np.maximum(local, remote / (DISPATCH_RATES[1] * hardware.network_bandwidth)) + DISPATCH_LATENCY
+    link = min(DISPATCH_RATES[0] * hardware.scale_up_bandwidth, collective.bandwidth)
+    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / np.where(inside > 1.0, link, np.inf)
+    network = hardware.network_bandwidth * np.where(nodes == 2.0, DISPATCH_RATES[2], DISPATCH_RATES[1])
+    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes) / network
+    return np.maximum(local, remote) + DISPATCH_LATENCY
 
 
 def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Floats:

@@ -279,6 +279,8 @@ def _mlp(
     useful = 1.0 / busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.unfused
     moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
+    if grouped and "router" in shard.trainer.unfused:  # the gradient of the router's weight reads both again
+        moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
     return [
         *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,

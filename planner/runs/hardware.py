@@ -11,7 +11,7 @@ from typing import Any
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.names import UnsupportedError, entry_of, frameworks
+from planner.runs.names import UnsupportedError, entry_of, frameworks, recipe_of
 from planner.runs.schema import Row
 
 
@@ -20,16 +20,17 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     name = _gpu(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    hardware = _node(name, per_node, stated)
+    clock = float(recipe_of(row).get("sustained_clock", 0.0))
+    hardware = _node(name, per_node, stated, clock=clock)
     latency = _network_latency(row)
     share = _measured_share(row, hardware)
     if share is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
-        return _node(name, per_node, stated, latency), "normal" if one_node else "not measured"
+        return _node(name, per_node, stated, latency, clock), "normal" if one_node else "not measured"
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth, latency), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, bandwidth, latency, clock), "normal" if share >= 0.5 else "slow"
 
 
 def _network_latency(row: Row) -> float:
@@ -59,9 +60,11 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 
 @cache
-def _node(name: str, per_node: int, bandwidth: float | None, latency: float = 1.0) -> HardwareProfile:
+def _node(
+    name: str, per_node: int, bandwidth: float | None, latency: float = 1.0, clock: float = 0.0
+) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and network: bytes/s per GPU (None = its own), and what
-    multiplies its latencies.
+    multiplies its latencies; ``clock`` over its sustained clock (0 = its own).
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
@@ -74,6 +77,8 @@ def _node(name: str, per_node: int, bandwidth: float | None, latency: float = 1.
     if latency != 1.0:
         changes["network_latency"] = profile.network_latency * latency
         changes["scale_out"] = {op: curve.stretched(latency) for op, curve in profile.scale_out.items()}
+    if clock:
+        changes["sustained_clock"] = clock
     return dataclasses.replace(profile, **changes)
 
 
