@@ -32,6 +32,7 @@ UNFUSED: dict[str, str] = {
     "expert_bias": "biases of experts are added expert by expert",
     "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
     "router": "gradients of the router are computed on fp32 copies of its input, those of its weights after the activation's",
+    "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
 }
 

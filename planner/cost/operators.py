@@ -77,8 +77,10 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
+    documents: float
+    """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
-    """Queries of one sequence on one rank."""
+    """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
 
