@@ -35,14 +35,14 @@ DISPATCH_LATENCY = 40e-6
 """Seconds of such a kernel for few tokens: 39 us dispatch, 68 us combine on 8 H100.  [aiconfigurator, DeepEP, 64 tokens]"""
 
 
-def exposed(comm: Number, window: Number, first: Number = 0.0) -> Floats:
+def exposed(comm: Number, window: Number, first: Number = 0.0, slowdown: float = OVERLAP_SLOWDOWN) -> Floats:
     """Seconds that overlapped communication adds to a window of computation.
 
     max(comm - window, first) + (sigma - 1) min(comm, window): what does not fit in the window (at least the piece that
     nothing can hide), and how much the computation is slowed while both run. Never more than comm itself.
     """
     comm, window = np.asarray(comm, dtype=float), np.asarray(window, dtype=float)
-    added = np.maximum(comm - window, first) + (OVERLAP_SLOWDOWN - 1.0) * np.minimum(comm, window)
+    added = np.maximum(comm - window, first) + (slowdown - 1.0) * np.minimum(comm, window)
     return np.minimum(added, comm)
 
 
@@ -106,17 +106,20 @@ def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Fl
 
 
 def exposed_seconds(
-    collective: Collective, seconds: Floats, trainer: Trainer, work: Mapping[str, Work], pass_seconds: Number
-) -> Floats:
+    collective: Collective, seconds: Floats, trainer: Trainer, work: Mapping[str, Work], pass_seconds: Number,
+    compute_units: float = np.inf,
+) -> Floats:  # fmt: skip
     """What one layer's collective adds to the time of its pass: all of it, unless the trainer hides it.
 
     ``work`` are the operators of the layer by name, ``pass_seconds`` the computation of the whole pass: a collective
-    beside 'layer' has half of it to hide behind.
+    beside 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
+    computation beside it (U - units) / U of its speed, or what every other collective leaves it.
     """
     if collective.overlap not in trainer.overlap or collective.beside == "":
         return seconds
     if collective.beside == "layer":
-        return exposed(seconds, 0.5 * np.asarray(pass_seconds))
+        left = max(1.0 - collective.units / compute_units, 0.1)
+        return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=max(OVERLAP_SLOWDOWN, 1.0 / left))
     name, pass_ = collective.beside.split(".")
     window = getattr(work[name], pass_) if name in work else 0.0
     first = seconds / np.maximum(np.asarray(collective.n, dtype=float), 1.0) if collective.chunked else 0.0

@@ -16,6 +16,9 @@ from planner.cost.operators import REPEATED, Collective, MemoryBound, Number, Op
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 
+DISPATCH_UNITS = {"alltoall": 0.0, "deduplicated": 32.0, "deepep": 20.0}
+"""Multiprocessors of the exchange: moe_hybridep_num_sms of Megatron-Bridge's performance recipes, moe_deepep_num_sms of
+Megatron Core; NCCL's channels depend on the network."""
 BIAS_PASSES = (6.0, 8.0)
 """Times the experts' output is read or written, forward and backward, where biases are added in plain torch operations.
 
@@ -143,10 +146,11 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
     once = sent_once(shard)
     most = DEEPEP_BANDWIDTH if shard.trainer.expert_dispatch == "deepep" else np.inf
+    units = DISPATCH_UNITS[shard.trainer.expert_dispatch]
 
     def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
-                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most,
+                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most, units=units,
                           module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
 
     # What travels beside the tokens: a router weight for each copy, and before all how many copies go where.

@@ -127,6 +127,8 @@ class Collective:
     copies: float = 0.0
     """Of an all-to-all: experts of each token, drawn at random, when it is sent once to each place that holds some of
     them; 0 = ``size`` is sent as it is."""
+    units: float = 0.0
+    """Multiprocessors that its kernels take; 0 = not known."""
     bandwidth: float = float("inf")
     """Bytes/s that its kernels cannot pass inside a node, whatever the link."""
     chunked: bool = False
