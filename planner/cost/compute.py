@@ -88,7 +88,13 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
     dtype = gemm_dtype(shard, gemm.low_precision, hardware)
     times = [
         hardware.grouped_gemm_time(
-            gemm.m, gemm.n, gemm.k, gemm.groups, dtype, pass_, quantised=True,
+            gemm.m,
+            gemm.n,
+            gemm.k,
+            gemm.groups,
+            dtype,
+            pass_,
+            quantised=True,
             gradient_bytes=shard.trainer.gradient_bytes,
         )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")
@@ -126,8 +132,8 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
 
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(
-            shard.batch * attention.documents, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q, attention.seq_kv, True,
-            pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
+            shard.batch * attention.documents, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q,
+            attention.seq_kv, True, pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
     windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0

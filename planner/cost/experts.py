@@ -33,7 +33,8 @@ CLAMP_PASSES = (4.0, 5.0)
 
 DEEPEP_BANDWIDTH = 320e9
 """Bytes/s that DeepEP's kernels move over NVLink with 20 multiprocessors (Megatron's default), about 16 GB/s each, however
-fast the link: B200, 8 GPUs, 24 of them 400 GB/s; GB200, 8 and 16 GPUs, 16 and 24 of them 280 to 410.  [README of the branch hybrid-ep]
+fast the link: B200, 8 GPUs, 24 of them 400 GB/s; GB200, 8 and 16 GPUs, 16 and 24 of them 280 to 410.
+[README of the branch hybrid-ep]
 """
 
 
