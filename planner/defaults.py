@@ -42,6 +42,8 @@ class Request:
     optimizer: str | None = None
     lora_rank: int = 0
     expert_imbalance: float | None = None
+    lora_targets: str = "all"
+    document_length: int = 0
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
 
@@ -108,7 +110,8 @@ def resolve(request: Request) -> ResolvedJob:
         assumed.append(Assumption(what="global batch", value=value, why=why, flag="--global-batch-size"))
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
-        lora_rank=request.lora_rank, expert_imbalance=imbalance,
+        lora_rank=request.lora_rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
+        document_length=request.document_length,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:

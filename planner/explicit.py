@@ -76,7 +76,7 @@ def _request(plan: Plan | None, fields: dict[str, int], said: dict[str, Any]) ->
     if plan is not None:
         work = plan.workload
         from_plan = {name: getattr(work, name) for name in ("model", "sequence_length", "global_batch_size", "precision",
-                     "optimizer", "lora_rank", "expert_imbalance")}  # fmt: skip
+                     "optimizer", "lora_rank", "expert_imbalance", "lora_targets", "document_length")}  # fmt: skip
         given = {**from_plan, "hardware": plan.hardware, "trainer": plan.trainer, "num_gpus": plan.num_gpus,
                  "network_bandwidth": plan.network_bandwidth, **given}  # fmt: skip
     if "model" not in given:

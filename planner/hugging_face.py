@@ -262,7 +262,8 @@ def _gpt_oss(c: Config) -> Fields:
     fields = _window(c, _base(c), (c.size("num_hidden_layers") + 1) // 2)
     experts = {"num_experts": c.size("num_local_experts"), "top_k": c.size("num_experts_per_tok")}
     biases = {"linear_bias": c.flag("attention_bias", True), "expert_bias": True, "router_bias": True}
-    return {**fields, **experts, **biases, "expert_ffn_size": fields["ffn_size"]}
+    extras = {"clamped_activation": True, "scaled_rope": True}
+    return {**fields, **experts, **biases, **extras, "expert_ffn_size": fields["ffn_size"]}
 
 
 def _llama4(c: Config) -> Fields:

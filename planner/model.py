@@ -91,6 +91,8 @@ class ModelSpec:
     """After the leading dense layers every n-th layer is MoE (Llama 4 Maverick: 2)."""
     expert_bias: bool = False
     """Linear layers of routed experts have biases (gpt-oss)."""
+    scaled_rope: bool = False
+    """Cosines and sines of the rotary embedding carry a factor (YaRN's attention factor in gpt-oss)."""
     clamped_activation: bool = False
     """Gate and up are clamped before the activation (gpt-oss)."""
     router_bias: bool = False

@@ -31,7 +31,8 @@ UNFUSED: dict[str, str] = {
     "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
     "expert_bias": "biases of experts are added expert by expert",
     "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
-    "router": "gradients of the router are computed on fp32 copies of its input",
+    "router": "gradients of the router are computed on fp32 copies of its input, those of its weights after the activation's",
+    "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
 }
 
@@ -176,7 +177,8 @@ class Trainer:
     loss_passes: float
     """The same for the cross entropy."""
     expert_dispatch: str
-    """'alltoall' sends a token to every expert that it goes to, 'deduplicated' once per node and GPU (DeepEP, HybridEP)."""
+    """'alltoall' sends a token to every expert that it goes to, 'deduplicated' once per node and GPU (HybridEP); so does 'deepep'
+    with few multiprocessors."""
     host_time: float
     """Seconds of host work per kernel launched."""
     tensor_parallel_host_factor: float
@@ -207,7 +209,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_modules": tuple(MODULE_NAMES.values()),
     "order": tuple(NAMES["order"].values()),
     "attention": ("flash", "unfused"),
-    "expert_dispatch": ("alltoall", "deduplicated"),
+    "expert_dispatch": ("alltoall", "deduplicated", "deepep"),
     "attention_kernel": ("best", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),
     "unfused": tuple(UNFUSED),

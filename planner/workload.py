@@ -29,6 +29,12 @@ OPTIMIZERS: dict[str, str] = {
     "muon": "Muon, fp32 master weights and one momentum in fp32",
     "sgd": "SGD with momentum in fp32, fp32 master weights",
 }
+LORA_TARGETS: dict[str, tuple[str, ...]] = {
+    "all": (),
+    "attention": ("qkv", "attention_out", "mla_down", "mla_q_up"),
+    "qkv": ("qkv", "mla_down", "mla_q_up"),
+}
+"""Linear layers with adapters by their names in the cost model; () = all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +52,17 @@ class Workload:
     optimizer: str = "adam"
     """One of OPTIMIZERS."""
     lora_rank: int = 0
-    """Rank of the low-rank adapters on all linear layers; 0 = every weight is trained."""
+    """Rank of the low-rank adapters; 0 = every weight is trained."""
+    lora_targets: str = "all"
+    """Linear layers that carry adapters, one of LORA_TARGETS."""
+    document_length: int = 0
+    """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
     expert_imbalance: float = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
 
     def __post_init__(self) -> None:
-        for field, known in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+        choices = (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("lora_targets", LORA_TARGETS))
+        for field, known in choices:
             name = getattr(self, field)
             if not isinstance(name, str):
                 raise PlannerError(f"{field} is {shown(name)}; it must be a text")
@@ -63,6 +74,12 @@ class Workload:
                 raise PlannerError(f"{field} is {shown(value)}; it must be a whole number from 1 to {most}")
         if isinstance(self.lora_rank, bool) or not isinstance(self.lora_rank, int) or not 0 <= self.lora_rank <= 65536:
             raise PlannerError(f"lora_rank is {shown(self.lora_rank)}; it must be a whole number from 0 to 65536")
+        packed = self.document_length
+        if isinstance(packed, bool) or not isinstance(packed, int) or not 0 <= packed <= self.sequence_length:
+            raise PlannerError(
+                f"document_length is {shown(packed)}; it must be a whole number from 0 to the {self.sequence_length} tokens "
+                "of a sequence"
+            )
         busiest = self.expert_imbalance
         if isinstance(busiest, bool) or not isinstance(busiest, (int, float)) or not 1.0 <= busiest <= 1024.0:
             raise PlannerError(f"expert_imbalance is {shown(busiest)}; it must lie between 1 and 1024")

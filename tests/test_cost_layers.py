@@ -254,7 +254,14 @@ def test_expert_exchange_volumes() -> None:
     ]
     copies = S / 2 * 2 * 1024 * 2.0
     once = [("all_to_all", copies, 4.0)] * 2 + [("all_gather", 2 * copies, 2.0), ("reduce_scatter", 2 * copies, 2.0)]
-    assert found == once * 2
+    weights = (
+        "all_to_all",
+        S / 2 * 2 * 4.0,
+        4.0,
+    )  # an fp32 router weight for each copy, and a count per expert and rank
+    assert found == [weights, weights, ("all_gather", 8.0 * shard.model.num_experts * 4, 4.0)] + once * 2
+    flex = dataclasses.replace(shard, trainer=shard.trainer.replace(expert_dispatch="deduplicated"))
+    assert len(live(layers.layer(flex, moe=True)[1], "ep")) == 8  # what describes the tokens travels with them
 
 
 def test_grouped_gemms_hold_the_experts() -> None:

@@ -91,12 +91,15 @@ class _Priced:
     work: dict[str, Work]
     collectives: list[tuple[Collective, Floats]]
     """Each with its seconds when it runs alone."""
+    compute_units: float
+    """Multiprocessors of the device."""
 
 
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
     seconds = collective_seconds(collectives, cluster, len(shard.layout))
     work = price(operators, shard, cluster.hardware)
-    return _Priced(operators=operators, work=work, collectives=list(zip(collectives, seconds, strict=True)))
+    return _Priced(operators=operators, work=work, collectives=list(zip(collectives, seconds, strict=True)),
+                   compute_units=cluster.hardware.compute_units)  # fmt: skip
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:
@@ -114,7 +117,7 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     forward, backward = sums.values["forward"], sums.values["dgrad"] + sums.values["wgrad"]
     for collective, alone in priced.collectives:
         pass_seconds = backward if collective.backward else forward
-        added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds)
+        added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds, priced.compute_units)
         sums.collective(collective, alone, added)
     return sums.table()
 

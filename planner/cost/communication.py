@@ -21,27 +21,28 @@ Communication kernels take multiprocessors and memory bandwidth. Measured coeffi
 [Galvatron, overlap coefficient of its profiler]; the middle is taken until a profile carries its own.
 """
 
-DISPATCH_RATES = (0.66, 0.87)
-"""Rate of kernels that send a token once per place, over that of NVLink and of the network: bytes that leave a GPU.
+DISPATCH_RATES = (0.66, 0.87, 0.68)
+"""Rate of kernels that send a token once per place, over that of NVLink, of the network, and of the network between two
+nodes: bytes that leave a GPU.
 
 NVLink: HybridEP on GB200, bf16, 32 multiprocessors, mean of dispatch and combine on 8, 16, 24, 32, 36 GPUs 0.73, 0.72, 0.70,
 0.67, 0.66, on B200 0.68; DeepEP on H100 0.62, H800 0.69. Network: HybridEP on H100, 32 and 64 GPUs 0.86 and 0.87, DeepEP on
 H800 0.87 and 0.89, on H100 0.90; two nodes only reach 0.66 to 0.70.  [DeepEP, README of main and of the branch hybrid-ep,
 2026; aiconfigurator tables of DeepEP on H100: combine of 4096 tokens of 7168, top 8 of 256, 973 us on 8 GPUs, 1777 on 16,
-3522 on 32; this gives 947, 1382, 3677]
+3522 on 32; this gives 948, 1761, 3684]
 """
 DISPATCH_LATENCY = 40e-6
 """Seconds of such a kernel for few tokens: 39 us dispatch, 68 us combine on 8 H100.  [aiconfigurator, DeepEP, 64 tokens]"""
 
 
-def exposed(comm: Number, window: Number, first: Number = 0.0) -> Floats:
+def exposed(comm: Number, window: Number, first: Number = 0.0, slowdown: float = OVERLAP_SLOWDOWN) -> Floats:
     """Seconds that overlapped communication adds to a window of computation.
 
     max(comm - window, first) + (sigma - 1) min(comm, window): what does not fit in the window (at least the piece that
     nothing can hide), and how much the computation is slowed while both run. Never more than comm itself.
     """
     comm, window = np.asarray(comm, dtype=float), np.asarray(window, dtype=float)
-    added = np.maximum(comm - window, first) + (OVERLAP_SLOWDOWN - 1.0) * np.minimum(comm, window)
+    added = np.maximum(comm - window, first) + (slowdown - 1.0) * np.minimum(comm, window)
     return np.minimum(added, comm)
 
 
@@ -87,10 +88,11 @@ def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
     hardware = cluster.hardware
     inside = cluster.ranks_per_domain(n, stride)
     nodes = np.maximum(n / inside, 1.0)
-    link = np.where(inside > 1.0, hardware.scale_up_bandwidth, np.inf)
-    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / (DISPATCH_RATES[0] * link)
-    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes)
-    return np.maximum(local, remote / (DISPATCH_RATES[1] * hardware.network_bandwidth)) + DISPATCH_LATENCY
+    link = min(DISPATCH_RATES[0] * hardware.scale_up_bandwidth, collective.bandwidth)
+    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / np.where(inside > 1.0, link, np.inf)
+    network = hardware.network_bandwidth * np.where(nodes == 2.0, DISPATCH_RATES[2], DISPATCH_RATES[1])
+    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes) / network
+    return np.maximum(local, remote) + DISPATCH_LATENCY
 
 
 def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Floats:
@@ -104,17 +106,20 @@ def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Fl
 
 
 def exposed_seconds(
-    collective: Collective, seconds: Floats, trainer: Trainer, work: Mapping[str, Work], pass_seconds: Number
-) -> Floats:
+    collective: Collective, seconds: Floats, trainer: Trainer, work: Mapping[str, Work], pass_seconds: Number,
+    compute_units: float = np.inf,
+) -> Floats:  # fmt: skip
     """What one layer's collective adds to the time of its pass: all of it, unless the trainer hides it.
 
     ``work`` are the operators of the layer by name, ``pass_seconds`` the computation of the whole pass: a collective
-    beside 'layer' has half of it to hide behind.
+    beside 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
+    computation beside it (U - units) / U of its speed, or what every other collective leaves it.
     """
     if collective.overlap not in trainer.overlap or collective.beside == "":
         return seconds
     if collective.beside == "layer":
-        return exposed(seconds, 0.5 * np.asarray(pass_seconds))
+        left = max(1.0 - collective.units / compute_units, 0.1)
+        return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=max(OVERLAP_SLOWDOWN, 1.0 / left))
     name, pass_ = collective.beside.split(".")
     window = getattr(work[name], pass_) if name in work else 0.0
     first = seconds / np.maximum(np.asarray(collective.n, dtype=float), 1.0) if collective.chunked else 0.0

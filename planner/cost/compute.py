@@ -132,8 +132,8 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
 
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(
-            shard.batch, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q, attention.seq_kv, True,
-            pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
+            shard.batch * attention.documents, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q,
+            attention.seq_kv, True, pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
     windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0
@@ -150,7 +150,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     pairs = attention.seq_q * attention.seq_kv * 0.5
     within = attention.seq_q * keys * (1.0 - 0.5 * keys / attention.seq_kv)
     pairs = (1.0 - windowed) * pairs + windowed * within
-    flop = 2.0 * shard.batch * attention.heads * pairs * (model.head_dim + value_dim)
+    flop = 2.0 * shard.batch * attention.documents * attention.heads * pairs * (model.head_dim + value_dim)
     return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
 
 

@@ -16,6 +16,9 @@ from planner.cost.operators import REPEATED, Collective, MemoryBound, Number, Op
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 
+DISPATCH_UNITS = {"alltoall": 0.0, "deduplicated": 32.0, "deepep": 20.0}
+"""Multiprocessors of the exchange: moe_hybridep_num_sms of Megatron-Bridge's performance recipes, moe_deepep_num_sms of
+Megatron Core; NCCL's channels depend on the network."""
 BIAS_PASSES = (6.0, 8.0)
 """Times the experts' output is read or written, forward and backward, where biases are added in plain torch operations.
 
@@ -26,6 +29,12 @@ CLAMP_PASSES = (4.0, 5.0)
 """The same for gate and up, of their clamp: forward 2 and joined again 2; backward 3 (gradient, input) and joined 2.
 
 [Megatron Core 0.15 to 0.19, fused_bias_geglu.py: the clamp stands before the fused activation]
+"""
+
+DEEPEP_BANDWIDTH = 320e9
+"""Bytes/s that DeepEP's kernels move over NVLink with 20 multiprocessors (Megatron's default), about 16 GB/s each, however
+fast the link: B200, 8 GPUs, 24 of them 400 GB/s; GB200, 8 and 16 GPUs, 16 and 24 of them 280 to 410.
+[README of the branch hybrid-ep]
 """
 
 
@@ -41,7 +50,7 @@ def distinct_share(places: Number, copies: float) -> Floats:
 
 def sent_once(shard: Shard) -> bool:
     """A token travels once per rank that needs it."""
-    return shard.trainer.expert_dispatch == "deduplicated"
+    return shard.trainer.expert_dispatch != "alltoall"
 
 
 def before_experts(shard: Shard) -> list[Operator]:
@@ -137,13 +146,22 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     copies = shard.tokens_split * shard.model.top_k * h * e
     busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
     once = sent_once(shard)
+    most = DEEPEP_BANDWIDTH if shard.trainer.expert_dispatch == "deepep" else np.inf
+    units = DISPATCH_UNITS[shard.trainer.expert_dispatch]
 
     def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
-                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0,
+                          copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most, units=units,
                           module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
 
-    exchanges = []
+    # What travels beside the tokens: a router weight for each copy, and before all how many copies go where.
+    weights = 4.0 * shard.tokens_split * shard.model.top_k
+    beside = [] if once else [
+        one("dispatch_weights", "all_to_all", weights, shard.ep, shard.ep_stride, False),
+        one("dispatch_weights_gradient", "all_to_all", weights, shard.ep, shard.ep_stride, True),
+        one("dispatch_counts", "all_gather", 8.0 * shard.model.num_experts * shard.ep, shard.ep, shard.ep_stride, False),
+    ]  # fmt: skip
+    exchanges = beside
     for backward in (False, True):
         suffix = "_gradient" if backward else ""
         exchanges += [

@@ -21,13 +21,20 @@ from planner.cost.operators import (
     Shard,
 )
 from planner.layout import CpMethod, Module
-from planner.workload import LOW_PRECISIONS
+from planner.workload import LORA_TARGETS, LOW_PRECISIONS
 
 SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
 """Bytes per score moved forward and backward and kept, by a half-precision softmax in plain torch operations.
 
 Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
+"""
+
+SCALED_ROPE_PASSES = 6.0
+"""Bytes of a rotary embedding in plain torch operations over those of one kernel, 24 against 4 per value forward.
+
+Times cosine 4, half of it negated 2 and joined 4, times sine 4, sum 6, joined with what does not rotate 4; backward 26.
+[Megatron Core 0.15 to 0.19, rope_utils.py: apply_rotary_pos_emb falls back where mscale is not 1]
 """
 
 
@@ -116,7 +123,8 @@ def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: ob
     """A linear layer, with its low-rank adapters when only those are trained."""
     rank = shard.workload.lora_rank
     gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, **{"launches": (1.0, 2.0), **more})  # type: ignore[arg-type]
-    if rank == 0:
+    targets = LORA_TARGETS[shard.workload.lora_targets]
+    if rank == 0 or (targets and name not in targets):
         return [gemm]
     down = Gemm(name=f"{name}_lora_a", m=m, n=float(rank), k=k, low_precision=False, launches=(1.0, 2.0))
     up = Gemm(name=f"{name}_lora_b", m=m, n=n, k=float(rank), kept=m * rank * shard.element, low_precision=False,
@@ -171,6 +179,8 @@ def _projections(shard: Shard) -> list[Operator]:
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
                          saved=tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
+    if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
+        passes = passes * SCALED_ROPE_PASSES
     if model.position == "rope":
         heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
@@ -182,7 +192,7 @@ def _projections(shard: Shard) -> list[Operator]:
 
 
 def _core_attention(shard: Shard) -> list[Operator]:
-    """Softmax(Q K^T / sqrt d) V.
+    """Softmax(Q K^T / sqrt d) V, inside each of the documents that are packed into a sequence.
 
     Flash: keeps the output (the input of the output projection) and one fp32 number per row and head. Unfused: scores,
     softmax and dropout pass through memory; softmax output, dropout mask and output are kept, 5 a s^2 b / t bytes
@@ -194,13 +204,15 @@ def _core_attention(shard: Shard) -> list[Operator]:
     heads = model.num_heads / tp / head_split
     kv_heads = np.maximum(shard.kv_heads / head_split, 1.0)
     seq_q = workload.sequence_length / np.where(a2a, 1.0, shard.cp)
+    packed = workload.sequence_length / (workload.document_length or workload.sequence_length)
     output = tokens * model.attention_output_size / tp
     kept = output * e
     if shard.trainer.attention == "flash":
         return [
             Attention(
-                name="core_attention", module=Module.CORE_ATTENTION, heads=heads, kv_heads=kv_heads, seq_q=seq_q,
-                seq_kv=np.full_like(tp, float(workload.sequence_length)), kept=kept + tokens * heads * head_split * 4,
+                name="core_attention", module=Module.CORE_ATTENTION, heads=heads, kv_heads=kv_heads,
+                documents=packed, seq_q=seq_q / packed,
+                seq_kv=np.full_like(tp, float(workload.sequence_length) / packed), kept=kept + tokens * heads * head_split * 4,
                 launches=(1.0, 3.0),
             )
         ]  # fmt: skip
@@ -279,6 +291,8 @@ def _mlp(
     useful = 1.0 / busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.unfused
     moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
+    if grouped and "router" in shard.trainer.unfused:  # the gradient of the router's weight reads both again
+        moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
     return [
         *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,

@@ -77,8 +77,10 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
+    documents: float
+    """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
-    """Queries of one sequence on one rank."""
+    """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
 
@@ -125,6 +127,10 @@ class Collective:
     copies: float = 0.0
     """Of an all-to-all: experts of each token, drawn at random, when it is sent once to each place that holds some of
     them; 0 = ``size`` is sent as it is."""
+    units: float = 0.0
+    """Multiprocessors that its kernels take; 0 = not known."""
+    bandwidth: float = float("inf")
+    """Bytes/s that its kernels cannot pass inside a node, whatever the link."""
     chunked: bool = False
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 

@@ -163,7 +163,7 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     )  # fmt: skip
     unit = attention + (mlp if not model.is_moe else np.maximum(beside, mlp * (model.num_plain_layers > 0)))
     rank = float(workload.lora_rank)
-    adapters = (stages.dense + stages.moe) * rank * _adapter_width(model) / tp
+    adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
@@ -173,8 +173,10 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     )
 
 
-def _adapter_width(model: ModelSpec) -> float:
+def _adapter_width(model: ModelSpec, targets: str) -> float:
     """Inputs plus outputs of the adapted linear layers of one layer: a low-rank pair has r (in + out) parameters."""
     h, width = model.hidden_size, model.ffn_size
-    attention = h + model.query_size + model.key_size + model.value_size + model.attention_output_size + h
-    return float(attention + (h + (model.num_mlp_matrices - 1) * width) + (width + h))
+    projections = h + model.query_size + model.key_size + model.value_size
+    output = (model.attention_output_size + h) * (targets != "qkv")
+    mlp = (h + (model.num_mlp_matrices - 1) * width) + (width + h)
+    return float(projections + output + mlp * (targets == "all"))

@@ -11,7 +11,7 @@ from typing import Any
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.names import UnsupportedError, entry_of, frameworks
+from planner.runs.names import UnsupportedError, entry_of, frameworks, recipe_of
 from planner.runs.schema import Row
 
 
@@ -23,8 +23,8 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     name = _gpu(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    latency, held = _cluster_facts(row)
-    hardware = _node(name, per_node, stated, latency, held)
+    facts = _cluster_facts(row)
+    hardware = _node(name, per_node, stated, *facts)
     times = _bench_times(row, hardware)
     if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
@@ -35,7 +35,7 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth, latency, held), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, bandwidth, *facts), "normal" if share >= 0.5 else "slow"
 
 
 def collective_check(row: Row) -> float:
@@ -49,16 +49,18 @@ def collective_check(row: Row) -> float:
     return 0.0 if times is None else _check_seconds(row, times)
 
 
-def _cluster_facts(row: Row) -> tuple[float, float | None]:
-    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), and bytes that the
-    driver and its libraries hold (None = as the profile says)."""
+def _cluster_facts(row: Row) -> tuple[float, float | None, float]:
+    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), bytes that the driver
+    and its libraries hold (None = as the profile says), and the clock of its GPUs (0 = as the profile says)."""
     try:
         entry = entry_of(row)
     except UnsupportedError:
-        return 1.0, None
+        return 1.0, None, 0.0
     held = entry.get("context_memory")
     what = "frameworks.yaml: context_memory"
-    return float(entry.get("network_latency", 1.0)), None if held is None else units.parse(held, "bytes", what=what)
+    clock = float(recipe_of(row).get("sustained_clock", 0.0))
+    latency = float(entry.get("network_latency", 1.0))
+    return latency, None if held is None else units.parse(held, "bytes", what=what), clock
 
 
 @cache
@@ -81,10 +83,16 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 @cache
 def _node(
-    name: str, per_node: int, bandwidth: float | None, latency: float = 1.0, held: float | None = None
+    name: str,
+    per_node: int,
+    bandwidth: float | None,
+    latency: float = 1.0,
+    held: float | None = None,
+    clock: float = 0.0,
 ) -> HardwareProfile:
     """A library profile with another node size (0 = its own) and network: bytes/s per GPU (None = its own), and what
-    multiplies its latencies; and other bytes held beside the framework's (None = its own).
+    multiplies its latencies; other bytes held beside the framework's (None = its own), and ``clock`` over its sustained
+    clock (0 = its own).
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
@@ -99,6 +107,8 @@ def _node(
     if latency != 1.0:
         changes["network_latency"] = profile.network_latency * latency
         changes["scale_out"] = {op: curve.stretched(latency) for op, curve in profile.scale_out.items()}
+    if clock:
+        changes["sustained_clock"] = clock
     return dataclasses.replace(profile, **changes)
 
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from planner.runs.hardware import collective_check
-from planner.runs.names import recipe_of
+from planner.runs.names import notes_of
 from planner.runs.schema import Row
 from planner.trainer import OVERLAPS, Trainer, load_trainer
 
@@ -31,7 +31,7 @@ def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str]
 
 def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
-    notes, on, off = f"{row.notes}; {recipe_of(row).get('notes', '')}", set[str](), set[str]()
+    notes, on, off = notes_of(row), set[str](), set[str]()
     changes: dict[str, Any] = dict(entry.get("changes", {}))
     if row.get("compile") is False:
         changes |= entry.get("eager", {})
@@ -58,8 +58,10 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     checked = collective_check(row)
     if checked:
         changes["collective_check"] = checked
-    if re.search(r"deep-?ep|hybrid-?ep", notes, re.IGNORECASE):
+    if re.search(r"hybrid-?ep", notes, re.IGNORECASE):
         changes["expert_dispatch"] = "deduplicated"
+    elif re.search(r"deep-?ep", notes, re.IGNORECASE):
+        changes["expert_dispatch"] = "deepep"
     switches = {"tp_overlap": entry.get("tp_overlap", ["tp"]), "grad_overlap": ["gradients", "parameters"]}
     for switch, names in switches.items():
         if row.get(switch) is not None:
@@ -78,9 +80,10 @@ def precision_of(row: Row, entry: Mapping[str, Any]) -> str:
     """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
     precision = row.get("precision") or entry.get("precision", "bf16")
     if precision == "fp8":
-        if re.search(r"mxfp8", row.notes, re.IGNORECASE):
+        notes = notes_of(row)
+        if re.search(r"mxfp8", notes, re.IGNORECASE):
             return "mxfp8"
-        return "fp8_block" if re.search(r"block-?wise|subchannel", row.notes, re.IGNORECASE) else "fp8"
+        return "fp8_block" if re.search(r"block-?wise|subchannel", notes, re.IGNORECASE) else "fp8"
     return str(precision)
 
 

@@ -17,7 +17,7 @@ from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_o
 from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
-from planner.runs.names import UnsupportedError, entry_of, family_of
+from planner.runs.names import UnsupportedError, entry_of, family_of, recipe_of
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
@@ -121,6 +121,7 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
         precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row, entry),
+        lora_targets=recipe_of(row).get("lora_targets", "all"), document_length=recipe_of(row).get("document_length", 0),
     )  # fmt: skip
     hardware.peak(peak_dtype(precision))
     measured = measured_of(row, entry, workload, layout, hardware)

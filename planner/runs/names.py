@@ -47,6 +47,12 @@ def recipe_of(row: Row) -> Mapping[str, Any]:
     return {}
 
 
+def notes_of(row: Row) -> str:
+    """The row's notes and what its recipe adds to them."""
+    more = recipe_of(row).get("notes", "")
+    return f"{row.notes}; {more}" if more else row.notes
+
+
 def family_of(row: Row, network: str) -> str:
     """Group of sources that the row belongs to; split by precision, model or network where the table says so."""
     found = _source_family(row.source)

@@ -1,0 +1,184 @@
+"""Mixtures of experts: what routing adds, against bytes and launches counted by hand; adapters; packed documents."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import HARDWARE, MODELS, TRAINERS, job, priced
+from test_cost_layers import shard_of
+
+from planner.cluster import Cluster
+from planner.cost import layers
+from planner.cost.blocks import INDEX, price_blocks
+from planner.cost.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
+from planner.cost.experts import DEEPEP_BANDWIDTH, distinct_share
+from planner.cost.operators import Collective, MemoryBound, Operator, Shard
+from planner.errors import PlannerError
+from planner.layout import Layout
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+MEGATRON = TRAINERS["megatron"]
+TOKENS = 4096.0
+"""Tokens of one microbatch of the jobs of samples.py."""
+
+
+def operators(shard: Shard) -> dict[str, Operator]:
+    """Operators of an expert layer by name."""
+    return {one.name: one for one in layers.layer(shard, moe=True)[0]}
+
+
+def moved(shard: Shard, name: str) -> tuple[float, float]:
+    """Bytes of a memory-bound operator, forward and backward."""
+    found = operators(shard)[name]
+    assert isinstance(found, MemoryBound)
+    return float(np.max(found.forward)), float(np.max(found.backward))
+
+
+def with_trainer(name: str = "moe", precision: str = "bf16", trainer: Trainer = MEGATRON, **layout: Any) -> Shard:
+    """A shard of a small job under a changed trainer and precision."""
+    shard = shard_of(name, **layout)
+    return dataclasses.replace(shard, trainer=trainer, workload=job(name, precision=precision).workload)
+
+
+def test_tokens_that_travel_once_are_copied_once() -> None:
+    """All-to-all: C out of C in, N sorted, N sorted back and C summed. Sent once: d N rows arrive, N are made of them."""
+    rows = TOKENS * 2 * 1024 * 2.0  # T K h w
+    plain, once = with_trainer(ep=8, dp=8), with_trainer(ep=8, dp=8, trainer=MEGATRON.replace(expert_dispatch="deepep"))
+    assert [moved(plain, name)[0] for name in ("permute", "sort", "unpermute")] == [2 * rows, 2 * rows, 3 * rows]
+    share = 8 * (1 - (7 / 8) ** 2) / 2
+    assert float(distinct_share(8.0, 2.0)) == pytest.approx(share)
+    assert [moved(once, name)[0] for name in ("permute", "sort")] == [0.0, pytest.approx((1 + share) * rows)]
+    assert moved(once, "unpermute")[0] == pytest.approx((1 + share) * rows)
+
+
+@pytest.mark.parametrize(("precision", "static", "there"), [("bf16", False, 0), ("fp8", False, 2), ("fp8", True, 0)])
+def test_rows_are_padded_in_low_precision_only(precision: str, static: bool, there: int) -> None:
+    shard = with_trainer(precision=precision, trainer=MEGATRON.replace(static_experts=static))
+    assert sum(name in operators(shard) for name in ("pad", "unpad")) == there
+
+
+def test_biases_and_clamps_of_experts() -> None:
+    """gpt-oss in Megatron: 12 bytes per output forward and 16 backward, 8 and 10 per gate and up; nothing where fused."""
+    spec = dataclasses.replace(MODELS["moe"], expert_bias=True, clamped_activation=True)
+    shard = dataclasses.replace(shard_of("moe"), workload=job("moe").workload.replace(model=spec))
+    rows = TOKENS * 2
+    assert moved(shard, "expert_bias") == (12 * rows * 1024, 16 * rows * 1024)
+    assert moved(shard, "experts_clamp") == (8 * rows * 2048, 10 * rows * 2048)
+    fused = dataclasses.replace(shard, trainer=TRAINERS["torchtitan"])
+    assert not {"expert_bias", "experts_clamp"} & set(operators(fused))
+
+
+def test_experts_are_launched_one_by_one() -> None:
+    """16 local experts: a GEMM each forward and two backward, and as many casts in fp8; one kernel where they are grouped."""
+    grouped = MEGATRON.replace(unfused=frozenset(), accumulation_bytes=0.0)
+    for trainer, precision, expected in (
+        (MEGATRON, "bf16", (16, 32)), (MEGATRON, "fp8", (32, 48)), (grouped, "bf16", (1, 2)), (grouped, "fp8", (2, 3)),
+    ):  # fmt: skip
+        found = operators(with_trainer(precision=precision, trainer=trainer))["experts_up"].launches
+        assert tuple(float(np.max(count)) for count in found) == expected
+
+
+def test_graphs_hold_experts_only_when_their_rows_are_fixed() -> None:
+    def launches(**changes: Any) -> float:
+        moe = job("moe")
+        trainer = MEGATRON.replace(**changes)
+        blocks = price_blocks(moe.workload, moe.cluster, trainer, Layout.stack([Layout(dp=8, num_microbatches=4)]))
+        return float(blocks.moe[INDEX["launches_forward"]][0])
+
+    eager, captured = launches(), launches(cuda_graphs=True)
+    assert launches(cuda_graphs=True, static_experts=True) == 1.0
+    assert 32 < captured < eager
+
+
+def test_the_gpu_waits_for_the_host_after_routing() -> None:
+    """What the launches of experts exceed their own time is not made good by slower parts of the layer."""
+    moe, layout = job("moe"), Layout.stack([Layout(dp=8, num_microbatches=4)])
+
+    def behind(**changes: Any) -> float:
+        found = price_blocks(moe.workload, moe.cluster, MEGATRON.replace(**changes), layout)
+        return float(found.moe[INDEX["behind"]][0])
+
+    assert behind(static_experts=True) == behind(host_time=0.0) == 0.0
+    assert behind(host_time=80e-6) - behind(host_time=40e-6) > 32 * 40e-6
+    wait = behind(host_time=1e-3)
+    slow = dataclasses.replace(moe, trainer=MEGATRON.replace(host_time=1e-3))
+    assert priced(slow, Layout(dp=8, num_microbatches=4)).time["host"][0] > wait
+
+
+def test_dispatch_reaches_what_was_measured() -> None:
+    """DeepEP's combine on H100, 4096 tokens of 7168, top 8: 973 us on 8 GPUs, 1777 on 16, 3522 on 32, within 5 percent."""
+    cluster = Cluster(hardware=HARDWARE["h100-sxm"], num_gpus=64)
+    for ranks, measured in ((8, 973e-6), (16, 1777e-6), (32, 3522e-6)):
+        one = exchange(float(ranks), size=4096 * 8 * 7168 * 2.0)
+        assert float(dispatch_seconds(one, cluster)) == pytest.approx(measured, rel=0.05)
+
+
+def exchange(ranks: float, size: float, **more: float) -> Collective:
+    """A dispatch among neighbours, top 8."""
+    return Collective(name="dispatch", group="ep", op="all_to_all", size=size, n=ranks, stride=1.0, backward=False,
+                      copies=8.0, overlap="ep", beside="layer", **more)  # fmt: skip
+
+
+def test_multiprocessors_bound_a_dispatch() -> None:
+    """On a fast link a kernel of few multiprocessors is slower; beside computation it leaves what it does not take."""
+    cluster = Cluster(hardware=HARDWARE["gb200-nvl72"], num_gpus=64)
+    times = [
+        float(dispatch_seconds(exchange(32.0, 4e8, bandwidth=most), cluster)) - DISPATCH_LATENCY
+        for most in (np.inf, DEEPEP_BANDWIDTH)
+    ]
+    assert times[1] / times[0] == pytest.approx(0.66 * 900e9 / DEEPEP_BANDWIDTH)
+    overlapped = MEGATRON.replace(overlap=frozenset({"ep"}))
+    for units, slowdown in ((0.0, 1.2), (37.0, 148 / 111)):
+        added = exposed_seconds(exchange(32.0, 4e8, units=units), np.array([1e-3]), overlapped, {}, 8e-3, 148.0)
+        assert float(added[0]) == pytest.approx((slowdown - 1) * 1e-3)
+
+
+def test_grouped_weight_gradients_accumulate() -> None:
+    """bf16 gradients move half of what fp32 ones do: faster, the more so the fewer tokens an expert gets."""
+    hardware = HARDWARE["b200-sxm"]
+    saved = [
+        1.0 - float(hardware.grouped_gemm_time(tokens, 4096, 7168, 32, "bf16", "wgrad", gradient_bytes=2.0))
+        / float(hardware.grouped_gemm_time(tokens, 4096, 7168, 32, "bf16", "wgrad"))
+        for tokens in (512, 2048, 8192)
+    ]  # fmt: skip
+    assert saved[0] > saved[1] > saved[2] > 0
+    same = [hardware.grouped_gemm_time(512, 4096, 7168, 32, "bf16", "dgrad", gradient_bytes=g) for g in (2.0, 4.0)]
+    assert same[0] == same[1]
+
+
+# ---------------------------------------------------------------------------------------------------- fine-tuning
+
+
+def test_documents_attend_to_themselves() -> None:
+    """Eight documents of an eighth each: an eighth of the pairs; nothing else changes."""
+    whole = job("gqa")
+    packed = dataclasses.replace(whole, workload=whole.workload.replace(document_length=512))
+
+    def flop(workload: Workload) -> tuple[float, float]:
+        shard = dataclasses.replace(shard_of("gqa"), workload=workload)
+        names = {one.name: one for one in layers.layer(shard, moe=False)[0]}
+        attention = names["core_attention"]
+        pairs = attention.documents * float(np.max(attention.seq_q)) * float(np.max(attention.seq_kv))  # type: ignore[attr-defined]
+        return pairs, float(np.max(names["qkv"].m))  # type: ignore[attr-defined]
+
+    assert flop(packed.workload)[0] == flop(whole.workload)[0] / 8
+    assert flop(packed.workload)[1] == flop(whole.workload)[1]
+    assert (
+        priced(packed, Layout(dp=8, num_microbatches=4)).flop[0]
+        < priced(whole, Layout(dp=8, num_microbatches=4)).flop[0]
+    )
+    with pytest.raises(
+        PlannerError, match="document_length is 8192; it must be a whole number from 0 to the 4096 tokens"
+    ):
+        whole.workload.replace(document_length=8192)
+
+
+@pytest.mark.parametrize(("targets", "adapted"), [("all", 4), ("attention", 2), ("qkv", 1)])
+def test_adapters_only_where_they_are(targets: str, adapted: int) -> None:
+    workload = job("gqa").workload.replace(lora_rank=8, lora_targets=targets)
+    found = layers.layer(dataclasses.replace(shard_of("gqa"), workload=workload), moe=False)[0]
+    assert sum(one.name.endswith("_lora_a") for one in found) == adapted
