@@ -38,7 +38,7 @@ def layout_of(row: Row, entry: Mapping[str, Any], model: ModelSpec, assumptions:
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row, entry),
         sequence_parallel=int(tp > 1 and _sequence_parallel(row, entry)), cp_method=_cp_method(row, entry),
         schedule=_schedule(row, pp, vpp, assumptions), offload_optimizer=_offload(row.notes),
-        **_recompute(row, entry, pp), **_stage_layers(row, model, pp, vpp),
+        **_recompute(row, entry, pp), **_stage_layers(row, entry, model, pp, vpp),
     )  # fmt: skip
 
 
@@ -144,10 +144,17 @@ def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     return {"recompute": Recompute.SELECTIVE, "recompute_modules": mask}
 
 
-def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
-    """Layers of the first and last stage: from the notes, else one fewer where embedding and head count as a layer."""
+def _stage_layers(row: Row, entry: Mapping[str, Any], model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
+    """Layers of the first and last stage: from the notes, else one fewer where embedding and head count as a layer.
+
+    A framework that deals all its modules evenly, more to the first stages, says how many are before and after the layers.
+    """
     if pp == 1:
         return {}
+    if "other_modules" in entry:
+        before, after = entry["other_modules"]
+        each, more = divmod(model.num_layers + before + after, pp)
+        return {"first_stage_layers": each + (more > 0) - before, "last_stage_layers": each - after}
     last = re.search(r"last stage has (\d+) layer", row.notes)
     if last:
         return {"last_stage_layers": int(last.group(1))}
