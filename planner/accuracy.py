@@ -6,6 +6,7 @@ length, precision, trainer and hardware are priced in one call of the cost model
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -237,16 +238,23 @@ def _confusion(pairs: list[_Pair]) -> dict[str, Any]:
         "called_impossible_but_ran": int((ran & (chance >= HOPELESS)).sum()) if len(judged) else 0,
         "uncertain": int(((chance > SAFE) & (chance < HOPELESS)).sum()) if len(judged) else 0,
         "right": float(np.mean((chance < 0.5) == ran)) if len(judged) else None,
-        "reliability": _reliability(chance, out),
+        "reliability": _reliability(judged),
     }
 
 
-def _reliability(chance: Floats, out: Floats) -> list[dict[str, Any]]:
-    """Of the layouts given a chance within each bin: how many, and how many of them ran out of memory."""
-    bins = np.searchsorted(RELIABILITY[1:-1], chance, side="right")
+def _reliability(judged: list[_Pair]) -> list[dict[str, Any]]:
+    """Of the layouts given a chance within each bin: how many, and how many of them ran out of memory.
+
+    Only sources that publish runs which ran out count: where failures are left out, nothing can be said about them.
+    """
+    sources = {p.run.source for p in judged if not p.run.measured.fits}
+    told = [p for p in judged if p.run.source in sources]
+    chances = np.array([p.predicted.out_of_memory or 0.0 for p in told], dtype=float)
+    out = np.array([not p.run.measured.fits for p in told], dtype=bool)
+    bins = np.searchsorted(RELIABILITY[1:-1], chances, side="right")
     return [
         {"from": low, "to": high, "n": int((bins == k).sum()), "ran_out": int((out & (bins == k)).sum())}
-        for k, (low, high) in enumerate(zip(RELIABILITY[:-1], RELIABILITY[1:], strict=True))
+        for k, (low, high) in enumerate(itertools.pairwise(RELIABILITY))
     ]
 
 

@@ -106,11 +106,8 @@ def _schedule(row: Row, pp: int, vpp: int, assumptions: list[str]) -> int:
         return int(Schedule.ONE_F_ONE_B)
     if named == "zb-v":
         return int(Schedule.ZBV)
-    if named == "zb-2p":
-        # 2p keeps up to twice the microbatches in flight to close the bubble that H1 leaves; no term for it exists.
-        assumptions.append("schedule zb-2p priced as zb_h1, which keeps fewer microbatches and leaves a small bubble")
     if named in ("zb-1p", "zb-2p"):
-        return int(Schedule.ZB_H1)
+        return int(Schedule.ZB_H1 if named == "zb-1p" else Schedule.ZB_2P)
     return int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B)
 
 
