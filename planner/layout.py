@@ -48,6 +48,7 @@ class Schedule(IntEnum):
     ZB_H1 = 3
     ZBV = 4
     DUALPIPE_V = 5
+    ZB_2P = 6
 
 
 class CpMethod(IntEnum):
@@ -68,7 +69,7 @@ class Order(IntEnum):
 
 NAMES: dict[str, dict[int, str]] = {
     "recompute": {0: "none", 1: "selective", 2: "full"},
-    "schedule": {0: "gpipe", 1: "1f1b", 2: "interleaved_1f1b", 3: "zb_h1", 4: "zbv", 5: "dualpipe_v"},
+    "schedule": {0: "gpipe", 1: "1f1b", 2: "interleaved_1f1b", 3: "zb_h1", 4: "zbv", 5: "dualpipe_v", 6: "zb_2p"},
     "cp_method": {0: "ring", 1: "a2a", 2: "allgather"},
     "order": {0: "tp-cp-ep-dp-pp", 1: "tp-cp-ep-pp-dp", 2: "tp-cp-dp-pp-ep"},
 }

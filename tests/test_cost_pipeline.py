@@ -43,6 +43,7 @@ def closed(schedule: int, pp: int, vpp: int, m: int, f: float, b: float, w: floa
         (Schedule.ONE_F_ONE_B, 1, 3 * 3.0),
         (Schedule.INTERLEAVED, 2, 3 * 3.0 / 2),
         (Schedule.ZB_H1, 1, 3 * (1 + 1 - 1.0)),
+        (Schedule.ZB_2P, 1, 0.0),
         (Schedule.ZBV, 2, 0.0),
         (Schedule.DUALPIPE_V, 2, (8 / 2 - 1) * (1.5 + 1 - 3 * 0.5)),
     ],
@@ -68,6 +69,14 @@ def test_closed_form_is_the_walked_time_of_equal_stages(
         assert closed(schedule, pp, vpp, m, forward, backward, weight) == pytest.approx(walked, rel=1e-9), (
             f"p {pp}, m {m}"
         )
+
+
+def test_2p_closes_the_bubble_but_for_the_first_forward_pass() -> None:
+    """A walk of one step starts at a barrier: the last of p ranks has (p - 1) F to wait, which the paper's steps share."""
+    for pp, m in ((2, 8), (4, 8), (4, 32), (8, 16), (8, 64)):
+        each = np.ones(pp)
+        walked = walked_time(Schedule.ZB_2P, pp, 1, m, each, 2 * each, each)
+        assert walked == pytest.approx(closed(Schedule.ZB_2P, pp, 1, m, 1.0, 2.0, 1.0) + pp - 1)
 
 
 @pytest.mark.parametrize(("schedule", "vpp"), V_SHAPED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,15 @@ def states(trainer: str, name: str = "gqa", **layout: Any) -> tuple[float, float
         ("deepspeed", {"zero": 1}, 2, 2, 12 / 8),  # 16; 4 + 12 / d
         ("deepspeed", {"zero": 2}, 2, 2 / 8, 12 / 8),
         ("deepspeed", {"zero": 3}, 2 / 8, 2 / 8, 12 / 8),  # 2 + 14 / d; 16 / d
+        (
+            "nanotron",
+            {"zero": 0, "dp": 1},
+            2,
+            4,
+            12,
+        ),  # memory_allocated after a step: 18.2, 20.1 and 10.1 + 14.3 / d, the
+        ("nanotron", {"zero": 0}, 2, 6, 12),  # last with the 2 + 2 / d of gather buffers that activations can take
+        ("nanotron", {"zero": 1}, 2, 6, 12 / 8),
         ("torchtitan", {"zero": 2}, 4 / 8, 4 / 8, 8 / 8),
         ("torchtitan", {"zero": 3}, 4 / 8, 4 / 8, 8 / 8),
         ("torchtitan", {"zero": 3, "dp_shard": 2}, 4 / 2, 4 / 2, 8 / 2),  # HSDP
@@ -147,3 +157,29 @@ def test_update_reads_and_writes_every_state() -> None:
     found = priced(one, Layout.stack([Layout(dp=8, num_microbatches=4, zero=level) for level in (0, 1)]))
     expected = one.cluster.hardware.memory_time(np.array([N, N / 8]) * 34, "optimizer")
     assert found.time["optimizer"] == pytest.approx(expected)
+
+
+def test_collectives_in_flight_are_reserved_but_not_needed() -> None:
+    """At most held_collectives tensors of T h; none without tensor parallelism or where the host only just keeps up."""
+    one = job("gqa", "nanotron", gpus=8)
+    ahead = dataclasses.replace(one, trainer=one.trainer.replace(host_time=1e-9))
+    layout = {"dp": 1, "num_microbatches": 8, "sequence_parallel": 1, "micro_batch_size": 4}
+    each = 4 * one.workload.sequence_length * 1024 * 2.0
+    for tp, job_, tensors in ((8, ahead, 2 * 8 * 2), (1, ahead, 0), (8, one, 0)):
+        found = priced(job_, Layout(**{**layout, "tp": tp, "dp": 8 // tp}))
+        assert found.memory_peak[0] - found.memory_needed[0] == pytest.approx(tensors * each, abs=1.0)
+    full = dataclasses.replace(ahead, trainer=ahead.trainer.replace(held_collectives=1e9))
+    found = priced(
+        full, Layout(**{**layout, "tp": 2, "pp": 4, "dp": 1, "num_microbatches": 64, "micro_batch_size": 64})
+    )
+    assert found.memory_peak[0] == pytest.approx(max(found.usable_memory, found.memory_needed[0]))
+
+
+def test_checked_collectives_cost_host_time_that_grows_with_the_ranks() -> None:
+    """Two collectives a block forward, three backward: 10 per layer, each with its ranks times the check."""
+    one = job("gqa", "nanotron", gpus=8)
+    checked = dataclasses.replace(one, trainer=one.trainer.replace(collective_check=1e-3))
+    layout = Layout(tp=8, dp=1, num_microbatches=2, sequence_parallel=1)
+    before, after = priced(one, layout), priced(checked, layout)
+    added = (after.step_time[0] - before.step_time[0]) / (2 * 8 * 1e-3)
+    assert 10 * 8 <= added <= 10 * 8 + 8  # 8 layers; embedding and head have a few more

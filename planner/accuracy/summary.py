@@ -88,8 +88,13 @@ BINS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
 
 
 def reliability(pairs: Iterable[Pair]) -> list[dict[str, Any]]:
-    """Stated chance of running out of memory against the share that ran out, per bin of BINS."""
-    judged = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    """Stated chance of running out of memory against the share that ran out, per bin of BINS.
+
+    Only sources that publish runs which ran out count: where failures are left out, nothing can be said about them.
+    """
+    told = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    sources = {p.run.source for p in told if not p.run.measured.fits}
+    judged = [p for p in told if p.run.source in sources]
     chance = np.array([p.predicted.out_of_memory for p in judged], dtype=float)
     out = np.array([not p.run.measured.fits for p in judged], dtype=bool)
     place = np.clip(np.searchsorted(BINS, chance, side="right") - 1, 0, len(BINS) - 2)

@@ -38,6 +38,14 @@ Times cosine 4, half of it negated 2 and joined 4, times sine 4, sum 6, joined w
 """
 
 
+GATHERED_LOGITS = 6.0
+"""Bytes per logit that gathering adds: the shards received, their join, the gradient cast and cut, in half precision each.
+
+They are blocks of sizes that nothing else of the loss has, so the allocator does not reuse one for the other: layouts of
+runs/oss-hagemann2023-* that differ in tp alone run out of memory 5 to 8 bytes per logit apart.
+"""
+
+
 def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
     operators, collectives = _attention_block(shard)
@@ -389,13 +397,14 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, trainer = shard.model, shard.trainer
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * (float(model.vocab_size) if trainer.gathered_logits else columns)
+    joined = GATHERED_LOGITS * (shard.tp > 1) * trainer.gathered_logits
     operators: list[Operator] = [
         _norm(shard, "final_norm"),
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
         MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
                     forward=logits * 6 * trainer.loss_passes,
-                    backward=logits * 6 * trainer.loss_passes, kept=logits * trainer.logit_bytes,
+                    backward=logits * 6 * trainer.loss_passes, kept=logits * (trainer.logit_bytes + joined),
                     launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
     ]  # fmt: skip
     pair = _tp_pair(shard, "head", "logits", "logits", NEVER)

@@ -71,7 +71,8 @@ def workspace_bytes(
         rows = tokens * model.top_k / column(layout.tp) * workload.expert_imbalance
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
-    transient = inner * element + 2.0 * boundary
+    widest = np.maximum(inner * element, _score_gradients(workload, trainer, layout))
+    transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)
     is_sharded = (zero >= trainer.weight_sharding_level) & (dense_shard > 1)
@@ -88,6 +89,19 @@ def workspace_bytes(
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
     received = buffers if trainer.buffers_all_microbatches else 0.0
     return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+
+
+def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
+    """Gradients of the softmax's output and input, b (a/t) (s/c) s each, where scores are a matrix in memory; (N, 1).
+
+    As plain torch operations in fp32 with the cast to half precision: 4 + 4 + 2 bytes.
+    """
+    if trainer.attention == "flash":
+        return np.zeros_like(column(layout.tp))
+    length = workload.sequence_length
+    rows = column(layout.micro_batch_size) * workload.model.num_heads / column(layout.tp) * length / column(layout.cp)
+    each = 10.0 if "softmax" in trainer.unfused else 2.0 * workload.element
+    return rows * length * each
 
 
 def step_end_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:

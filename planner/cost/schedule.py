@@ -24,6 +24,7 @@ def in_flight(layout: Layout, position: Floats) -> Floats:
     interleaved    min(m v, 2 (p - i - 1) + (v - 1) g + 1) / v              [Megatron warm-up microbatches]
                    g microbatches in a round: p, or m / max(1, m // p) where p does not divide m  [torch pipelining]
                    at i = 0: p (1 + (p - 1) / (p v))                        [Korthikanti 2022, section 4.2.3]
+    zb_2p          min(m, 2 p) on every rank: the limit the schedule is made for        [Qi 2024, section 4.1, ZB-2p]
     zbv            min(m, p): the same on every rank                        [Qi 2024, section 6]
     dualpipe_v     min(m, p + 1/2): P + 1 of the P = 2 p stages             [DeepSeek, DualPipe, memory table]
     """
@@ -33,6 +34,7 @@ def in_flight(layout: Layout, position: Floats) -> Floats:
     chunks = 2.0 * (pp - position - 1.0) + (vpp - 1.0) * m / np.maximum(m // pp, 1.0) + 1.0
     result = np.where(schedule == Schedule.INTERLEAVED, np.minimum(m * vpp, chunks) / vpp, plain)
     result = np.where(schedule == Schedule.GPIPE, m, result)
+    result = np.where(schedule == Schedule.ZB_2P, np.minimum(m, 2.0 * pp), result)
     result = np.where(schedule == Schedule.ZBV, np.minimum(m, pp), result)
     result = np.where(schedule == Schedule.DUALPIPE_V, np.minimum(m, pp + 0.5), result)
     return np.where(pp == 1, 1.0, result)
@@ -49,6 +51,7 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
                    and (p - m) max (1 - 1/v) more with m < p: too few to keep all virtual stages of a rank apart
     zb_h1          m max + (p - 1) (F + B - 2 W), at least 0  [Qi 2024, table 2, with B including W]
                    and (p - m) W more with m < p: too few weight gradients to fill the gaps
+    zb_2p          m max + (p - 1) (F + B - 3 W), at least 0, and (p - m) W more with m < p  [Qi 2024, table 2: ZB-H2]
     zbv            m max + (p - 1) (F + B - 3 W), at least 0  [Qi 2024, section 6]
     dualpipe_v     m max + (p - 1) / 2 (F + B + B - 3 W), at least 0    [DeepSeek-V3, table 2; its P = 2 p stages of
                    half a rank's layers each: (P / 2 - 1) of half the seconds]
@@ -62,6 +65,8 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
     fill = np.where(schedule == Schedule.INTERLEAVED, fill / vpp + few * slowest * (1.0 - 1.0 / vpp), fill)
     h1 = np.maximum((pp - 1.0) * (slowest - 2.0 * weight) + few * weight, 0.0)
     fill = np.where(schedule == Schedule.ZB_H1, h1, fill)
+    h2 = np.maximum((pp - 1.0) * (slowest - 3.0 * weight), 0.0) + few * weight
+    fill = np.where(schedule == Schedule.ZB_2P, h2, fill)
     chain = np.maximum(pp * (slowest - weight) - m * slowest, 0.0)
     v_shaped = np.maximum((pp - 1.0) * (slowest - 3.0 * weight), chain)
     fill = np.where(schedule == Schedule.ZBV, v_shaped, fill)

@@ -71,13 +71,14 @@ def _one_f_one_b(rank: int, pp: int, vpp: int, m: int) -> tuple[Action, ...]:
 def _greedy(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...], ...]:
     """Zero-bubble orders: every rank, whenever free, takes input gradients first, then a forward, then weight gradients.
 
-    Forwards stop at the schedule's number of microbatches in flight (zb_h1: p - i, zbv and dualpipe_v: 2 p chunks), which
-    is what bounds its memory; a weight gradient is also taken when nothing else is ready.  Unit durations.
+    Forwards stop at the schedule's number of microbatches in flight (zb_h1: p - i, zb_2p: 2 p, zbv and dualpipe_v: 2 p
+    chunks), which is what bounds its memory; a weight gradient is also taken when nothing else is ready.  Unit durations.
     [Qi 2024, sections 3.1 and 6]
     """
     stages = pp * (2 if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V) else 1)
     held = [[s for s in range(stages) if stage_rank(s, pp, vpp, schedule) == rank] for rank in range(pp)]
-    limit = [pp - rank if stages == pp else 2 * pp + 2 * (schedule == Schedule.DUALPIPE_V) for rank in range(pp)]
+    limit = [pp - rank if schedule == Schedule.ZB_H1 else 2 * pp + 2 * (schedule == Schedule.DUALPIPE_V)
+             for rank in range(pp)]  # fmt: skip
     done: dict[Action, int] = {}
     next_forward, next_input = [0] * stages, [0] * stages
     pending: list[list[Action]] = [[] for _ in range(pp)]

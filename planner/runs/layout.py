@@ -106,11 +106,8 @@ def _schedule(row: Row, pp: int, vpp: int, assumptions: list[str]) -> int:
         return int(Schedule.ONE_F_ONE_B)
     if named == "zb-v":
         return int(Schedule.ZBV)
-    if named == "zb-2p":
-        # 2p keeps up to twice the microbatches in flight to close the bubble that H1 leaves; no term for it exists.
-        assumptions.append("schedule zb-2p priced as zb_h1, which keeps fewer microbatches and leaves a small bubble")
     if named in ("zb-1p", "zb-2p"):
-        return int(Schedule.ZB_H1)
+        return int(Schedule.ZB_H1 if named == "zb-1p" else Schedule.ZB_2P)
     return int(Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B)
 
 
@@ -148,9 +145,16 @@ def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
 
 def _stage_layers(row: Row, entry: Mapping[str, Any], model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
     """Layers of the first and last stage: from the notes, from the framework's own table of layouts for this model, else
-    one fewer where embedding and head count as a layer."""
+    one fewer where embedding and head count as a layer.
+
+    A framework that deals all its modules evenly, more to the first stages, says how many are before and after the layers.
+    """
     if pp == 1:
         return {}
+    if "other_modules" in entry:
+        before, after = entry["other_modules"]
+        each, more = divmod(model.num_layers + before + after, pp)
+        return {"first_stage_layers": each + (more > 0) - before, "last_stage_layers": each - after}
     last = re.search(r"last stage has (\d+) layer", row.notes)
     if last:
         return {"last_stage_layers": int(last.group(1))}
