@@ -38,12 +38,12 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "search defaults runs."),
     (5, "explain explicit accuracy calibrate"),
     (5, "advice"),
-    (5, "export. report. profiler. validator."),
+    (5, "export. readback. report. profiler. validator."),
     (6, "commands."),
     (6, "cli"),
 )
 HEAVY = ("torch", "scipy", "matplotlib")
-MAY_USE_TORCH = ("profiler.", "validator.")
+MAY_USE_TORCH = ("profiler.", "validator.", "export.check.")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
 FACTORS_OUTSIDE_UNITS = {
     "curves.py": 4,  # tables of profiles hold microseconds
