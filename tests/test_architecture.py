@@ -123,7 +123,7 @@ def test_imports_go_down(module: str) -> None:
         other = name.removeprefix("planner.")
         if not name.startswith("planner.") or other not in MODULES:
             continue
-        same_package = f"{package}." in FLOORS[mine][1].split() and other.startswith(f"{package}.")
+        same_package = f"{package}." in FLOORS[mine][1].split() and f"{other}.".startswith(f"{package}.")
         assert shelf(other) < mine or same_package or other == module, (
             f"{module} imports {other}, which does not stand below it"
         )

@@ -7,7 +7,9 @@ import importlib
 from planner.errors import UnknownNameError
 from planner.export.target import Target
 
-TARGETS: dict[str, str] = {}
+TARGETS: dict[str, str] = {
+    "megatron": "megatron",
+}
 """Name after --to -> module of planner.export that defines its TARGET."""
 
 

@@ -14,6 +14,8 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from planner.units import GIB
+
 
 class Harmless:
     """Stands for any function, class, decorator or constant of a module that is not there."""
@@ -97,7 +99,7 @@ def pretend_gpu(major: int, minor: int) -> None:
     import torch
 
     answer = types.SimpleNamespace(
-        major=major, minor=minor, name="pretended", total_memory=80 * 1024**3, multi_processor_count=132
+        major=major, minor=minor, name="pretended", total_memory=int(80 * GIB), multi_processor_count=132
     )
     torch.cuda.get_device_properties = lambda *_: answer
     torch.cuda.get_device_capability = lambda *_: (major, minor)
