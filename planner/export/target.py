@@ -114,7 +114,8 @@ class ExportJob:
 
         The counts of cost.parameters over the layers that the rank really has: dense weights over tp, experts over
         ep etp, the rest whole. ``vocab_rows``: rows of the table after the trainer's padding; default the model's own.
-        A tied table is held twice when the first and the last stage differ.
+        A tied table is held twice when the first and the last stage differ, and so is one that prediction modules look
+        tokens up in; with such modules the final norm follows the last layer, not the head.
         """
         model, layout, counts = self.model, self.layout, count_parameters(self.model)
         tp, experts = int(layout.tp), int(layout.ep) * int(layout.etp)
@@ -129,9 +130,12 @@ class ExportJob:
             held[rank] += sum(sparse if model.is_moe_layer(i) else dense for i in layers)
         held[stages[0][0]] += table + counts.position_embedding
         last = sparse if model.is_moe_layer(model.num_layers - 1) else dense
-        shared = model.tied_embeddings and stages[0][0] == stages[-1][0]
-        held[stages[-1][0]] += 0.0 if shared else table
-        held[stages[-1][0]] += counts.final_norm + model.mtp_layers * (counts.mtp + last)
+        apart = stages[0][0] != stages[-1][0]
+        looked_up = model.tied_embeddings or model.mtp_layers > 0
+        held[stages[-1][0]] += table * ((not model.tied_embeddings) + (apart and looked_up))
+        ending = [stage for stage in stages if len(stage[2])][-1] if model.mtp_layers else stages[-1]
+        held[ending[0]] += counts.final_norm
+        held[stages[-1][0]] += model.mtp_layers * (counts.mtp_sharded / tp + counts.mtp_replicated + last)
         return [round(value) for value in held]
 
 
