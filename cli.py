@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "accuracy": "accuracy", "models": "library", "hardware": "library",
-    "trainers": "library",
+    "trainers": "library", "export": "export",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 

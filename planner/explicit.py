@@ -119,7 +119,7 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
     if values.get("recompute_modules") and "recompute" not in values:
         values["recompute"] = int(Recompute.SELECTIVE)
     if values.get("recompute") == Recompute.SELECTIVE and not values.get("recompute_modules"):
-        values["recompute_modules"] = modules = usual_modules(job.trainer)
+        values["recompute_modules"] = modules = usual_modules(job.trainer, job.model)
         assumed.append(
             Assumption(
                 what="recompute modules",

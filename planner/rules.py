@@ -15,7 +15,7 @@ from planner.errors import PlannerError
 from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule, module_mask, module_names
 from planner.model import ModelSpec
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, Workload
 
 Mask = NDArray[np.bool_]
 
@@ -177,7 +177,7 @@ def _ep_holds(job: Job, layout: Layout) -> Any:
         return (ep == 1) & (etp == tp)
     if kind == "dp":
         return (np.asarray(layout.dp) % np.maximum(ep, 1) == 0) & (etp == tp)
-    return folded & (job.trainer.etp | (etp == 1))
+    return folded & ((job.trainer.etp & (not job.model.expert_bias)) | (etp == 1))
 
 
 def _zero_holds(job: Job, layout: Layout) -> Any:
@@ -200,16 +200,71 @@ def _recompute_holds(job: Job, layout: Layout) -> Any:
     return np.isin(mode, modes) & named & partly
 
 
+def absent_modules(model: ModelSpec, trainer: Trainer) -> int:
+    """Modules that selective recompute cannot repeat in a model, as a bit mask.
+
+    What the model does not have; with Transformer Engine also what is part of a linear layer's kernel: the norms of a
+    dense layer, and all activations but those of grouped experts.  [megatron/core: transformer_layer.py, moe/experts.py]
+    """
+    absent = Module(0)
+    if not model.is_mla:
+        absent |= Module.MLA_UP_PROJECTION
+    if not model.is_moe:
+        absent |= Module.MOE | Module.SHARED_EXPERTS
+        absent |= Module.MLP_ACTIVATION if trainer.transformer_engine else Module(0)
+    elif not model.shared_expert_ffn_size:
+        absent |= Module.SHARED_EXPERTS
+    if trainer.transformer_engine and not (model.is_moe or model.is_mla):
+        absent |= Module.NORM
+    return int(absent)
+
+
 def _modules_hold(job: Job, layout: Layout) -> Any:
     """Only modules that the model has."""
-    absent = 0
-    if not job.model.is_mla:
-        absent |= Module.MLA_UP_PROJECTION
-    if not job.model.is_moe:
-        absent |= Module.MOE | Module.SHARED_EXPERTS
-    elif not job.model.shared_expert_ffn_size:
-        absent |= Module.SHARED_EXPERTS
-    return (np.asarray(layout.recompute_modules) & int(absent)) == 0
+    return (np.asarray(layout.recompute_modules) & absent_modules(job.model, job.trainer)) == 0
+
+
+def _recompute_chunks_hold(job: Job, layout: Layout) -> Any:
+    """Layers to recompute are counted per virtual stage."""
+    return np.asarray(layout.recompute_layers) % np.maximum(np.asarray(layout.vpp), 1) == 0
+
+
+def _ring_holds(job: Job, layout: Layout) -> Any:
+    """Transformer Engine's context parallelism: MLA only as a ring, sliding windows only without one."""
+    method, cp = np.asarray(layout.cp_method), np.asarray(layout.cp)
+    if not job.trainer.transformer_engine:
+        return np.ones(cp.shape, dtype=bool)
+    ring = method == CpMethod.RING
+    return (cp == 1) | ((ring | (not job.model.is_mla)) & (~ring | (job.model.window == 0)))
+
+
+def _low_precision_holds(job: Job, layout: Layout) -> Any:
+    """Low-precision GEMMs want both sides of every matrix on one rank in multiples of 16, with mx scales of 32."""
+    if job.workload.precision not in LOW_PRECISIONS:
+        return np.ones(np.asarray(layout.tp).shape, dtype=bool)
+    model, tp, split = job.model, np.asarray(layout.tp), np.asarray(layout.sequence_parallel)
+    unit = low_precision_multiple(job.workload.precision)
+    rows = job.workload.sequence_length * np.asarray(layout.micro_batch_size) // np.maximum(np.asarray(layout.cp), 1)
+    holds = (model.hidden_size % unit == 0) & (model.attention_output_size % (tp * unit) == 0)
+    holds &= rows % (np.where(split == 1, tp, 1) * unit) == 0
+    if model.num_plain_layers:
+        holds &= model.ffn_size % (tp * unit) == 0
+    if model.is_moe:
+        holds &= model.expert_ffn_size % (np.asarray(layout.etp) * unit) == 0
+    return holds
+
+
+def low_precision_multiple(precision: str) -> int:
+    """Both sides of the matrices of a low-precision GEMM are multiples of this: the length of one row of scales for mx
+    formats, else 16 bytes of alignment in fp8.  [TransformerEngine, pytorch/utils.py, assert_dim_for_fp8_exec]"""
+    return 32 if precision == "mxfp8" else 16
+
+
+def _host_states_hold(job: Job, layout: Layout) -> Any:
+    """Offload works on sharded optimizers, and so do Megatron's moments of less than 32 bits."""
+    lean = job.trainer.transformer_engine and job.workload.optimizer in ("adam_bf16", "adam_8bit")
+    alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
+    return alone | (np.asarray(layout.zero) > 0) | ((np.asarray(layout.offload_optimizer) == 0) & (not lean))
 
 
 def _offload_holds(job: Job, layout: Layout) -> Any:
@@ -334,6 +389,23 @@ RULES: tuple[Rule, ...] = (
         ),
     ),
     Rule(
+        name="context parallel kernels",
+        holds=_ring_holds,
+        sentence=lambda job, x: (
+            f"cp {x.cp} with method {NAMES['cp_method'][int(x.cp_method)]}: Transformer Engine's context parallelism knows "
+            f"{'MLA as a ring only' if job.model.is_mla else 'sliding windows with a2a or allgather only'}"
+        ),
+    ),
+    Rule(
+        name="low precision",
+        holds=_low_precision_holds,
+        sentence=lambda job, x: (
+            f"{job.workload.precision} needs hidden size, attention width, MLP width (experts: over etp {x.etp}) and tokens of "
+            f"each of the {x.tp} tensor-parallel ranks in multiples of {low_precision_multiple(job.workload.precision)}; "
+            "choose a smaller tp, or bf16"
+        ),
+    ),
+    Rule(
         name="sequence",
         holds=_sequence_holds,
         sentence=lambda job, x: (
@@ -368,7 +440,9 @@ RULES: tuple[Rule, ...] = (
                 f"{job.model.name} has no experts, so both must be 1"
                 if not job.model.is_moe
                 else {
-                    "folded": "ep x etp must divide tp x cp x dp" + ("" if job.trainer.etp else " and etp must be 1"),
+                    "folded": "ep x etp must divide tp x cp x dp"
+                    + (" and etp must be 1" if not job.trainer.etp or job.model.expert_bias else "")
+                    + (", as its experts have biases" if job.model.expert_bias else ""),
                     "dp": "ep must divide dp and etp must equal tp",
                     "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
                 }[job.trainer.expert_parallel]
@@ -435,6 +509,29 @@ RULES: tuple[Rule, ...] = (
         sentence=lambda job, x: (
             f"{job.model.name} does not have all of the modules "
             f"{', '.join(module_names(int(x.recompute_modules)))}; moe and shared_experts need experts, mla_up_projection needs MLA"
+            + (
+                "; norm and mlp_activation of dense layers are part of Transformer Engine's linear layers: choose mlp"
+                if int(x.recompute_modules)
+                & absent_modules(job.model, job.trainer)
+                & (Module.NORM | Module.MLP_ACTIVATION)
+                else ""
+            )
+        ),
+    ),
+    Rule(
+        name="recompute layers",
+        holds=_recompute_chunks_hold,
+        sentence=lambda job, x: (
+            f"recompute_layers {x.recompute_layers} with vpp {x.vpp}: layers are counted per virtual stage, so it must be a "
+            f"multiple of {x.vpp}; the nearest is {max(1, round(int(x.recompute_layers) / int(x.vpp))) * int(x.vpp)}"
+        ),
+    ),
+    Rule(
+        name="host optimizer",
+        holds=_host_states_hold,
+        sentence=lambda job, x: (
+            f"optimizer {job.workload.optimizer} with offload_optimizer {x.offload_optimizer} and zero {x.zero}: states on the "
+            "host or in less than 32 bits are a part of the sharded optimizer; use zero 1"
         ),
     ),
     Rule(

@@ -15,7 +15,6 @@ from planner.cost.step import CHUNK, Estimate, estimate
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
 from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers, stack, usual_modules
-from planner.trainer import Trainer
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -78,7 +77,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     started = clock.perf_counter()
     pins = pins or Pins()
     run = _Run(job=job, wanted=max(top * FINALISTS, LEAST_FINALISTS))
-    base = _pinned_levers(base_layouts(job, pins), pins, job.trainer)
+    base = _pinned_levers(base_layouts(job, pins), pins, job)
     plain = base.take(allowed(job, base))
     refused = {} if len(plain) else refusals(job, base)
     levers = recompute_levers(job, pins)
@@ -96,11 +95,11 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     )  # fmt: skip
 
 
-def _pinned_levers(layout: Layout, pins: Pins, trainer: Trainer) -> Layout:
+def _pinned_levers(layout: Layout, pins: Pins, job: Job) -> Layout:
     """Levers that the user fixed apply to every layout from the start."""
     fixed = {n: v for n, v in pins.values.items() if n.startswith("recompute") or n == "offload_optimizer"}
     if fixed.get("recompute") == Recompute.SELECTIVE and "recompute_modules" not in fixed:
-        fixed["recompute_modules"] = usual_modules(trainer)
+        fixed["recompute_modules"] = usual_modules(job.trainer, job.model)
     return layout.replace(**fixed)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from planner.arrays import NDArray
 from planner.layout import FIELDS, NAMES, Layout, Module, Recompute, Schedule, module_mask
 from planner.model import ModelSpec
-from planner.rules import Job, divisors
+from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
 
 LARGEST_MICRO_BATCH = 16
@@ -170,20 +170,23 @@ class Lever:
     def apply(self, layout: Layout, model: ModelSpec) -> Layout:
         """The layouts with this lever pulled."""
         layers = np.maximum(model.num_layers // np.maximum(np.asarray(layout.pp), 1), 1)
-        covered = np.maximum(np.round(layers * self.recompute_layers_share), 1).astype(np.int64)
+        chunks = np.maximum(np.asarray(layout.vpp), 1)  # layers are counted per virtual stage
+        covered = (np.maximum(np.round(layers * self.recompute_layers_share / chunks), 1) * chunks).astype(np.int64)
         return layout.replace(
             recompute=self.recompute, recompute_modules=self.recompute_modules,
             recompute_layers=covered if 0 < self.recompute_layers_share < 1 else 0,
         )  # fmt: skip
 
 
-def usual_modules(trainer: Trainer) -> int:
+def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
-    else the first module that the trainer knows."""
-    known = module_mask(list(trainer.recompute_modules))
+    else the MLP, else the first module that the trainer knows."""
+    known = module_mask(list(trainer.recompute_modules)) & ~absent_modules(model, trainer)
     wanted = int(Module.CORE_ATTENTION if trainer.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
     if wanted & known == wanted:
         return wanted
+    if known & Module.MLP:
+        return int(Module.MLP)
     return module_mask(list(trainer.recompute_modules[:1]))
 
 

@@ -81,6 +81,8 @@ class Trainer:
     """Recompute modes."""
     recompute_modules: tuple[str, ...]
     """Modules that selective recompute knows; searched one by one and together."""
+    transformer_engine: bool
+    """Layers come from Transformer Engine: norms are part of the linear layer behind them, and its rules hold."""
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
     recompute_stops_early: bool

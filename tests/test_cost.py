@@ -200,11 +200,9 @@ def test_more_memory_never_loses_a_plan(case: tuple[str, str, str, tuple[int, in
 
 def test_recompute_trades_time_for_memory() -> None:
     """none <= selective <= a part of the layers <= all of them: time rises at every step and memory falls."""
-    cheap = Module.NORM | Module.MLP_ACTIVATION
     modes = [
         {},
-        {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap)},
-        {"recompute": Recompute.SELECTIVE, "recompute_modules": int(cheap | Module.MLP)},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.MLP)},
         *({"recompute": Recompute.FULL, "recompute_layers": n} for n in (3, 4, 7)),
         {"recompute": Recompute.FULL},
     ]
@@ -214,10 +212,10 @@ def test_recompute_trades_time_for_memory() -> None:
             {"tp": 2, "dp": 4, "num_microbatches": 8, "sequence_parallel": 1},
         ):
             found = priced(job(model), Layout.stack([Layout(**shape, **mode) for mode in modes]))
-            rows = [0, 1, 2, 5, 6]  # selective against a small part of the layers may go either way
+            rows = [0, 1, 4, 5]  # selective against a small part of the layers may go either way
             assert np.all(np.diff(found.step_time[rows]) > 0), model
             assert np.all(np.diff(found.memory_peak[rows]) < 0), model
-            assert np.all(np.diff(found.step_time[3:]) > 0) and np.all(np.diff(found.memory_peak[3:]) < 0), model
+            assert np.all(np.diff(found.step_time[2:]) > 0) and np.all(np.diff(found.memory_peak[2:]) < 0), model
             assert found.time["recompute"][-1] < found.time["compute"][-1] / 2  # forward is a third, less the head's
 
 

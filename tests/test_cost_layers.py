@@ -129,7 +129,20 @@ def test_activations_with_flash_attention() -> None:
     gqa = 8 * 1024 + 2 * 1024 + 4 * 4 * 64 + 2 * 1024 + 6 * 4096 + 4 * 16
     assert saved(MODELS["gqa"], TRAINERS["megatron"]) == pytest.approx(S * B * gqa, rel=1e-12)
     without = {"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.MLP_ACTIVATION | Module.NORM)}
-    assert saved(MODELS["gqa"], TRAINERS["megatron"], **without) == pytest.approx(S * B * (gqa - 4 * 1024 - 2 * 4096))
+    separate = TRAINERS["megatron"].replace(transformer_engine=False)
+    assert saved(MODELS["gqa"], separate, **without) == pytest.approx(S * B * (gqa - 4 * 1024 - 2 * 4096))
+
+
+def test_modules_that_transformer_engine_can_repeat() -> None:
+    """Norms and activations of dense layers are inside linear layers: only the whole MLP, with its norm, can be repeated.
+    Experts: their activation and the norm before the router, not the one before QKV."""
+
+    def selective(modules: Module, model: str = "gqa") -> float:
+        return saved(MODELS[model], TRAINERS["megatron"], recompute=Recompute.SELECTIVE, recompute_modules=int(modules))
+
+    whole = saved(MODELS["gqa"], TRAINERS["megatron"])
+    assert selective(Module.NORM | Module.MLP_ACTIVATION) == whole
+    assert whole - selective(Module.MLP) == pytest.approx(S * B * (2 * 1024 + 6 * 4096))
 
 
 def test_gathered_inputs_are_kept_whole() -> None:

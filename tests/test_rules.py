@@ -133,6 +133,45 @@ CASES = [
         rule="sequence", layout={"tp": 8, "dp": 1, "num_microbatches": 32} | SP, job={"sequence": 4100}, says=("tp 8",)
     ),
     Broken(
+        rule="context parallel kernels",
+        layout={"cp": 2, "dp": 4, "num_microbatches": 8},
+        job={"model_name": "window"},
+        says=("cp 2 with method ring", "sliding windows with a2a or allgather only"),
+    ),
+    Broken(
+        rule="context parallel kernels",
+        layout={"cp": 2, "dp": 4, "num_microbatches": 8, "cp_method": CpMethod.ALLGATHER},
+        job={"model_name": "mla"},
+        says=("MLA as a ring only",),
+    ),
+    Broken(
+        rule="low precision",
+        layout={},
+        job={"sequence": 4100, "precision": "fp8"},
+        says=("fp8 needs hidden size", "multiples of 16", "or bf16"),
+    ),
+    Broken(
+        rule="host optimizer",
+        layout={"zero": 0, "offload_optimizer": 50},
+        says=("offload_optimizer 50 and zero 0", "use zero 1"),
+    ),
+    Broken(
+        rule="host optimizer",
+        layout={"zero": 0},
+        job={"optimizer": "adam_bf16"},
+        says=("optimizer adam_bf16", "use zero 1"),
+    ),
+    Broken(
+        rule="recompute layers",
+        layout=PIPE | {"vpp": 2, "schedule": Schedule.INTERLEAVED, "recompute": Recompute.FULL, "recompute_layers": 1},
+        says=("recompute_layers 1 with vpp 2", "multiple of 2", "nearest is 2"),
+    ),
+    Broken(
+        rule="recompute modules",
+        layout={"recompute": Recompute.SELECTIVE, "recompute_modules": int(Module.NORM)},
+        says=("part of Transformer Engine's linear layers", "choose mlp"),
+    ),
+    Broken(
         rule="sequence parallel",
         layout={"tp": 2, "dp": 4, "num_microbatches": 8},
         says=("sequence_parallel False with tp 2", "uses it always"),

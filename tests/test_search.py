@@ -212,7 +212,7 @@ def test_torch_interleaving_with_odd_microbatches() -> None:
         {"dp": 2},
         {"recompute": Recompute.FULL},
         {"recompute": Recompute.FULL, "recompute_layers": 1},
-        {"recompute": Recompute.SELECTIVE, "recompute_modules": 6},
+        {"recompute": Recompute.SELECTIVE, "recompute_modules": 8},
         {"recompute": Recompute.SELECTIVE},
         {"offload_optimizer": 30},
         {"order": 1},

@@ -53,18 +53,20 @@ def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     return operators + more_operators, collectives + more_collectives
 
 
-def _norm(shard: Shard, name: str, *, input_kept: bool = True) -> Operator:
+def _norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: bool = True) -> Operator:
     """One norm: reads and writes T_s h forward, three times that backward.
 
     Keeps its input (the residual stream); its output is kept as the input of the next linear layer: T_s h, or T h where
     the trainer saves the gathered input.  [Korthikanti 2022, section 4.1: 4 s b h for two norms]
+    ``inside``: with Transformer Engine the norm belongs to the linear layer behind it, and is repeated with that module only.
     """
     model, e = shard.model, shard.element
     values = shard.tokens_split * model.hidden_size
     gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
     passes = shard.trainer.norm_passes
+    fused = inside is not None and shard.trainer.transformer_engine
     return MemoryBound(
-        name=name, kind="norm", module=Module.NORM | REPEATED,
+        name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
         kept=values * shard.trainer.saved_norm_bytes * e / 2 * input_kept,
         saved=gathered * model.hidden_size * shard.input_element,
@@ -144,7 +146,7 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, tp, tokens = shard.model, shard.tp, shard.tokens
     h = float(model.hidden_size)
     output_size = model.attention_output_size / tp
-    operators: list[Operator] = [_norm(shard, "attention_norm")]
+    operators: list[Operator] = [_norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
     operators += _projections(shard)
     operators += _core_attention(shard)
     operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
@@ -292,8 +294,11 @@ def _mlp(
     h, inner = float(model.hidden_size), width / split
     up = inner * (model.num_mlp_matrices - 1)
     rows = m * groups
-    activation = Module.MLP_ACTIVATION | REPEATED | module
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
+    alone = (
+        grouped or not shard.trainer.transformer_engine
+    )  # its activations are a unit of recompute in grouped experts only
+    activation = (Module.MLP_ACTIVATION if alone else NEVER) | REPEATED | module
     share = 1.0 if grouped else 0.5 if model.gated else 0.0
     busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
     useful = 1.0 / busiest if grouped else 1.0
@@ -335,7 +340,7 @@ def _listed_outputs(shard: Shard) -> Number:
 
 
 def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
-    operators = [] if shard.model.norms_per_layer == 1 else [_norm(shard, "mlp_norm")]
+    operators = [] if shard.model.norms_per_layer == 1 else [_norm(shard, "mlp_norm", inside=Module.MLP)]
     last = shard.model.norms_per_layer <= 2
     operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0, ends=last)
     operators.append(_residual(shard, "mlp_residual", ends=True))

@@ -38,8 +38,15 @@ class ParameterCounts:
     """Per MoE layer: all shared experts together."""
     router: float
     """Per MoE layer: router weights and bias, replicated."""
-    mtp: float
-    """Per multi-token-prediction module, beside its transformer layer: projection and norms."""
+    mtp_sharded: float
+    """Per multi-token-prediction module, beside its transformer layer: the projection of two joined states."""
+    mtp_replicated: float
+    """Per multi-token-prediction module: its norms."""
+
+    @property
+    def mtp(self) -> float:
+        """Per multi-token-prediction module, beside its transformer layer."""
+        return self.mtp_sharded + self.mtp_replicated
 
 
 def count_parameters(model: ModelSpec) -> ParameterCounts:
@@ -75,7 +82,8 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         expert=_mlp(model, model.expert_ffn_size, 1, model.expert_bias),
         shared_experts=_mlp(model, model.shared_expert_ffn_size, model.num_shared_experts, model.linear_bias),
         router=(h + model.router_bias) * model.num_experts,
-        mtp=2.0 * h * h + 3.0 * norm if model.mtp_layers else 0.0,
+        mtp_sharded=2.0 * h * h if model.mtp_layers else 0.0,
+        mtp_replicated=3.0 * norm if model.mtp_layers else 0.0,
     )
 
 

@@ -140,8 +140,9 @@ class StageParameters:
 def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> StageParameters:
     """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
 
-    Key and value projections are repeated when tp exceeds the number of key-value heads. A tied embedding is stored
-    twice when first and last stage differ.  [parameters.count_parameters]
+    Key and value projections are repeated when tp exceeds the number of key-value heads. An embedding that is tied, or
+    that prediction modules look tokens up in, is stored twice when first and last stage differ.
+    [parameters.count_parameters; as Megatron's own model has them]
     """
     model, counts = workload.model, count_parameters(workload.model)
     tp = np.asarray(layout.tp, dtype=float)[..., None]
@@ -153,13 +154,13 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
         np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
     )[..., None]  # fmt: skip
     table = counts.input_embedding / tp
-    tied_copy = table if model.tied_embeddings else 0.0
+    copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
     dense = (
         (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * beside
         + stages.embedding * (table + counts.position_embedding)
-        + head * (counts.head / tp + counts.final_norm) + head * tied_copy * (1.0 - stages.embedding)
-        + (stages.head - head) * counts.mtp
+        + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
+        + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
     unit = attention + (mlp if not model.is_moe else np.maximum(beside, mlp * (model.num_plain_layers > 0)))
     rank = float(workload.lora_rank)

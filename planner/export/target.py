@@ -1,0 +1,223 @@
+"""What an exporter gets and gives: the job of a plan, the target that says no or renders, the files with how to start them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from planner import library
+from planner.cluster import Cluster
+from planner.cost.exact import chunks, stage_layers
+from planner.cost.parameters import count_parameters
+from planner.cost.stages import deal_layers
+from planner.layout import Layout, Schedule
+from planner.model import ModelSpec
+from planner.plan import Plan
+from planner.rules import Job
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+LEVELS = ("name known", "parsed", "validated", "groups built", "model built")
+"""How far a trainer's own code has gone with an exported file, least first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A value and the reason for it; both are written into the bundle."""
+
+    value: str | None
+    """None: the user has to say it."""
+    why: str
+    """One line."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportJob:
+    """A plan with what it names loaded: all that an exporter looks at."""
+
+    plan: Plan
+    """The plan as written in its file."""
+    cluster: Cluster
+    """GPUs and how they are connected."""
+    trainer: Trainer
+    """What the plan was priced for."""
+
+    @staticmethod
+    def of(plan: Plan) -> ExportJob:
+        """The job of a plan. Raises PlannerError when its hardware or its trainer is unknown."""
+        return ExportJob(plan=plan, cluster=plan.cluster(), trainer=plan.load_trainer())
+
+    @property
+    def workload(self) -> Workload:
+        """What is trained."""
+        return self.plan.workload
+
+    @property
+    def model(self) -> ModelSpec:
+        """The architecture."""
+        return self.plan.workload.model
+
+    @property
+    def layout(self) -> Layout:
+        """How it is split; plain integers."""
+        return self.plan.layout
+
+    @property
+    def rules_job(self) -> Job:
+        """What the rules look at."""
+        return Job(workload=self.workload, cluster=self.cluster, trainer=self.trainer)
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs of one host that the job uses."""
+        return min(int(self.cluster.hardware.gpus_per_node), self.cluster.num_gpus)
+
+    @property
+    def num_nodes(self) -> int:
+        """Hosts in the job."""
+        return self.cluster.num_nodes
+
+    def layers_per_chunk(self) -> list[list[int]]:
+        """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced.
+
+        A rank's layers are dealt to its chunks as evenly as it goes: on the last stage the remainder goes to its first
+        chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
+        """
+        layout = deal_layers(self.model, self.trainer, self.layout)
+        parts, ranks = chunks(layout), stage_layers(self.model.num_layers, layout)
+        dealt = []
+        for rank, layers in enumerate(ranks):
+            share, extra = divmod(layers, parts)
+            ends = [share + (i < extra) for i in range(parts)]
+            dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+        return dealt
+
+    def virtual_stages(self) -> list[tuple[int, int, range]]:
+        """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them.
+
+        Looping schedules pass all ranks chunk by chunk; V-shaped ones go down the ranks with the first chunk and back up
+        with the second.
+        """
+        dealt = self.layers_per_chunk()
+        v_shaped = int(self.layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
+        ranks, found, start = list(range(len(dealt))), [], 0
+        for chunk in range(len(dealt[0])):
+            for rank in reversed(ranks) if v_shaped and chunk == 1 else ranks:
+                found.append((rank, chunk, range(start, start + dealt[rank][chunk])))
+                start += dealt[rank][chunk]
+        return found
+
+    def parameters(self, vocab_rows: int | None = None) -> list[int]:
+        """Parameters that one GPU of every pipeline rank holds before state sharding, exactly.
+
+        The counts of cost.parameters over the layers that the rank really has: dense weights over tp, experts over
+        ep etp, the rest whole. ``vocab_rows``: rows of the table after the trainer's padding; default the model's own.
+        A tied table is held twice when the first and the last stage differ, and so is one that prediction modules look
+        tokens up in; with such modules the final norm follows the last layer, not the head.
+        """
+        model, layout, counts = self.model, self.layout, count_parameters(self.model)
+        tp, experts = int(layout.tp), int(layout.ep) * int(layout.etp)
+        rows = model.vocab_size if vocab_rows is None else vocab_rows
+        table = rows * model.hidden_size / tp
+        repeat = max(tp / model.num_kv_heads, 1.0) - 1.0
+        attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
+        dense = attention + counts.mlp_sharded / tp + counts.mlp_replicated
+        sparse = attention + counts.shared_experts / tp + counts.router + model.num_experts * counts.expert / experts
+        held, stages = [0.0] * int(layout.pp), self.virtual_stages()
+        for rank, _, layers in stages:
+            held[rank] += sum(sparse if model.is_moe_layer(i) else dense for i in layers)
+        held[stages[0][0]] += table + counts.position_embedding
+        last = sparse if model.is_moe_layer(model.num_layers - 1) else dense
+        apart = stages[0][0] != stages[-1][0]
+        looked_up = model.tied_embeddings or model.mtp_layers > 0
+        held[stages[-1][0]] += table * ((not model.tied_embeddings) + (apart and looked_up))
+        ending = [stage for stage in stages if len(stage[2])][-1] if model.mtp_layers else stages[-1]
+        held[ending[0]] += counts.final_norm
+        held[stages[-1][0]] += model.mtp_layers * (counts.mtp_sharded / tp + counts.mtp_replicated + last)
+        return [round(value) for value in held]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """The files of one trainer and how they are started."""
+
+    files: Mapping[str, str]
+    """Name in the bundle -> text."""
+    entry: tuple[str, ...]
+    """Words that start the training. They are written between double quotes: ``$NAME`` and ``${NAME[@]}`` are expanded."""
+    smoke: tuple[str, ...]
+    """The same for the smoke run: synthetic data, a few steps, the same parallelism."""
+    prepare: tuple[str, ...] = ()
+    """Shell lines that every node runs in the bundle's folder before it starts."""
+    start: str = "torchrun"
+    """Who starts the words: 'torchrun' (one process per GPU), 'node' (once per node, the trainer's own launcher) or
+    'once' (on the first node only)."""
+    environment: Mapping[str, Setting] = field(default_factory=dict)
+    """Environment variables that this trainer needs or that this plan was priced with."""
+    variables: Mapping[str, Setting] = field(default_factory=dict)
+    """Shell variables that the user sets (paths of code and data), with a default where there is one."""
+    notes: tuple[str, ...] = ()
+    """What the trainer cannot say in its own words, conversions, and what to look at in its log."""
+    vocab_rows: int | None = None
+    """Rows of the embedding table after the trainer's padding; None: not padded."""
+    install: tuple[str, ...] = ()
+    """Shell lines that install the trainer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """One trainer that plans are exported to."""
+
+    name: str
+    """Name after --to."""
+    title: str
+    """Name for people, with the form of its configuration."""
+    trainers: tuple[str, ...]
+    """Trainers of profiles/trainers whose plans it runs as they were priced."""
+    versions: str
+    """Versions that the export was checked against, like '>=0.17,<0.20'."""
+    package: str
+    """Name on the package index."""
+    level: str
+    """Of LEVELS: how far the tests take the trainer's own code."""
+    source: str
+    """Where its rules were read."""
+    refusals: Callable[[ExportJob], list[str]]
+    """What this trainer cannot run in this job: sentences with the numbers and the remedy; empty = it can."""
+    render: Callable[[ExportJob], Rendered]
+    """The files."""
+
+
+def library_trainer(name: str) -> str:
+    """The trainer of the library that a trainer's file is, or the nearest one that it extends."""
+    for _ in range(5):
+        path = library.find("trainers", name)
+        if path.parent == library.profiles_directory() / "trainers":
+            return path.stem
+        base = library.read_yaml(path).get("extends")
+        if not isinstance(base, str):
+            return Path(name).stem
+        name = base
+    return Path(name).stem
+
+
+def in_range(version: str, versions: str) -> bool:
+    """Whether a version such as '0.19.2' lies in a range such as '>=0.17,<0.20'; what follows the numbers is ignored."""
+    number = _numbers(version)
+    for condition in versions.split(","):
+        sign, bound = re.fullmatch(r"\s*(>=|<=|<|>|==)\s*([\w.]+)\s*", condition).groups()  # type: ignore[union-attr]
+        width = len(_numbers(bound))
+        left, right = (number + (0,) * width)[: max(width, len(number))], _numbers(bound)
+        right += (0,) * (len(left) - width)
+        holds = {">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right,
+                 "==": left[:width] == right[:width]}[sign]  # fmt: skip
+        if not holds:
+            return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in found.group().split(".")) if found else (0,)

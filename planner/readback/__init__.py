@@ -1,0 +1,1 @@
+"""Readers of what people run today: a trainer's configuration becomes a plan."""
