@@ -67,12 +67,20 @@ def test_page_shows_every_source_and_sweep(pairs: list[Pair], tmp_path: Path) ->
     summary = summarise(some)
     mechanisms = [{"source": "torchao", "id": "", "why": "the power limit is not stated"}]
     floors = [{"what": "torchtitan", "bound": "6 %", "reached": "9 %", "floor": "8 %", "proof": "rows a and b"}]
+    rows = [["P", 1, "9 %", "5 %"]]
+    headings = ["who", "runs", "median", "within"]
+    peers = {"text": "Peers:", "headings": headings, "rows": rows, "families": {"Hagemann": 13}}
     text = page(
-        some, summary, picture="p.png", notes={"mechanisms": mechanisms, "floors": floors}, proof="## Error bars"
+        some,
+        summary,
+        picture="p.png",
+        notes={"mechanisms": mechanisms, "floors": floors, "peers": peers},
+        proof="## Error bars",
     )
     for source in {pair.run.source for pair in some if pair.time_error is not None}:
         assert f"| {source} |" in text
     assert text.count(" layers), ") == len(summary["ranking"]["sweeps"])
+    assert "| Hagemann | 13 % |" in text
     assert "the power limit is not stated" in text and "rows a and b" in text and "![" in text
     lines = text.splitlines()
     for above, below in pairwise(lines):  # every row of a table has the columns of the row above

@@ -38,7 +38,7 @@ def page(
         f"![Predicted against measured step time]({picture})" if picture else "",
         time,
         "### Against a rule for the head, and against what no model can know", _RULE, rule,
-        _peers(notes.get("peers")),
+        _peers(notes.get("peers"), summary),
         "### By source", markdown(sources_table(pairs)),
         "## Memory", memory, "### Does it fit?", verdicts,
         "### Is the stated chance of running out of memory true?", chances,
@@ -164,14 +164,21 @@ def mechanism(pair: Pair, mechanisms: Sequence[Mapping[str, str]]) -> str:
     return ""
 
 
-def _peers(peers: Mapping[str, Any] | None) -> str:
+def _peers(peers: Mapping[str, Any] | None, summary: Mapping[str, Any]) -> str:
     if not peers:
         return ""
-    headings = tuple(peers["headings"])
-    rows = tuple(tuple(map(str, row)) for row in peers["rows"])
-    return f"### Other predictors on the same runs\n\n{peers['text'].strip()}\n\n" + markdown(
-        Table(title="", headings=headings, rows=rows)
-    )
+    overall = summary["overall"]
+    ours = ("planner", f"{overall['n']:,}", percent(overall["median_abs"]), percent(overall["within_10"]))
+    rows = (*(tuple(map(str, row)) for row in peers["rows"]), ours)
+    families = tuple(
+        (name, f"{best} %", percent(summary["families"][name]["median_abs"]))
+        for name, best in peers["families"].items() if name in summary["families"]
+    )  # fmt: skip
+    return "\n\n".join([
+        "### Other predictors on the same runs", peers["text"].strip(),
+        markdown(Table(title="", headings=tuple(peers["headings"]), rows=rows)),
+        markdown(Table(title="", headings=("family", "best of these", "planner"), rows=families)),
+    ])  # fmt: skip
 
 
 def _floors(floors: Sequence[Mapping[str, str]] | None) -> str:
