@@ -181,6 +181,10 @@ class Trainer:
     expert_dispatch: str
     """'alltoall' sends a token to every expert that it goes to, 'deduplicated' once per node and GPU (HybridEP); so does 'deepep'
     with few multiprocessors."""
+    fused_experts: bool
+    """One kernel multiplies the rows of all experts, activates and quantises what it puts out, and so backward."""
+    attention_dtype: str
+    """'bf16', or 'fp8' where scores and values are multiplied in fp8 when training in fp8."""
     host_time: float
     """Seconds of host work per kernel launched."""
     tensor_parallel_host_factor: float
@@ -211,6 +215,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "recompute_modules": tuple(MODULE_NAMES.values()),
     "order": tuple(NAMES["order"].values()),
     "attention": ("flash", "unfused"),
+    "attention_dtype": ("bf16", "fp8"),
     "expert_dispatch": ("alltoall", "deduplicated", "deepep"),
     "attention_kernel": ("best", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),

@@ -14,6 +14,7 @@ from planner.cluster import Cluster
 from planner.cost import layers
 from planner.cost.blocks import INDEX, price_blocks
 from planner.cost.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
+from planner.cost.compute import price
 from planner.cost.experts import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.operators import Collective, MemoryBound, Operator, Shard
 from planner.errors import PlannerError
@@ -92,6 +93,30 @@ def test_graphs_hold_experts_only_when_their_rows_are_fixed() -> None:
     eager, captured = launches(), launches(cuda_graphs=True)
     assert launches(cuda_graphs=True, static_experts=True) == 1.0
     assert 32 < captured < eager
+
+
+def test_fused_experts_cast_and_activate_inside() -> None:
+    """No activation forward, gate and up read once backward; between the layers nothing is quantised on its own."""
+    shard = with_trainer(precision="fp8", trainer=MEGATRON.replace(fused_experts=True))
+    plain = with_trainer(precision="fp8")
+    assert moved(shard, "experts_activation") == (0.0, TOKENS * 2 * 2048 * 2)
+    cluster = job("moe", hardware="gb200-nvl72").cluster
+    apart, inside = (price(layers.layer(one, moe=True)[0], one, cluster.hardware) for one in (plain, shard))
+    for name, forward, backward in (("experts_up", True, False), ("experts_down", False, True)):
+        assert (float(np.max(inside[name].forward)) == float(np.max(apart[name].forward))) == forward
+        assert (float(np.max(inside[name].dgrad)) == float(np.max(apart[name].dgrad))) == backward
+        assert float(np.max(inside[name].wgrad)) == float(np.max(apart[name].wgrad))
+
+
+def test_attention_in_fp8_is_faster_in_fp8_jobs_only() -> None:
+    hardware = HARDWARE["gb300-nvl72"]
+    for precision, faster in (("fp8", True), ("bf16", False)):
+        times = []
+        for dtype in ("bf16", "fp8"):
+            shard = with_trainer(precision=precision, trainer=MEGATRON.replace(attention_dtype=dtype))
+            found = price(layers.layer(shard, moe=True)[0], shard, hardware)["core_attention"]
+            times.append(float(np.max(found.forward)))
+        assert (times[1] < times[0]) == faster
 
 
 def test_the_gpu_waits_for_the_host_after_routing() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from planner import units
+from planner import library, units
 from planner.accuracy import accuracy, kendall_tau, pairs_of, predict, summarise, summary_rows
 from planner.errors import PlannerError
 from planner.layout import Module, Recompute, Schedule
@@ -360,6 +360,56 @@ SURPRISES = [
 def test_row_that_cannot_be_priced_says_why(path: tuple[Any, ...], value: Any, sentence: str) -> None:
     (row,) = rows_from_dict(_with(path, value), where="file")
     assert sentence in to_run(row).unsupported
+
+
+def _with_recipe(source: str, row_id: str, **changes: Any) -> Run:
+    """The good row as one of another source, with its recipe."""
+    data = _with(("source", "id"), source)
+    data["rows"][0] |= {"id": row_id, "recompute": None, **changes}
+    (row,) = rows_from_dict(data, where="file")
+    run = to_run(row)
+    assert not run.unsupported and run.trainer and run.layout and run.cluster and run.workload
+    return run
+
+
+def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
+    """Facts of a release are found by its source and the row's id, and are read like notes of the row."""
+    flex = _with_recipe("nv-mbridge-25.11-gb200", "qwen3-235b-a22b-bf16").trainer
+    assert flex and flex.expert_dispatch == "deduplicated" and flex.cuda_graphs and not flex.static_experts
+    plain = _with_recipe("nv-mbridge-25.11-b200", "qwen3-235b-a22b-bf16").trainer
+    assert plain and plain.expert_dispatch == "alltoall" and not plain.cuda_graphs
+    tuned = _with_recipe("nv-mbridge-25.11-h100", "gpt-oss-120b").layout
+    assert tuned and tuned.recompute_modules == Module.NORM | Module.MLP_ACTIVATION
+    packed = _with_recipe("nv-dgxc-25.04-llama3-finetune-h100", "8b-lora").workload
+    assert packed and (packed.document_length, packed.lora_targets) == (200, "qkv")
+    cluster = _with_recipe("oss-simumax-b200-v1p2", "any").cluster
+    assert cluster and cluster.hardware.sustained_clock == 0.735
+
+
+@pytest.mark.parametrize(
+    ("notes", "expected"),
+    [
+        ("dispatcher deepep", {"expert_dispatch": "deepep", "cuda_graphs": False, "fused_experts": False}),
+        ("cuda graphs transformer_engine/['attn']", {"cuda_graphs": True, "static_experts": False}),
+        ("cuda graphs none/full_iteration", {"cuda_graphs": False, "static_experts": False}),
+        ("cuda graphs full_iteration/[]", {"cuda_graphs": True, "static_experts": True}),
+        ("fused grouped MLP, fp8 attention", {"fused_experts": True, "attention_dtype": "fp8"}),
+        ("tokendrop", {"static_experts": True}),
+    ],
+)
+def test_notes_say_what_the_trainer_did(notes: str, expected: dict[str, Any]) -> None:
+    trainer = _with_recipe("any", "any", notes=notes).trainer
+    assert trainer and {name: getattr(trainer, name) for name in expected} == expected
+    assert ("grouped_gemm" in trainer.unfused) != trainer.fused_experts
+
+
+def test_pipelines_of_deepseek_v3() -> None:
+    """64 slots for 61 layers, the module of token prediction and the two ends: the last stage has one layer at pp 16."""
+    found = {
+        run.id: run.layout for run in read_runs([library.profiles_directory() / "runs" / "nv-mbridge-25.11-b200.yaml"])
+    }
+    layout = next(one for name, one in found.items() if name.startswith("deepseek-v3"))
+    assert layout and (layout.pp, layout.first_stage_layers, layout.last_stage_layers) == (16, 4, 1)
 
 
 def test_unknown_framework_is_priced_and_says_as_what() -> None:

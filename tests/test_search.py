@@ -131,7 +131,7 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
             assert found.estimates[0].step_time[0] == pytest.approx(min(times), rel=1e-9), limit
             assert all(fits(narrow, estimate)[0] for estimate in found.estimates)
             spread = [estimate.step_time[0] for estimate in found.estimates]
-            assert spread == sorted(spread)
+            assert spread == pytest.approx(sorted(spread), rel=1e-12)  # ties differ in the last bit
         else:
             assert found.estimates[0].memory_peak[0] == pytest.approx(peaks[0], rel=1e-9)
         assert found.unlimited is not None

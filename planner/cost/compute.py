@@ -112,8 +112,9 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
     each = quantise_bytes(shard, gemm.low_precision)
     if each:
         rows = gemm.m * gemm.groups
-        forward = forward + hardware.memory_time(each * rows * gemm.k, "quantize")
-        dgrad = dgrad + hardware.memory_time(each * rows * gemm.n, "quantize")
+        inputs, gradients = (each * (not done) for done in gemm.quantised)
+        forward = forward + hardware.memory_time(inputs * rows * gemm.k, "quantize")
+        dgrad = dgrad + hardware.memory_time(gradients * rows * gemm.n, "quantize")
     return Work(
         forward=forward, dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups * gemm.useful
     )
@@ -129,11 +130,12 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     """Mean over the model's full and windowed layers; backward is one kernel and belongs to the input gradient."""
     model = shard.model
     value_dim = model.attention_output_size / model.num_heads
+    dtype = shard.trainer.attention_dtype if shard.workload.precision in LOW_PRECISIONS else "bf16"
 
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(
             shard.batch * attention.documents, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q,
-            attention.seq_kv, True, pass_, "bf16", window, value_dim, attention_kernel(shard, hardware),
+            attention.seq_kv, True, pass_, dtype, window, value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
     windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0

@@ -307,16 +307,20 @@ def _mlp(
     if grouped and "router" in shard.trainer.unfused:  # the gradient of the router's weight reads both again
         moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
+    fused = grouped and shard.trainer.fused_experts
+    if fused:  # the activation is part of both kernels; backward the second reads what the first one multiplied
+        moved = (0.0, up)
     return [
         *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
-                 saved=rows * up * e, **per_linear),
+                 saved=rows * up * e, quantised=(False, fused), **per_linear),
         *(clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
                     saved=rows * inner * (shard.input_element + e * apart),
                     launches=(2.0, 3.0) if apart else (passes, passes), captured=not grouped),
         *_linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
-                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP), **per_linear),
+                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP),
+                 quantised=(fused, False), **per_linear),
     ]  # fmt: skip
 
 

@@ -63,6 +63,8 @@ class Gemm(Operator):
     """W is a weight that gets a gradient."""
     low_precision: bool = True
     """Runs in fp8 or fp4 when the workload does."""
+    quantised: tuple[bool, bool] = (False, False)
+    """Its input, and its output gradient, come out of the kernel before in the precision that it needs."""
     useful: Number = 1.0
     """Part of its FLOP that counts as the model's: less than 1 where a busy expert rank stands for all."""
     activations: bool = False

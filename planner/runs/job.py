@@ -52,7 +52,8 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
         changes["gradient_reduce_bytes"] = 2.0
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
     if graphs:  # an implementation of 'none' captures nothing, whatever the scope says
-        changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(2)))
+        changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(0)))
+        changes["static_experts"] = changes["cuda_graphs"] and "full" in graphs.group(0)
     elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
         changes["cuda_graphs"] = True
     checked = collective_check(row)
@@ -68,6 +69,12 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
             (on if row.get(switch) else off).update(names)
     if re.search(r"a2a overlap on|EP overlap( on|,|$)", notes):
         on.add("ep")
+    if "fused grouped MLP" in notes:
+        whole = changes.get("unfused", shipped_trainer(entry["trainer"]).unfused)
+        apart = {"grouped_gemm", "expert_padding", "expert_bias", "clamp"}
+        changes |= {"fused_experts": True, "unfused": sorted({*whole} - apart)}
+    if "fp8 attention" in notes:
+        changes["attention_dtype"] = "fp8"
     if re.search(r"token-? ?drop", notes):
         changes["static_experts"] = True
     if "CUDA_LAUNCH_BLOCKING=1" in notes:

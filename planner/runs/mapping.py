@@ -121,7 +121,8 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
         precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row, entry),
-        lora_targets=recipe_of(row).get("lora_targets", "all"), document_length=recipe_of(row).get("document_length", 0),
+        lora_targets=recipe_of(row).get("lora_targets", "all"),
+        document_length=min(recipe_of(row).get("document_length", 0), row.get("model.seq")),
     )  # fmt: skip
     hardware.peak(peak_dtype(precision))
     measured = measured_of(row, entry, workload, layout, hardware)

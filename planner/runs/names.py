@@ -41,8 +41,9 @@ def entry_of(row: Row) -> Mapping[str, Any]:
 
 def recipe_of(row: Row) -> Mapping[str, Any]:
     """What the published recipe of the row's release, GPU and model says and the row does not; {} when none is known."""
+    text = f"{row.source} {row.framework} {row.hardware.get('gpu', '')}"
     for recipe in frameworks().get("recipes", []):
-        if recipe["match"].search(row.source) and re.search(recipe["id"], row.id):
+        if recipe["match"].search(text) and re.search(recipe["id"], row.id):
             return recipe
     return {}
 
