@@ -130,7 +130,11 @@ class Trainer:
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
     zero1_all_reduces: bool
-    """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of a reduce-scatter."""
+    """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
+    reduce-scatter beside it."""
+    weight_broadcasts: float
+    """ZeRO 1 hands out updated weights by a broadcast per rank, which takes this many times an all-gather of its size; 0 = all
+    of them in one all-gather."""
     stages_by_cost: bool
     """Layers are dealt to pipeline stages by their multiplications, the head counted like the layers."""
     logit_bytes: float
@@ -176,6 +180,8 @@ class Trainer:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    gather_tensor_time: float
+    """Seconds of host work per weight tensor and rank to gather updated weights at ZeRO 1: slices, views and copies in Python."""
     collective_check: float
     """Seconds of host work per collective and rank of its group; 0 unless every collective is checked first."""
     cuda_graphs: bool
@@ -210,7 +216,7 @@ _MAPPINGS = {
     "optimizer_bytes": "a mapping of optimizer to bytes per parameter",
     "quantise_bytes": "a mapping of precision to bytes per element",
 }
-_DURATIONS = ("host_time", "step_overhead", "collective_check")
+_DURATIONS = ("host_time", "step_overhead", "gather_tensor_time", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 
