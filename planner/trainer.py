@@ -104,6 +104,10 @@ class Trainer:
     """Bytes per parameter that kernels move to bring gradients into the buffer that is reduced, per reduction."""
     gradient_bytes: float
     """Bytes per parameter of the resident gradients."""
+    fp16_gradient_bytes: float
+    """The same when training in fp16, whose gradients may be kept in half precision under the loss scale."""
+    fp16_main_gradient_bytes: float
+    """Bytes per parameter of fp32 gradients that go with the optimizer states when training in fp16."""
     gradient_reduce_bytes: float
     """Bytes per parameter on the wire when gradients are reduced."""
     bucket_bytes: float

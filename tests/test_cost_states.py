@@ -184,3 +184,11 @@ def test_checked_collectives_cost_host_time_that_grows_with_the_ranks() -> None:
     before, after = priced(one, layout), priced(checked, layout)
     added = (after.step_time[0] - before.step_time[0]) / (2 * 8 * 1e-3)
     assert 10 * 8 <= added <= 10 * 8 + 8  # 8 layers; embedding and head have a few more
+
+
+def test_fp16_keeps_half_precision_gradients_beside_fp32_ones() -> None:
+    """[Megatron Core, distributed optimizer: fp16 20, sharded 4 + 16 / d]"""
+    for zero, expected in ((0, (2, 2, 16)), (1, (2, 2, 16 / 8))):
+        found = priced(job("gqa", precision="fp16"), Layout(dp=8, num_microbatches=4, zero=zero))
+        got = [float(found.memory[part][0]) for part in ("weights", "gradients", "optimizer_states")]
+        assert got == pytest.approx([each * N for each in expected], rel=1e-12)

@@ -33,6 +33,10 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     weight_bytes = trainer.weight_bytes + trainer.fp8_weight_bytes * low_precision
     if workload.precision == "fp32":
         weight_bytes = max(weight_bytes, 4.0)
+    gradient_bytes, optimizer_bytes = trainer.gradient_bytes, trainer.optimizer_bytes[workload.optimizer]
+    if workload.precision == "fp16":
+        gradient_bytes = trainer.fp16_gradient_bytes
+        optimizer_bytes += trainer.fp16_main_gradient_bytes
     trained = trained_parameters(workload, parameters)
     on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
     resident = per_rank(parameters.dense, parameters.expert, trainer.weight_sharding_level)
@@ -40,9 +44,8 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     buckets = sum(trained) * trainer.bucket_bytes * (dense_shard * column(layout.dp) > 1)
     return {
         "weights": (resident + extra) * weight_bytes,
-        "gradients": per_rank(*trained, 2) * trainer.gradient_bytes + buckets,
-        "optimizer_states": local_states(workload, layout, parameters)
-        * trainer.optimizer_bytes[workload.optimizer] * on_gpu,
+        "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
+        "optimizer_states": local_states(workload, layout, parameters) * optimizer_bytes * on_gpu,
     }  # fmt: skip
 
 
