@@ -151,6 +151,10 @@ class Trainer:
     """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float
     """Reserved over allocated memory, minus 1."""
+    kept_outputs: float
+    """Outputs of a stage that the pipeline engine keeps for each microbatch in flight, beside what the layers save."""
+    joined_gradients: float
+    """Parameters whose gradients are copied into one buffer to be reduced together; 0 = they lie in it."""
     held_collectives: float
     """Inputs of tensor-parallel collectives, T h each, that a host far ahead has freed but the GPU has not read yet."""
     memory_error: float
