@@ -115,6 +115,10 @@ class Trainer:
     """Bytes per parameter that kernels move to bring gradients into the buffer that is reduced, per reduction."""
     gradient_bytes: float
     """Bytes per parameter of the resident gradients."""
+    fp16_gradient_bytes: float
+    """The same when training in fp16, whose gradients may be kept in half precision under the loss scale."""
+    fp16_main_gradient_bytes: float
+    """Bytes per parameter of fp32 gradients that go with the optimizer states when training in fp16."""
     gradient_reduce_bytes: float
     """Bytes per parameter on the wire when gradients are reduced."""
     bucket_bytes: float
@@ -141,7 +145,11 @@ class Trainer:
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
     zero1_all_reduces: bool
-    """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of a reduce-scatter."""
+    """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
+    reduce-scatter beside it."""
+    weight_broadcasts: float
+    """ZeRO 1 hands out updated weights by a broadcast per rank, which takes this many times an all-gather of its size; 0 = all
+    of them in one all-gather."""
     stages_by_cost: bool
     """Layers are dealt to pipeline stages by their multiplications, the head counted like the layers."""
     logit_bytes: float
@@ -154,6 +162,10 @@ class Trainer:
     """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float
     """Reserved over allocated memory, minus 1."""
+    kept_outputs: float
+    """Outputs of a stage that the pipeline engine keeps for each microbatch in flight, beside what the layers save."""
+    joined_gradients: float
+    """Parameters whose gradients are copied into one buffer to be reduced together; 0 = they lie in it."""
     held_collectives: float
     """Inputs of tensor-parallel collectives, T h each, that a host far ahead has freed but the GPU has not read yet."""
     memory_error: float
@@ -190,6 +202,8 @@ class Trainer:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    gather_tensor_time: float
+    """Seconds of host work per weight tensor and rank to gather updated weights at ZeRO 1: slices, views and copies in Python."""
     collective_check: float
     """Seconds of host work per collective and rank of its group; 0 unless every collective is checked first."""
     cuda_graphs: bool
@@ -227,7 +241,7 @@ _MAPPINGS = {
     "optimizer_bytes": "a mapping of optimizer to bytes per parameter",
     "quantise_bytes": "a mapping of precision to bytes per element",
 }
-_DURATIONS = ("host_time", "step_overhead", "collective_check")
+_DURATIONS = ("host_time", "step_overhead", "gather_tensor_time", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 

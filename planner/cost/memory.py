@@ -33,6 +33,10 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     weight_bytes = trainer.weight_bytes + trainer.fp8_weight_bytes * low_precision
     if workload.precision == "fp32":
         weight_bytes = max(weight_bytes, 4.0)
+    gradient_bytes, optimizer_bytes = trainer.gradient_bytes, trainer.optimizer_bytes[workload.optimizer]
+    if workload.precision == "fp16":
+        gradient_bytes = trainer.fp16_gradient_bytes
+        optimizer_bytes += trainer.fp16_main_gradient_bytes
     trained = trained_parameters(workload, parameters)
     on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
     resident = per_rank(parameters.dense, parameters.expert, trainer.weight_sharding_level)
@@ -40,9 +44,8 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     buckets = sum(trained) * trainer.bucket_bytes * (dense_shard * column(layout.dp) > 1)
     return {
         "weights": (resident + extra) * weight_bytes,
-        "gradients": per_rank(*trained, 2) * trainer.gradient_bytes + buckets,
-        "optimizer_states": local_states(workload, layout, parameters)
-        * trainer.optimizer_bytes[workload.optimizer] * on_gpu,
+        "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
+        "optimizer_states": local_states(workload, layout, parameters) * optimizer_bytes * on_gpu,
     }  # fmt: skip
 
 
@@ -88,7 +91,9 @@ def workspace_bytes(
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
     received = buffers if trainer.buffers_all_microbatches else 0.0
-    return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+    replicated = dense_shard * column(layout.dp) / column(layout.shard) > 1
+    joined = np.minimum(learned, trainer.joined_gradients) * trainer.gradient_reduce_bytes * replicated
+    return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received + joined
 
 
 def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
@@ -102,6 +107,14 @@ def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Fl
     rows = column(layout.micro_batch_size) * workload.model.num_heads / column(layout.tp) * length / column(layout.cp)
     each = 10.0 if "softmax" in trainer.unfused else 2.0 * workload.element
     return rows * length * each
+
+
+def kept_output_bytes(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
+    """Outputs of a stage that its pipeline engine keeps per microbatch in flight, T_s h each, (N, 1)."""
+    split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
+    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) / split
+    each = tokens * workload.model.hidden_size * workload.element
+    return each * trainer.kept_outputs * (column(layout.pp) > 1)
 
 
 def step_end_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:

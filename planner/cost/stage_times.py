@@ -13,7 +13,15 @@ from planner.cluster import Cluster, strides
 from planner.cost.blocks import INDEX, SHAPE_FIELDS, Blocks, price_blocks
 from planner.cost.communication import hop_seconds
 from planner.cost.distinct import distinct
-from planner.cost.memory import communicator_bytes, held_bytes, host_bytes, state_bytes, step_end_bytes, workspace_bytes
+from planner.cost.memory import (
+    communicator_bytes,
+    held_bytes,
+    host_bytes,
+    kept_output_bytes,
+    state_bytes,
+    step_end_bytes,
+    workspace_bytes,
+)
 from planner.cost.operators import Shard
 from planner.cost.schedule import in_flight
 from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
@@ -148,7 +156,7 @@ class StageTable:
         )  # few candidates are not sorted out
         more = (stages, parameters) if spaces is contents else _held(workload, spaces)
         self._tables: list[tuple[dict[str, Floats], NDArray[np.intp]]] = [
-            (_content_columns(contents, stages, times), content_rows),
+            (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held[1]), group_rows),
             (_space_columns(workload, cluster, trainer, spaces, more), space_rows),
@@ -189,14 +197,17 @@ def _stages_first(values: Floats) -> Floats:
     return np.ascontiguousarray(np.broadcast_to(values, (len(values), 3)).T)
 
 
-def _content_columns(layout: Layout, stages: Stages, times: StageTimes) -> dict[str, Floats]:
+def _content_columns(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes
+) -> dict[str, Floats]:
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
+    boundary = kept_output_bytes(workload, trainer, layout).T
     return {
         "slowest": times.slowest,
         "forward": times.forward,
         "backward": times.backward,
-        "stored": times.saved + times.embedding_saved,
+        "stored": times.saved + times.embedding_saved + boundary,
         "resident": _stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
         "transient": np.maximum(times.working, times.loss),
     }

@@ -26,6 +26,12 @@ PARTS = (
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
 """Communication that runs beside computation, in seconds per step; not part of the step time."""
+GIVEN_BACK = 0.8
+"""Part of the memory held by collectives in flight that the allocator can really give back: blocks that are split stay.
+
+Most likely value over 1098 layouts of runs/oss-ultrascale-nanotron-*, 261 of which ran out (0.1 to 0.4 are as likely to stay
+within a factor of 4).
+"""
 HOST_BOUND = 0.15
 """Share of a microbatch's time beyond which the GPU waits for the host, which then is never far ahead."""
 CHUNK = 1 << 16
@@ -155,7 +161,7 @@ def _estimate_chunk(
     memory, held = _stage_memory(trainer, priced, cluster.hardware)
     time, hidden, flop = _step_parts(workload, trainer, layout, priced)
     context = cluster.hardware.context_memory
-    worst = largest_stage(np.sum(list(memory.values()), axis=0) - held)
+    worst = largest_stage(np.sum(list(memory.values()), axis=0) - held * GIVEN_BACK)
     return Estimate(
         time=time,
         hidden=hidden,
@@ -170,7 +176,7 @@ def _estimate_chunk(
         * workload.sequence_length
         / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
-        reclaimed=at_stage(held, worst),
+        reclaimed=at_stage(held, worst) * GIVEN_BACK,
         first_reserved=np.sum([memory[name][0] for name in RESERVED], axis=0),
         usable_memory=cluster.hardware.usable_memory,
         memory_error=trainer.memory_error,

@@ -20,7 +20,7 @@ TRAFFIC_FIELDS = (
 
 
 MATRICES = 4.0
-"""Weights of a layer: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
+"""Weights of a layer beside its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
 MUON_STEPS = 5.0
 """Newton-Schulz iterations of Muon, each 4 m^2 n + 2 m^3 FLOP on a matrix of m <= n: about 6 h per parameter at m = n = h.
 
@@ -86,7 +86,10 @@ def data_parallel(
     backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
     passes = np.where(once, 1.0, m)
     gathers = np.where(once | (zero < trainer.weight_sharding_level), 1.0, m) * (zero >= 1)
-    added = passes * hide(backward_traffic, backward, "gradients") + gathers * hide(weights, forward, "parameters")
+    beside = hide(backward_traffic, backward, "gradients")
+    if trainer.zero1_all_reduces:
+        beside = np.where(zero == 1, backward_traffic, beside)
+    added = passes * beside + gathers * hide(weights, forward, "parameters")
     hidden = passes * backward_traffic + gathers * weights - added
     again = np.where(once | (zero < 3), 0.0, passes)
     moved = (gathers + again) * trainer.gather_copy_bytes + passes * (zero >= 1) * trainer.reduce_copy_bytes
@@ -124,13 +127,24 @@ def reduce_and_gather(
         gathered_size = (
             np.where(zero >= trainer.weight_sharding_level, resident, learned) * trainer.gathered_weight_bytes
         )
+        matrix = parameters.largest_dense_unit / MATRICES
+        buckets = np.where(zero == 0, np.ceil(learned / np.maximum(trainer.bucket_parameters, matrix)), 1.0)
+        if trainer.bucket_bytes:  # torch DDP reduces its buckets one by one
+            buckets = np.maximum(buckets, 1.0)
+            one = cluster.collective_time("all_reduce", size / buckets, group * replicas, distance)
+            replicated = np.where(zero == 0, buckets * one, replicated)
         whole_gradients = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
         gradients = gradients + np.where(whole_gradients, replicated, scattered)
-        weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
+        if trainer.weight_broadcasts:
+            sent = cluster.collective_time("all_gather", gathered_size / group, group, distance)
+            weights = weights + group * sent * trainer.weight_broadcasts
+        else:
+            weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
+        if trainer.gather_tensor_time:
+            tensors = (MATRICES + 2.0) * learned / parameters.largest_dense_unit
+            weights = weights + tensors * group * (group > 1) * trainer.gather_tensor_time
         if trainer.collective_check:
             ranks = np.where(group * replicas > 1, group * replicas, 0.0)
-            matrix = parameters.largest_dense_unit / MATRICES
-            buckets = np.where(zero == 0, np.ceil(learned / np.maximum(trainer.bucket_parameters, matrix)), 1.0)
             gradients = gradients + buckets * ranks * trainer.collective_check
             weights = weights + ranks * trainer.collective_check
     return gradients, np.where(zero == 0, 0.0, weights)
