@@ -23,7 +23,9 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     name = _gpu(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    latency, held = _cluster_facts(row)
+    latency, held, share_of_profile = _cluster_facts(row)
+    if stated is None and share_of_profile != 1.0:
+        stated = _load_hardware(name).network_bandwidth * share_of_profile
     hardware = _node(name, per_node, stated, latency, held)
     times = _bench_times(row, hardware)
     if times is None:
@@ -44,21 +46,23 @@ def collective_check(row: Row) -> float:
         name = _gpu(str(row.hardware["gpu"]))
     except UnsupportedError:
         return 0.0
-    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, *_cluster_facts(row))
+    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, *_cluster_facts(row)[:2])
     times = _bench_times(row, hardware)
     return 0.0 if times is None else _check_seconds(row, times)
 
 
-def _cluster_facts(row: Row) -> tuple[float, float | None]:
-    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), and bytes that the
-    driver and its libraries hold (None = as the profile says)."""
+def _cluster_facts(row: Row) -> tuple[float, float | None, float]:
+    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), bytes that the driver
+    and its libraries hold (None = as the profile says), and bandwidth across nodes over the profile's, for rows that do
+    not state theirs."""
     try:
         entry = entry_of(row)
     except UnsupportedError:
-        return 1.0, None
+        return 1.0, None, 1.0
     held = entry.get("context_memory")
     what = "frameworks.yaml: context_memory"
-    return float(entry.get("network_latency", 1.0)), None if held is None else units.parse(held, "bytes", what=what)
+    driver = None if held is None else units.parse(held, "bytes", what=what)
+    return float(entry.get("network_latency", 1.0)), driver, float(entry.get("network_share", 1.0))
 
 
 @cache
