@@ -24,6 +24,18 @@ FA1_SLOWDOWN = 1.75
 """
 
 
+ALIGNED = 8
+"""Elements of 2 bytes in the 16 that a tensor core's operand must be aligned to.
+
+[NVIDIA, Matrix Multiplication Background, tensor core requirements; cuBLAS of 2022 and before, strided batches]
+"""
+MISALIGNED_EFFICIENCY = 0.51
+"""Part of the fp32 rate of the ordinary cores that a batched GEMM reaches whose operands are not aligned.
+
+Three pairs of runs of BLOOM's prequel that differ in the number of heads alone (rows 055 and 056, 090 and 091, 092 and 093; head
+size 144 and 108): 38, 44 and 39 s more for 4.2e14 to 4.5e14 FLOP of attention, 9.8 to 10.0 of 19.5 TFLOP/s in all three. Head
+sizes 150 and 450 there and 145 on V100 were not used.
+"""
 RATE_SPREAD = 0.02
 """Standard deviation of the sustained rate of GPUs of one kind in one job, over their mean.
 
@@ -127,7 +139,22 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
         )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")
     ]
-    return _gemm(gemm, shard, hardware, np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock)
+    seconds = np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock
+    if gemm.activations and dtype == "bf16":
+        seconds = np.maximum(seconds, _misaligned_seconds(gemm, hardware))
+    return _gemm(gemm, shard, hardware, seconds)
+
+
+def _misaligned_seconds(gemm: Gemm, hardware: HardwareProfile) -> Number:
+    """2 m n k g / (P_fp32 e) when rows of an operand do not begin at multiples of 16 bytes, else 0.
+
+    Batches of heads lie behind each other: the head size decides. Such GEMMs leave the tensor cores.
+    """
+    odd = (np.asarray(gemm.n) % ALIGNED != 0) | (np.asarray(gemm.k) % ALIGNED != 0)
+    if not np.any(odd) or "fp32" not in hardware.peak_flops:
+        return 0.0
+    flop = 2.0 * gemm.m * gemm.n * gemm.k * gemm.groups
+    return np.where(odd, flop / (hardware.peak("fp32") * MISALIGNED_EFFICIENCY), 0.0)
 
 
 def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) -> Work:
