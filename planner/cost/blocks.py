@@ -90,13 +90,17 @@ class _Priced:
     operators: list[Operator]
     work: dict[str, Work]
     collectives: list[tuple[Collective, Floats]]
-    """Each with its seconds when it runs alone."""
+    """Each with its seconds when no computation runs beside it."""
 
 
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
     seconds = collective_seconds(collectives, cluster, len(shard.layout))
     work = price(operators, shard, cluster.hardware)
-    return _Priced(operators=operators, work=work, collectives=list(zip(collectives, seconds, strict=True)))
+    wait = shard.trainer.tensor_wait
+    among_kernels = [
+        (one, alone * wait if one.group == "tp" else alone) for one, alone in zip(collectives, seconds, strict=True)
+    ]
+    return _Priced(operators=operators, work=work, collectives=among_kernels)
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:
