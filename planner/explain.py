@@ -14,6 +14,7 @@ PART_TEXT = {
     "compute": "computation", "recompute": "recompute", "host": "kernel launches",
     "tensor_communication": "tensor-parallel communication", "context_communication": "context-parallel communication",
     "expert_communication": "expert all-to-all", "pipeline_communication": "pipeline sends", "bubble": "pipeline bubble",
+    "stragglers": "waiting for the slowest GPU",
     "data_communication": "gradient and weight traffic", "optimizer": "optimizer step",
     "offload": "optimizer states on the host", "overhead": "fixed overhead",
 }  # fmt: skip

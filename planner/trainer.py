@@ -199,6 +199,9 @@ class Trainer:
     """'bf16', or 'fp8' where scores and values are multiplied in fp8 when training in fp8."""
     host_time: float
     """Seconds of host work per kernel launched."""
+    tensor_wait: float
+    """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
+    one after the other, and each change of stream costs."""
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""

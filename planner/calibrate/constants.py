@@ -26,7 +26,7 @@ from planner.accuracy import predict
 from planner.arrays import Floats
 from planner.calibrate.fit import Solution, Unknown, solve
 from planner.errors import PlannerError, shown
-from planner.hardware import HardwareProfile
+from planner.hardware import HardwareProfile, load_hardware
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -262,6 +262,9 @@ def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> 
         return False
     if constant.key == "network_latency":
         return math.isclose(hardware.network_latency, _library_latency(hardware.name) * constant.value, rel_tol=1e-6)
+    if constant.key == "network_share":
+        whole = load_hardware(hardware.name).network_bandwidth
+        return math.isclose(hardware.network_bandwidth, whole * constant.value, rel_tol=1e-6)
     return _equals(trainer, constant.key.removeprefix("changes."), constant.value)
 
 
@@ -312,6 +315,8 @@ def _hardware_with(hardware: HardwareProfile, constant: Constant, ratio: float) 
     if constant.key == "network_latency":
         curves = {op: curve.stretched(ratio) for op, curve in hardware.scale_out.items()}
         return replace(hardware, network_latency=hardware.network_latency * ratio, scale_out=curves)
+    if constant.key == "network_share":
+        return replace(hardware, network_bandwidth=hardware.network_bandwidth * ratio)
 
     def scaled(value: Any, parts: Sequence[str]) -> Any:
         return value * ratio if not parts else {**value, parts[0]: scaled(value[parts[0]], parts[1:])}

@@ -90,7 +90,7 @@ class _Priced:
     operators: list[Operator]
     work: dict[str, Work]
     collectives: list[tuple[Collective, Floats]]
-    """Each with its seconds when it runs alone."""
+    """Each with its seconds when no computation runs beside it."""
     compute_units: float
     """Multiprocessors of the device."""
 
@@ -98,8 +98,13 @@ class _Priced:
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
     seconds = collective_seconds(collectives, cluster, len(shard.layout))
     work = price(operators, shard, cluster.hardware)
-    return _Priced(operators=operators, work=work, collectives=list(zip(collectives, seconds, strict=True)),
-                   compute_units=cluster.hardware.compute_units)  # fmt: skip
+    wait = shard.trainer.tensor_wait
+    among_kernels = [
+        (one, alone * wait if one.group == "tp" else alone) for one, alone in zip(collectives, seconds, strict=True)
+    ]
+    return _Priced(
+        operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
+    )
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:

@@ -24,6 +24,46 @@ FA1_SLOWDOWN = 1.75
 """
 
 
+ALIGNED = 8
+"""Elements of 2 bytes in the 16 that a tensor core's operand must be aligned to.
+
+[NVIDIA, Matrix Multiplication Background, tensor core requirements; cuBLAS of 2022 and before, strided batches]
+"""
+MISALIGNED_EFFICIENCY = 0.51
+"""Part of the fp32 rate of the ordinary cores that a batched GEMM reaches whose operands are not aligned.
+
+Three pairs of runs of BLOOM's prequel that differ in the number of heads alone (rows 055 and 056, 090 and 091, 092 and 093; head
+size 144 and 108): 38, 44 and 39 s more for 4.2e14 to 4.5e14 FLOP of attention, 9.8 to 10.0 of 19.5 TFLOP/s in all three. Head
+sizes 150 and 450 there and 145 on V100 were not used.
+"""
+RATE_SPREAD = 0.02
+"""Standard deviation of the sustained rate of GPUs of one kind in one job, over their mean.
+
+Calibrated on how the step time grows with the number of GPUs at a constant share of work per GPU, never on its level: series
+of one model and layout on 8 to 2304 H100 of DGX Cloud 24.11, 25.03 and 25.04 (32 series; median 0.018 in bf16, 0.03 in fp8).
+Measured spreads of power-limited GPUs in five clusters: 8 % between the slowest and the fastest, a sigma of 0.013 to 0.02
+[Sinha 2022, "Not All GPUs Are Created Equal", SC22].
+"""
+RATE_GROUP = 8.0
+"""GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
+
+
+def straggling(num_gpus: Number) -> Floats:
+    """How much longer the slowest of N GPUs computes than the slowest of a node; everybody waits for it.
+
+    Ranks meet in every collective and every optimizer step, so a job runs at the rate of its slowest GPU. The slowest of N
+    lies E(N) = sqrt(2 ln N) - (ln ln N + ln 4 pi - 2 gamma) / (2 sqrt(2 ln N)) standard deviations below the mean (maximum
+    of N normal variables, within 0.1 from N = 8):  sigma (E(N) - E(8)), nothing up to one node.
+    """
+
+    def extreme(n: Floats) -> Floats:
+        root = np.sqrt(2.0 * np.log(n))
+        return np.asarray(root - (np.log(np.log(n)) + np.log(4.0 * np.pi) - 2.0 * np.euler_gamma) / (2.0 * root))
+
+    n = np.maximum(np.asarray(num_gpus, dtype=float), RATE_GROUP)
+    return RATE_SPREAD * (extreme(n) - extreme(np.asarray(RATE_GROUP)))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """GPU seconds of one operator and microbatch."""
@@ -99,7 +139,22 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
         )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")
     ]
-    return _gemm(gemm, shard, hardware, np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock)
+    seconds = np.stack(np.broadcast_arrays(*times)) / hardware.sustained_clock
+    if gemm.activations and dtype == "bf16":
+        seconds = np.maximum(seconds, _misaligned_seconds(gemm, hardware))
+    return _gemm(gemm, shard, hardware, seconds)
+
+
+def _misaligned_seconds(gemm: Gemm, hardware: HardwareProfile) -> Number:
+    """2 m n k g / (P_fp32 e) when rows of an operand do not begin at multiples of 16 bytes, else 0.
+
+    Batches of heads lie behind each other: the head size decides. Such GEMMs leave the tensor cores.
+    """
+    odd = (np.asarray(gemm.n) % ALIGNED != 0) | (np.asarray(gemm.k) % ALIGNED != 0)
+    if not np.any(odd) or "fp32" not in hardware.peak_flops:
+        return 0.0
+    flop = 2.0 * gemm.m * gemm.n * gemm.k * gemm.groups
+    return np.where(odd, flop / (hardware.peak("fp32") * MISALIGNED_EFFICIENCY), 0.0)
 
 
 def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) -> Work:

@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.compute import straggling
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
@@ -21,7 +22,7 @@ from planner.workload import Workload, peak_dtype
 
 PARTS = (
     "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
-    "pipeline_communication", "bubble", "data_communication", "optimizer", "offload", "overhead",
+    "pipeline_communication", "bubble", "stragglers", "data_communication", "optimizer", "offload", "overhead",
 )  # fmt: skip
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
@@ -243,6 +244,7 @@ def _step_parts(
         "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.step_overhead),
     }
+    time["stragglers"] = straggling(layout.num_gpus) * (time["compute"] + time["recompute"] + time["bubble"])
     concealed = {
         "tensor": m * slowest["tensor_hidden"],
         "context": m * slowest["context_hidden"],

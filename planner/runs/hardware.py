@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -24,7 +25,9 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     facts = _cluster_facts(row)
-    hardware = _node(name, per_node, stated, *facts)
+    if stated is None and facts.share != 1.0:
+        stated = _load_hardware(name).network_bandwidth * facts.share
+    hardware = _node(name, per_node, stated, facts)
     times = _bench_times(row, hardware)
     if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
@@ -35,7 +38,7 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth, *facts), "normal" if share >= 0.5 else "slow"
+    return _node(name, per_node, bandwidth, facts), "normal" if share >= 0.5 else "slow"
 
 
 def collective_check(row: Row) -> float:
@@ -44,23 +47,39 @@ def collective_check(row: Row) -> float:
         name = _gpu(str(row.hardware["gpu"]))
     except UnsupportedError:
         return 0.0
-    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, *_cluster_facts(row))
+    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, _cluster_facts(row))
     times = _bench_times(row, hardware)
     return 0.0 if times is None else _check_seconds(row, times)
 
 
-def _cluster_facts(row: Row) -> tuple[float, float | None, float]:
-    """Of the framework's cluster: latencies over those of the profile (1 where nothing is known), bytes that the driver
-    and its libraries hold (None = as the profile says), and the clock of its GPUs (0 = as the profile says)."""
+@dataclass(frozen=True, kw_only=True)
+class _Facts:
+    """What is known about the cluster of a framework's source, where it is not as the profile says."""
+
+    latency: float = 1.0
+    """Latencies across nodes over those of the profile."""
+    held: float | None = None
+    """Bytes that the driver and its libraries hold; None = the profile's."""
+    clock: float = 0.0
+    """Sustained clock; 0 = the profile's."""
+    share: float = 1.0
+    """Bandwidth across nodes over the profile's, for rows that do not state theirs."""
+
+
+def _cluster_facts(row: Row) -> _Facts:
+    """The facts about the cluster of a row."""
     try:
         entry = entry_of(row)
     except UnsupportedError:
-        return 1.0, None, 0.0
+        return _Facts()
     held = entry.get("context_memory")
     what = "frameworks.yaml: context_memory"
-    clock = float(recipe_of(row).get("sustained_clock", 0.0))
-    latency = float(entry.get("network_latency", 1.0))
-    return latency, None if held is None else units.parse(held, "bytes", what=what), clock
+    return _Facts(
+        latency=float(entry.get("network_latency", 1.0)),
+        held=None if held is None else units.parse(held, "bytes", what=what),
+        clock=float(recipe_of(row).get("sustained_clock", 0.0)),
+        share=float(entry.get("network_share", 1.0)),
+    )
 
 
 @cache
@@ -82,17 +101,8 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 
 @cache
-def _node(
-    name: str,
-    per_node: int,
-    bandwidth: float | None,
-    latency: float = 1.0,
-    held: float | None = None,
-    clock: float = 0.0,
-) -> HardwareProfile:
-    """A library profile with another node size (0 = its own) and network: bytes/s per GPU (None = its own), and what
-    multiplies its latencies; other bytes held beside the framework's (None = its own), and ``clock`` over its sustained
-    clock (0 = its own).
+def _node(name: str, per_node: int, bandwidth: float | None, facts: _Facts) -> HardwareProfile:
+    """A library profile with another node size (0 = its own), network (bytes/s per GPU, None = its own) and facts.
 
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
@@ -102,13 +112,13 @@ def _node(
         inside = profile.scale_up_domain <= profile.gpus_per_node
         changes["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
         changes["gpus_per_node"] = per_node
-    if held is not None:
-        changes["context_memory"] = held
-    if latency != 1.0:
-        changes["network_latency"] = profile.network_latency * latency
-        changes["scale_out"] = {op: curve.stretched(latency) for op, curve in profile.scale_out.items()}
-    if clock:
-        changes["sustained_clock"] = clock
+    if facts.held is not None:
+        changes["context_memory"] = facts.held
+    if facts.latency != 1.0:
+        changes["network_latency"] = profile.network_latency * facts.latency
+        changes["scale_out"] = {op: curve.stretched(facts.latency) for op, curve in profile.scale_out.items()}
+    if facts.clock:
+        changes["sustained_clock"] = facts.clock
     return dataclasses.replace(profile, **changes)
 
 
