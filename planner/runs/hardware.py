@@ -15,9 +15,12 @@ from planner.runs.names import UnsupportedError, entry_of, frameworks
 from planner.runs.schema import Row
 
 
-def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
-    """The profile with the row's node and network, and whether its network was 'normal', 'slow' or 'not measured'."""
-    name = _gpu(str(row.hardware["gpu"]))
+def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
+    """The profile with the row's node and network, and whether its network was 'normal', 'slow' or 'not measured'.
+
+    ``base``: the profile (name or file) to use instead of the one that the row's GPU stands for.
+    """
+    name = base or gpu_profile(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     hardware = _node(name, per_node, stated)
@@ -41,7 +44,7 @@ def _network_latency(row: Row) -> float:
 
 
 @cache
-def _gpu(text: str) -> str:
+def gpu_profile(text: str) -> str:
     """Name of the profile of a GPU's text. Raises UnsupportedError."""
     for entry in frameworks()["hardware"]:
         if entry["match"].search(text):
