@@ -11,8 +11,8 @@ from planner.commands.common import SentenceError
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": "search", "estimate": "estimate", "accuracy": "accuracy", "models": "library", "hardware": "library",
-    "trainers": "library", "export": "export",
+    "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
+    "models": "library", "hardware": "library", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 
@@ -81,6 +81,7 @@ def main() -> None:
       plan --model ./config.json --gpus 64 --sequence-length 32768 --tp 8
       plan estimate --model llama-8b --gpus 8 --tp 2 --recompute full
       plan accuracy
+      plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
 
     Without a command this is `plan search`; `plan search --help` lists all its flags. Exit codes: 0 a plan was found,
     1 nothing fits, 2 the input is wrong.

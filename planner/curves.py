@@ -507,6 +507,12 @@ class NetworkCurve:
         """The curve with all latencies multiplied."""
         return replace(self, fast=self.fast.stretched(factor), bulk=self.bulk.stretched(factor))
 
+    def with_share(self, factor: float) -> NetworkCurve:
+        """The curve with the shares of the line rate multiplied."""
+        two = None if self.two_nodes is None else self.two_nodes * factor
+        fast, bulk = (replace(line, efficiency=line.efficiency * factor) for line in (self.fast, self.bulk))
+        return replace(self, fast=fast, bulk=bulk, two_nodes=two)
+
     def time(self, transfer: Column, floor: Column, n: Column, nodes: Column, whole: Column, stretch: float) -> Column:
         """Seconds. ``transfer`` x at line rate; ``floor`` the transfer inside the nodes, which bounds both protocols.
 

@@ -26,7 +26,7 @@ from planner.curves import (
     column,
     least_factor,
 )
-from planner.errors import PlannerError, UnknownNameError, nearest_first
+from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -55,6 +55,14 @@ _OPTIONAL = (
     "kernels",
     "precise_accumulation",
 )
+SCALES: dict[str, str] = {
+    "sustained_clock": "rate of tensor-core work in a training run",
+    "memory_fraction": "share of the memory bandwidth that memory-bound operations reach",
+    "scale_up": "bandwidth of collectives inside a node, their latency kept",
+    "scale_out": "share of the NICs' line rate that collectives across nodes reach",
+    "network_latency": "latencies across nodes",
+}
+"""What ``scale`` in a file that extends a profile may multiply: what a machine achieves, not what its parts are."""
 _CURVES = ("gemm", "attention", "memory_fraction", "scale_up", "scale_out")
 _DTYPE_BYTES = {"fp32": 4.0, "tf32": 4.0}
 _LINK_TOLERANCE = 1.02  # timers and 1000-against-1024 rounding in published tables
@@ -384,6 +392,27 @@ class HardwareProfile:
             changes["scale_up_bandwidth"] = self.scale_up_bandwidth * factors[link]
         return replace(self, **changes)
 
+    def achieving(self, **factors: float) -> HardwareProfile:
+        """The profile with what the machine achieves multiplied, by name of SCALES: ``achieving(scale_out=0.7)``."""
+        changes: dict[str, Any] = {}
+        for key, factor in factors.items():
+            if key not in SCALES:
+                raise UnknownNameError("scale", key, SCALES)
+            if not np.isfinite(factor) or not factor > 0:
+                raise PlannerError(f"{self.name}: the scale of {key} must be above 0, it is {factor}")
+        if "sustained_clock" in factors:
+            changes["sustained_clock"] = self.sustained_clock * factors["sustained_clock"]
+        if "memory_fraction" in factors:
+            share = factors["memory_fraction"]
+            changes["memory_fraction"] = {op: fraction * share for op, fraction in self.memory_fraction.items()}
+        if "scale_up" in factors:
+            changes["scale_up"] = {op: curve.with_link(factors["scale_up"]) for op, curve in self.scale_up.items()}
+        share, latency = factors.get("scale_out", 1.0), factors.get("network_latency", 1.0)
+        if (share, latency) != (1.0, 1.0):
+            changes["scale_out"] = {op: c.stretched(latency).with_share(share) for op, c in self.scale_out.items()}
+            changes["network_latency"] = self.network_latency * latency
+        return replace(self, **changes) if changes else self
+
     # ------------------------------------------------------------------------------------------------ files
 
     def to_dict(self) -> dict[str, Any]:
@@ -413,6 +442,8 @@ class HardwareProfile:
     @classmethod
     def from_dict(cls, data: dict[str, Any], *, where: str = "hardware profile") -> HardwareProfile:
         """A profile from the data of a file. Raises PlannerError: what is wrong, where, and what would be right."""
+        if "extends" in data:
+            return _extended(data, where)
         data = _with_relatives(data, where)
         _check_keys(data, where)
         values: dict[str, Any] = {key: str(data[key]) for key in _TEXTS}
@@ -446,6 +477,37 @@ def load_hardware(name: str) -> HardwareProfile:
 
 
 # ---------------------------------------------------------------------------------------------------- reading
+
+
+def _extended(data: dict[str, Any], where: str, depth: int = 0) -> HardwareProfile:
+    """A file that ``extends`` a profile: its own keys replace those of the base, then ``scale`` multiplies what the machine
+    achieves (SCALES). ``calibration`` says where that comes from; it is kept among the sources."""
+    own = dict(data)
+    base = own.pop("extends")
+    if not isinstance(base, str) or depth > 3:
+        raise PlannerError(f"{where}: extends is {shown(base)}; it must name one profile, at most four levels deep")
+    factors = {
+        str(key): _number(value, f"{where}: scale {key}")
+        for key, value in _mapping(own.pop("scale", {}), f"{where}: scale").items()
+    }
+    for key in factors:
+        if key not in SCALES:
+            raise PlannerError(f"{where}: unknown key 'scale {key}'; did you mean {nearest_first(key, SCALES)[0]}?")
+    calibration = own.pop("calibration", None)
+    path = library.find("hardware", base)
+    below = library.read_yaml(path)
+    if "extends" in below:
+        if own.keys() - {"name", "device", "notes", "sources"}:
+            raise PlannerError(f"{where}: extends {base}, which extends another profile; only scale may be given here")
+        profile = _extended(below, path.name, depth + 1)
+        profile = replace(profile, name=str(own.get("name", profile.name)))
+    else:
+        profile = HardwareProfile.from_dict({**below, **own}, where=where)
+    profile = profile.achieving(**factors)
+    if calibration is not None:
+        profile = replace(profile, sources={**profile.sources, "calibration": calibration})
+    _check_values(profile, where)
+    return profile
 
 
 def _index(value: str, known: tuple[str, ...], kind: str) -> int:
@@ -608,6 +670,14 @@ def _price(entry: object, what: str) -> Price:
 
 def _check_values(profile: HardwareProfile, where: str) -> None:
     """Physics: nothing faster than the peak, the memory or the link."""
+    if profile.sustained_clock > 1:
+        raise PlannerError(
+            f"{where}: sustained_clock is {profile.sustained_clock:.2f}, faster than a short burst; at most 1"
+        )
+    for op, network in profile.scale_out.items():
+        if max(network.fast.efficiency, network.bulk.efficiency) > 1:
+            share = max(network.fast.efficiency, network.bulk.efficiency)
+            raise PlannerError(f"{where}: scale_out {op} reaches {share:.2f} of the line rate of the NICs; at most 1")
     for recipe, curve in profile.gemm.items():
         if not 0 < curve.efficiency <= 1:
             raise PlannerError(f"{where}: gemm {recipe} runs at {curve.efficiency:.2f} of the peak; it cannot pass 1")

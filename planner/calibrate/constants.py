@@ -14,29 +14,22 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-import numpy as np
-
 from planner import library, units
-from planner.accuracy import predict
 from planner.arrays import Floats
 from planner.calibrate.fit import Solution, Unknown, solve
+from planner.calibrate.pricing import FITS, Pair, changed, log_errors, measured, usable
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile, load_hardware
 from planner.runs import Run
 from planner.trainer import Trainer
 
-FITS = ("time", "memory")
 MOST_RUNS = 48
 """Runs of one source that a constant is fitted to; of more, every second, third ... one: the others cost time only."""
-
-
-def _measured(run: Run, fits: str) -> float | None:
-    return run.measured.step_time if fits == "time" else run.measured.memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +48,7 @@ class Evidence:
         found = [
             run for run in runs
             if run.source == self.source and not run.unsupported and re.match(self.id, run.id)
-            and self.family in ("", run.family) and _measured(run, fits) is not None
+            and self.family in ("", run.family) and measured(run, fits) is not None
         ]  # fmt: skip
         return found[:: -(-len(found) // MOST_RUNS)] if found else []
 
@@ -203,49 +196,19 @@ def _shipped(entry: Mapping[str, Any], where: str) -> float:
 # ------------------------------------------------------------------------------------------------ changing runs
 
 
-Pair = tuple[HardwareProfile, Trainer]
-
-
 def with_constants(runs: Sequence[Run], listed: Iterable[Constant], values: Mapping[str, float]) -> list[Run]:
-    """The runs with constants replaced by ``values`` (by name, base units); runs that none concerns stay as they are.
+    """The runs with constants replaced by ``values`` (by name, base units); runs that none concerns stay as they are."""
+    moved = [(one, values[one.name]) for one in listed if one.name in values and values[one.name] != one.value]
 
-    Runs that shared their hardware and trainer before share them after: they are still priced in one call.
-    """
-    changed = [(one, values[one.name]) for one in listed if one.name in values and values[one.name] != one.value]
-    known: dict[tuple[int, int], Pair] = {}
-    kept: dict[tuple[Any, ...], Any] = {}
-    result = []
-    for run in runs:
-        if run.cluster is None or run.trainer is None:
-            result.append(run)
-            continue
-        before = (run.cluster.hardware, run.trainer)
-        key = (id(before[0]), id(before[1]))
-        if key not in known:
-            known[key] = _replaced(before, changed, kept)
-        hardware, trainer = known[key]
-        if hardware is before[0] and trainer is before[1]:
-            result.append(run)
-        else:
-            result.append(replace(run, cluster=replace(run.cluster, hardware=hardware), trainer=trainer))
-    return result
+    def change(hardware: HardwareProfile, trainer: Trainer) -> Pair:
+        mine = [(one, value) for one, value in moved if applies(one, hardware, trainer)]
+        fields = {one.key.removeprefix("changes."): value for one, value in mine if _of_trainer(one)}
+        for one, value in mine:
+            if not _of_trainer(one):
+                hardware = _hardware_with(hardware, one, value / one.value)
+        return hardware, trainer.replace(**fields) if fields else trainer
 
-
-def _replaced(pair: Pair, changed: Sequence[tuple[Constant, float]], kept: dict[tuple[Any, ...], Any]) -> Pair:
-    """A pair with its constants replaced. What was made before of the same object stands in ``kept``."""
-    mine = tuple((one, value) for one, value in changed if applies(one, *pair))
-    hardware = [(one, value) for one, value in mine if not _of_trainer(one)]
-    trainer = [(one, value) for one, value in mine if _of_trainer(one)]
-    first = ("hardware", id(pair[0]), *(one.name for one, _ in hardware))
-    second = ("trainer", id(pair[1]), *(one.name for one, _ in trainer))
-    if first not in kept:
-        kept[first] = pair[0]
-        for one, value in hardware:
-            kept[first] = _hardware_with(kept[first], one, value / one.value)
-    if second not in kept:
-        changes = {one.key.removeprefix("changes."): value for one, value in trainer}
-        kept[second] = pair[1].replace(**changes) if changes else pair[1]
-    return kept[first], kept[second]
+    return changed(runs, change)
 
 
 def _of_trainer(constant: Constant) -> bool:
@@ -383,7 +346,7 @@ def _solve(
     group: Sequence[Constant], listed: Sequence[Constant], known: Mapping[str, float], evidence: Mapping[str, list[Run]]
 ) -> Solution:
     """The least squares of constants that share their runs, the others at what is ``known`` of them."""
-    runs = list({id(run): run for one in group for run in evidence[one.name]}.values())
+    runs = usable(list({id(run): run for one in group for run in evidence[one.name]}.values()), group[0].fits)
 
     def price(x: Floats) -> list[Run]:
         values = {one.name: one.default * math.exp(float(step)) for one, step in zip(group, x, strict=True)}
@@ -393,25 +356,4 @@ def _solve(
         Unknown(name=one.name, low=math.log(one.low / one.default), high=math.log(one.high / one.default), width=_width(one))
         for one in group
     ]  # fmt: skip
-    return solve(log_errors(runs, price, group[0].fits, np.zeros(len(group))), unknowns)
-
-
-def log_errors(
-    runs: Sequence[Run], price: Callable[[Floats], Sequence[Run]], fits: str, start: Floats
-) -> Callable[[Floats], Floats]:
-    """ln(predicted / measured) of the runs as a function of the unknowns, over those that can be priced at ``start``.
-
-    ``price(x)`` gives the runs with the unknowns applied, in the order of ``runs``; ``fits`` is 'time' or 'memory'.
-    """
-    good = np.array([not one.refused for one in predict(price(start))], dtype=bool)
-    which = [int(index) for index in np.flatnonzero(good)]
-
-    logs = np.log([float(_measured(runs[index], fits) or math.nan) for index in which])
-
-    def residuals(x: Floats) -> Floats:
-        moved = price(x)
-        answers = predict([moved[index] for index in which])
-        found = [one.step_time if fits == "time" else one.memory for one in answers]
-        return np.log(np.array([value or math.nan for value in found])) - logs
-
-    return residuals
+    return solve(log_errors(runs, price, group[0].fits), unknowns)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner import arrays as npt
 from planner.arrays import Floats
 
 FIRST_SPREAD, FIRST_WEIGHT = 0.05, 4.0
@@ -28,6 +29,8 @@ KNEE = 2.0
 """Spreads beyond which a run counts by its size instead of its square."""
 STEP = 0.02
 """Step of the difference quotients, in ln: wide enough to see over the kinks of maxima and stages."""
+NEAR, DONE = 0.04, 0.002
+"""Way in ln over which slopes are kept, and step at which the search ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,15 +87,36 @@ def slopes(residuals: Residuals, x: Floats, at: Floats, unknowns: Sequence[Unkno
     return np.stack(columns, axis=1) if columns else np.zeros((len(at), 0))
 
 
-def solve(residuals: Residuals, unknowns: Sequence[Unknown]) -> Solution:
-    """The least squares of the module's equation; ``residuals(x)`` prices all runs."""
-    spread, x = FIRST_SPREAD, _start(residuals, unknowns)
-    for _ in range(2 if unknowns else 0):
-        x = _minimise(residuals, unknowns, x, spread)
-        spread = _spread(residuals(x), spread)
-    at = residuals(x)
+def solve(residuals: Residuals, unknowns: Sequence[Unknown], *, start: Floats | None = None) -> Solution:
+    """The least squares of the module's equation; ``residuals(x)`` prices all runs, ``start`` is near the answer.
+
+    Gauss and Newton's method: slopes at x, the least squares of r + J dx by scipy, half the step back while the sum rises.
+    Pricing is what takes time: slopes are kept while steps are small.
+    """
+    x = _start(residuals, unknowns) if start is None else start
+    at, spread = residuals(x), FIRST_SPREAD
     spread = _spread(at, spread)
-    jacobian = slopes(residuals, x, at, unknowns)
+    jacobian, since = slopes(residuals, x, at, unknowns), 0.0
+    for _ in range(8 if unknowns else 0):
+        if since > NEAR:
+            jacobian, since = slopes(residuals, x, at, unknowns), 0.0
+        before, here = total(at, x, unknowns, spread), x
+        x = _linear(at, jacobian, here, unknowns, spread)
+        for _ in range(4):
+            new = residuals(x)
+            if total(new, x, unknowns, spread) <= before * (1.0 + 1e-9):
+                break
+            x = (x + here) / 2.0
+        at, step = new, float(np.max(np.abs(x - here)))
+        since, spread = since + step, _spread(at, spread)
+        if step < DONE:
+            break
+    if since > NEAR:
+        jacobian = slopes(residuals, x, at, unknowns)
+    return _solution(x, at, jacobian, spread, unknowns)
+
+
+def _solution(x: Floats, at: Floats, jacobian: Floats, spread: float, unknowns: Sequence[Unknown]) -> Solution:
     weights = _weight((at / spread) ** 2)
     widths = np.array([unknown.width for unknown in unknowns])
     information = jacobian.T @ (weights[:, None] * jacobian) / spread**2 + np.diag(1.0 / widths**2)
@@ -100,54 +124,77 @@ def solve(residuals: Residuals, unknowns: Sequence[Unknown]) -> Solution:
     return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, covariance=covariance)
 
 
+def solve_near(residuals: Residuals, near: Solution, kept: Sequence[int], unknowns: Sequence[Unknown]) -> Solution:
+    """The solution with some unknowns only (the others at 0), from one with all of them; its slopes are kept.
+
+    ``kept`` are the places of the unknowns in ``near``. Two steps: what is lost by old slopes is of second order.
+    """
+    x, jacobian = near.x[list(kept)], near.jacobian[:, list(kept)]
+    at = residuals(x)
+    for _ in range(2 if unknowns else 0):
+        x = _linear(at, jacobian, x, unknowns, near.spread)
+        at = residuals(x)
+    return _solution(x, at, jacobian, near.spread, unknowns)
+
+
+def held_back(solution: Solution, unknowns: Sequence[Unknown], out: npt.NDArray[np.bool_]) -> Floats:
+    """The unknowns when the rows ``out`` do not count: the same least squares on the slopes of the solution with all rows.
+
+    r(x) = r* + J (x - x*): nothing is priced again, and leaving a few runs out moves x little.
+    """
+    return _linear(solution.residuals[~out], solution.jacobian[~out], solution.x, unknowns, solution.spread)
+
+
 def _start(residuals: Residuals, unknowns: Sequence[Unknown]) -> Floats:
-    """Where the search begins: each unknown in turn at the best of five values within two widths of its prior.
+    """Where the search begins: each unknown in turn at the best of four values within two widths of its prior.
 
     The slope alone may be zero: host work costs nothing until it passes what the GPU needs.
     """
     x = np.zeros(len(unknowns))
+    best = total(residuals(x), x, unknowns, FIRST_SPREAD) if unknowns else 0.0
     for index, unknown in enumerate(unknowns):
-        tried = {}
-        for widths in (0.0, -1.5, -0.75, 0.75, 1.5):
+        for widths in (-1.0, 1.0, 2.0):
             moved = x.copy()
             moved[index] = np.clip(widths * unknown.width, unknown.low, unknown.high)
-            z = (residuals(moved) / FIRST_SPREAD / KNEE) ** 2
-            tried[float(moved[index])] = KNEE**2 * float(np.sum(2.0 * (np.sqrt(1.0 + z) - 1.0))) + widths**2
-        x[index] = min(tried, key=lambda value: tried[value])
+            new = total(residuals(moved), moved, unknowns, FIRST_SPREAD)
+            if new < best:
+                x, best = moved, new
     return x
 
 
-def _minimise(residuals: Residuals, unknowns: Sequence[Unknown], start: Floats, spread: float) -> Floats:
-    """One run of scipy's trust region with bounds; the prior is a row per unknown that stays quadratic."""
+def total(residuals: Floats, x: Floats, unknowns: Sequence[Unknown], spread: float) -> float:
+    """What is minimised."""
+    z = (residuals / spread / KNEE) ** 2
+    prior = sum((value / unknown.width) ** 2 for value, unknown in zip(x, unknowns, strict=True))
+    return float(KNEE**2 * np.sum(2.0 * (np.sqrt(1.0 + z) - 1.0)) + prior)
+
+
+def _linear(at: Floats, jacobian: Floats, x: Floats, unknowns: Sequence[Unknown], spread: float) -> Floats:
+    """The unknowns that minimise the sum when residuals are ``at + jacobian (new - x)``: scipy's trust region, with bounds.
+
+    The prior is a row per unknown that stays quadratic.
+    """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
+    if not unknowns:
+        return x
     widths = np.array([unknown.width for unknown in unknowns])
-    last: dict[bytes, Floats] = {}
+    slope = np.concatenate([jacobian / spread, np.diag(1.0 / widths)])
 
-    def data(x: Floats) -> Floats:
-        key = x.tobytes()
-        if key not in last:
-            last.clear()
-            last[key] = residuals(x)
-        return last[key]
-
-    def rows(x: Floats) -> Floats:
-        return np.concatenate([data(x) / spread, x / widths])
-
-    def jacobian(x: Floats) -> Floats:
-        return np.concatenate([slopes(residuals, x, data(x), unknowns) / spread, np.diag(1.0 / widths)])
+    def rows(new: Floats) -> Floats:
+        return np.concatenate([(at + jacobian @ (new - x)) / spread, new / widths])
 
     def loss(z: Floats) -> Floats:
         soft = np.stack([2.0 * (np.sqrt(1.0 + z) - 1.0), (1.0 + z) ** -0.5, -0.5 * (1.0 + z) ** -1.5])
         plain = np.stack([z, np.ones_like(z), np.zeros_like(z)])
         return np.where(np.arange(len(z)) < len(z) - len(unknowns), soft, plain)
 
-    bounds = ([unknown.low for unknown in unknowns], [unknown.high for unknown in unknowns])
-    inside = np.clip(start, *bounds)
+    low, high = (np.array([getattr(one, end) for one in unknowns]) for end in ("low", "high"))
+    inside = np.clip(x, low + 1e-9, high - 1e-9)
     found = least_squares(
-        rows, inside, jac=jacobian, bounds=bounds, loss=loss, f_scale=KNEE, xtol=1e-4, ftol=1e-5, gtol=1e-6, max_nfev=25
+        rows, inside, jac=lambda _: slope, bounds=(low, np.maximum(high, low + 1e-6)), loss=loss, f_scale=KNEE
     )
-    return np.asarray(found.x, dtype=float)
+    return np.clip(np.asarray(found.x, dtype=float), low, high)
 
 
 def _weight(z: Floats) -> Floats:

@@ -244,7 +244,9 @@ def _step_parts(
         "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.step_overhead),
     }
-    time["stragglers"] = straggling(layout.num_gpus) * (time["compute"] + time["recompute"] + time["bubble"])
+    time["stragglers"] = straggling(np.asarray(layout.num_gpus, dtype=float)) * (
+        time["compute"] + time["recompute"] + time["bubble"]
+    )
     concealed = {
         "tensor": m * slowest["tensor_hidden"],
         "context": m * slowest["context_hidden"],

@@ -16,12 +16,13 @@ from planner.runs.names import UnsupportedError, entry_of, frameworks, recipe_of
 from planner.runs.schema import Row
 
 
-def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
+def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     """The profile with the row's node and network, and its network: 'normal', 'slow', 'checked' or 'not measured'.
 
     'checked': the job's own benchmark shows host work before every collective; the network itself is normal.
+    ``base``: the profile (name or file) to use instead of the one that the row's GPU stands for.
     """
-    name = _gpu(str(row.hardware["gpu"]))
+    name = base or gpu_profile(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     facts = _cluster_facts(row)
@@ -44,7 +45,7 @@ def hardware_of(row: Row) -> tuple[HardwareProfile, str]:
 def collective_check(row: Row) -> float:
     """Host seconds per collective and rank that the benchmark of the job shows, in steps of 10 us; 0 = none."""
     try:
-        name = _gpu(str(row.hardware["gpu"]))
+        name = gpu_profile(str(row.hardware["gpu"]))
     except UnsupportedError:
         return 0.0
     hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, _cluster_facts(row))
@@ -83,7 +84,7 @@ def _cluster_facts(row: Row) -> _Facts:
 
 
 @cache
-def _gpu(text: str) -> str:
+def gpu_profile(text: str) -> str:
     """Name of the profile of a GPU's text. Raises UnsupportedError."""
     for entry in frameworks()["hardware"]:
         if entry["match"].search(text):

@@ -12,6 +12,7 @@ from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
+from planner.model import ModelSpec
 from planner.runs.hardware import hardware_of
 from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_of
 from planner.runs.layout import layout_of
@@ -57,12 +58,15 @@ def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
     return [to_run(row) for row in read_rows(paths)]
 
 
-def to_run(row: Row) -> Run:
-    """One row as a run, or with the reason why it is not supported; never raises for a row that was read."""
+def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> Run:
+    """One row as a run, or with the reason why it is not supported; never raises for a row that was read.
+
+    ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
+    """
     missing, network = _missing(row), "not measured"
     try:
-        hardware, network = hardware_of(row)
-        run = _map(row, hardware, missing)
+        profile, network = hardware_of(row, hardware)
+        run = _map(row, profile, missing, model)
     except UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
@@ -102,7 +106,7 @@ def _missing(row: Row) -> list[str]:
     return missing
 
 
-def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, Any]:
+def _map(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
     """Fields of Run for a row that can be priced. Raises UnsupportedError with the reason."""
     _refuse_unmodelled(row)
     entry, assumptions = entry_of(row), list[str]()
@@ -114,7 +118,7 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str]) -> dict[str, A
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
-    model = model_of(row, entry)
+    model = stated or model_of(row, entry)
     layout = layout_of(row, entry, model, assumptions)
     trainer = trainer_of(row, entry)
     precision = precision_of(row, entry)

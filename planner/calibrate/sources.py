@@ -1,0 +1,60 @@
+"""A user's measured runs: tables in the schema of profiles/runs, and training logs, as runs on one hardware profile."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from planner.calibrate.logs import Given, is_log, read_log, row_of_log
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, load_hardware
+from planner.model import ModelSpec
+from planner.runs import Row, Run, read_rows, to_run
+from planner.runs.hardware import gpu_profile
+from planner.runs.names import UnsupportedError
+from planner.trainer import Trainer
+
+
+def read_measured(
+    paths: Sequence[Path], hardware: str, *, trainer: Trainer | None = None, given: Given | None = None
+) -> list[Run]:
+    """The runs of tables (.yaml, or a directory of them) and logs (any other file), on ``hardware`` (name or file).
+
+    ``trainer`` replaces what the framework's name stands for; ``given`` fills what logs leave open. Raises PlannerError.
+    """
+    profile, given = load_hardware(hardware), given or Given()
+    rows: list[tuple[Row, ModelSpec | None]] = []
+    logs = [path for path in paths if path.is_file() and is_log(path)]
+    seen = Counter(path.stem for path in logs)
+    for path in paths:
+        if path not in logs:
+            rows += [(row, None) for row in read_rows([path])]
+            continue
+        row = row_of_log(read_log(path), given, where=str(path), gpu=hardware)
+        if seen[path.stem] > 1:
+            row = replace(row, data={**row.data, "id": str(path)})
+        rows.append((row, given.model))
+    runs = []
+    for row, model in rows:
+        _check_same_device(row, hardware, profile)
+        run = to_run(row, hardware=hardware, model=model)
+        runs.append(run if trainer is None or run.unsupported else replace(run, trainer=trainer))
+    return runs
+
+
+def _check_same_device(row: Row, hardware: str, profile: HardwareProfile) -> None:
+    """Raise PlannerError when a run says that it ran on another generation of GPU."""
+    text = str(row.hardware["gpu"])
+    if text == hardware:
+        return
+    try:
+        stated = load_hardware(gpu_profile(text))
+    except (UnsupportedError, PlannerError):
+        return  # a device that the library does not know: the user's own profile stands for it
+    if stated.arch != profile.arch:
+        raise PlannerError(
+            f"{row.source}/{row.id} ran on {text} ({stated.arch}), but --hardware {hardware} is a {profile.device} "
+            f"({profile.arch}); calibrate each device with its own runs"
+        )
