@@ -197,6 +197,8 @@ class Trainer:
     """One kernel multiplies the rows of all experts, activates and quantises what it puts out, and so backward."""
     attention_dtype: str
     """'bf16', or 'fp8' where scores and values are multiplied in fp8 when training in fp8."""
+    expert_routing: str
+    """'random' experts for each token, or 'neighbours': token i takes experts i K onwards (a benchmark's fake gate)."""
     host_time: float
     """Seconds of host work per kernel launched."""
     tensor_wait: float
@@ -234,6 +236,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "attention": ("flash", "unfused"),
     "attention_dtype": ("bf16", "fp8"),
     "expert_dispatch": ("alltoall", "deduplicated", "deepep"),
+    "expert_routing": ("random", "neighbours"),
     "attention_kernel": ("best", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),
     "unfused": tuple(UNFUSED),

@@ -54,7 +54,7 @@ def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: in
     different: dict[tuple[object, ...], Collective] = {}
     keys = []
     for one in collectives:
-        keys.append((one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies))
+        keys.append((one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies, one.neighbours))
         different.setdefault(keys[-1], one)
     found: dict[tuple[object, ...], Floats] = {}
     together: dict[str, list[tuple[object, ...]]] = {}
@@ -77,6 +77,17 @@ def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: in
     return [found[key] for key in keys]
 
 
+def neighbours_share(places: Number, copies: float, experts: float) -> Floats:
+    """Distinct places among ``copies`` neighbouring experts, per copy, when tokens take them in turn.
+
+    Token i takes experts i K to i K + K - 1. A place holds g = E / P of them, so a run of K covers 1 + (K - gcd(K, g)) / g
+    places on average.  [NeMo AutoModel, FakeBalancedGate]
+    """
+    each = np.maximum(np.rint(experts / np.maximum(np.asarray(places, dtype=float), 1.0)), 1.0)
+    common = np.gcd(each.astype(np.int64), int(copies))
+    return (1.0 + (copies - common) / each) / copies
+
+
 def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
     """Seconds of an expert all-to-all that sends a token once to every node and GPU that needs it.
 
@@ -86,12 +97,18 @@ def dispatch_seconds(collective: Collective, cluster: Cluster) -> Floats:
     """
     n, size, stride = (np.asarray(x, dtype=float) for x in (collective.n, collective.size, collective.stride))
     hardware = cluster.hardware
+
+    def share(places: Number) -> Floats:
+        if collective.neighbours:
+            return neighbours_share(places, collective.copies, collective.neighbours)
+        return distinct_share(places, collective.copies)
+
     inside = cluster.ranks_per_domain(n, stride)
     nodes = np.maximum(n / inside, 1.0)
     link = min(DISPATCH_RATES[0] * hardware.scale_up_bandwidth, collective.bandwidth)
-    local = size * distinct_share(n, collective.copies) * (1.0 - 1.0 / n) / np.where(inside > 1.0, link, np.inf)
+    local = size * share(n) * (1.0 - 1.0 / n) / np.where(inside > 1.0, link, np.inf)
     network = hardware.network_bandwidth * np.where(nodes == 2.0, DISPATCH_RATES[2], DISPATCH_RATES[1])
-    remote = size * distinct_share(nodes, collective.copies) * (1.0 - 1.0 / nodes) / network
+    remote = size * share(nodes) * (1.0 - 1.0 / nodes) / network
     return np.maximum(local, remote) + DISPATCH_LATENCY
 
 

@@ -148,11 +148,13 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     once = sent_once(shard)
     most = DEEPEP_BANDWIDTH if shard.trainer.expert_dispatch == "deepep" else np.inf
     units = DISPATCH_UNITS[shard.trainer.expert_dispatch]
+    in_turn = float(shard.model.num_experts) * (shard.trainer.expert_routing == "neighbours")
 
     def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
                           copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most, units=units,
-                          module=Module.MOE, overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
+                          neighbours=in_turn, module=Module.MOE,
+                          overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
 
     # What travels beside the tokens: a router weight for each copy, and before all how many copies go where.
     weights = 4.0 * shard.tokens_split * shard.model.top_k

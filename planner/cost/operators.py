@@ -133,6 +133,8 @@ class Collective:
     """Multiprocessors that its kernels take; 0 = not known."""
     bandwidth: float = float("inf")
     """Bytes/s that its kernels cannot pass inside a node, whatever the link."""
+    neighbours: float = 0.0
+    """Routed experts of the model where the ``copies`` of a token go to neighbouring ones instead of random ones."""
     chunked: bool = False
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
