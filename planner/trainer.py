@@ -87,6 +87,8 @@ class Trainer:
     """Full recompute may cover a part of the layers of each stage."""
     recompute_stops_early: bool
     """Full recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
+    recompute_keeps_attention: bool
+    """Full recompute keeps what attention put out: attention and its ring are not repeated."""
     offload_optimizer: bool
     """Optimizer states and step may live on the host."""
     offload_activations: bool
@@ -176,6 +178,8 @@ class Trainer:
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
     attention_kernel: str
     """'best' the device has, 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
+    causal_ring: bool
+    """Keys and values travel only where causal attention needs them, half of the hops of a ring, work evenly dealt."""
     unfused: frozenset[str]
     """Operators that run as chains of plain torch operations; names of UNFUSED."""
     separate_gate: bool

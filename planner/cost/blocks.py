@@ -18,7 +18,7 @@ from planner.cost import layers
 from planner.cost.communication import collective_seconds, exposed_seconds
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.distinct import distinct, stacked
-from planner.cost.operators import Collective, Number, Operator, Shard
+from planner.cost.operators import Attention, Collective, Number, Operator, Shard
 from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -166,6 +166,9 @@ class _Sums:
     def operator(self, operator: Operator, work: Work) -> None:
         freed = self._freed(operator.module, operator.share)
         again = self._again(freed, operator.ends)
+        whole: Number = self._whole
+        if self._shard.trainer.recompute_keeps_attention and isinstance(operator, Attention):
+            again, whole = again * whole, 1.0
         self.add("forward", work.forward)
         self.add("dgrad", work.dgrad)
         self.add("wgrad", work.wgrad)
@@ -176,14 +179,16 @@ class _Sums:
         if not (trainer.cuda_graphs and (operator.captured or trainer.static_experts)):
             self.add("launches_forward", operator.launches[0])
             self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
-        self.add("saved", (1.0 - freed) * operator.saved + self._whole * operator.kept)
-        self.add("working", freed * operator.saved + self.full * operator.kept)
+        self.add("saved", (1.0 - freed) * operator.saved + whole * operator.kept)
+        self.add("working", freed * operator.saved + (1.0 - whole) * operator.kept)
         self.add("flop", work.flop)
 
     def collective(self, collective: Collective, alone: Floats, added: Floats) -> None:
         again: Number = 0.0
         if not collective.backward:
             again = self._again(self._freed(collective.module), collective.ends)
+            if self._shard.trainer.recompute_keeps_attention and collective.group == "cp":
+                again = again * self._whole
         checked = self._shard.trainer.collective_check
         if checked:  # host work per rank of the group, in kernels launched: it holds up whatever comes after it
             ranks = np.where(np.asarray(collective.n) > 1, collective.n, 0.0) * collective.count

@@ -248,7 +248,8 @@ def _core_attention(shard: Shard) -> list[Operator]:
 def _context_exchange(shard: Shard) -> list[Collective]:
     """How keys and values of the whole sequence reach every context-parallel rank.
 
-    ring: c - 1 hops of the local K and V, backward with their gradients as well [Liu 2023, ring attention];
+    ring: c - 1 hops of the local K and V, backward with their gradients as well [Liu 2023, ring attention]; c / 2 where
+    only what causal attention needs travels, idle ranks helping out [Li 2023, arXiv 2310.03294, section 3.1];
     allgather: K and V gathered, gradients reduce-scattered, gathered again backward [Dubey 2024, section 3.3.2];
     a2a: Q, K, V and the output change between a split of tokens and a split of heads [Jacobs 2023, Ulysses].
     """
@@ -268,7 +269,7 @@ def _context_exchange(shard: Shard) -> list[Collective]:
             count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "", beside=beside,
         )  # fmt: skip
 
-    hops = np.maximum(cp - 1, 0.0)
+    hops = np.floor(cp / 2.0) if shard.trainer.causal_ring else np.maximum(cp - 1, 0.0)
     return [
         one("ring", "send_recv", key_value, CpMethod.RING, False, hops),
         one("ring_gradient", "send_recv", 2 * key_value, CpMethod.RING, True, hops),

@@ -118,12 +118,20 @@ _MODULES = {
 }  # fmt: skip
 
 
+def trainer_keeps_attention(entry: Mapping[str, Any]) -> bool:
+    """Whether full recompute of the framework keeps what attention put out."""
+    kept = shipped_trainer(entry["trainer"]).recompute_keeps_attention
+    return bool(entry.get("changes", {}).get("recompute_keeps_attention", kept))
+
+
 def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
     """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
     stated = row.get("recompute")
     if stated is None:
         stated = recipe_of(row).get("recompute")
     text = str(entry.get("recompute", "none") if stated is None else stated).strip().lower()
+    if text == "full except attention output" and trainer_keeps_attention(entry):
+        text = "full"
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
         return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}

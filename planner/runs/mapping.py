@@ -145,7 +145,6 @@ _UNMODELLED = {
     r"full CPU offload|parameter offload Y|ZeRO-3 offload": "weights live in host memory, which is not modelled",
     r"does not fit \(host memory\)": "it ran out of host memory, not of GPU memory",
     r"for part of the micro-?batches": "recompute of a part of the microbatches is not modelled",
-    r"full except attention output": "recompute that keeps the attention output is not modelled",
 }  # fmt: skip
 
 _ANY_UNMODELLED = re.compile("|".join(_UNMODELLED), re.IGNORECASE | re.MULTILINE)
