@@ -77,7 +77,7 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
         raise PlannerError(
             f"trainer {trainer.name} has no optimizer {workload.optimizer}; it knows {', '.join(trainer.optimizers)}"
         )
-    cluster.hardware.peak({"mxfp8": "fp8"}.get(workload.precision, workload.precision))
+    cluster.hardware.peak({"mxfp8": "fp8", "fp8_row": "fp8"}.get(workload.precision, workload.precision))
 
 
 def _divides(divisor: Any, number: Any) -> Any:

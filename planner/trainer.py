@@ -138,6 +138,16 @@ class Trainer:
     quantise_bytes: Mapping[str, float]
     """Bytes read and written per element to quantise the input and the output gradient of a linear layer, by precision:
     what norm and activation kernels do not write anyway. Copies for all three GEMMs included."""
+    weight_quantise_bytes: Mapping[str, float]
+    """Bytes moved per weight and microbatch to quantise gathered weights for both passes, by precision; none where weights
+    are quantised once per step or before they are gathered."""
+    rescale_bytes: Mapping[str, float]
+    """Bytes moved per element of the input and the weight gradient to scale them after their GEMM, by precision."""
+    fp8_gathers: bool
+    """With one scale per tensor, what tensor parallelism gathers is quantised first."""
+    tp_copies: bool
+    """Tensor-parallel collectives over the second dimension of (batch, sequence, hidden) copy the whole tensor into or out of
+    rank order, unless split and pipelined with their GEMM."""
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
@@ -177,9 +187,10 @@ class Trainer:
     attention: str
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
     attention_kernel: str
-    """'best' the device has, 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same algorithm in Triton of 2023)."""
+    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (its algorithm in
+    Triton of 2023)."""
     causal_ring: bool
-    """Keys and values travel only where causal attention needs them, half of the hops of a ring, work evenly dealt."""
+    """Keys and values travel only where causal attention needs them: half of the hops of a ring, work evenly dealt."""
     unfused: frozenset[str]
     """Operators that run as chains of plain torch operations; names of UNFUSED."""
     separate_gate: bool
@@ -241,7 +252,7 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "attention_dtype": ("bf16", "fp8"),
     "expert_dispatch": ("alltoall", "deduplicated", "deepep"),
     "expert_routing": ("random", "neighbours"),
-    "attention_kernel": ("best", "fa2", "fa1", "triton"),
+    "attention_kernel": ("best", "fa4", "fa2", "fa1", "triton"),
     "overlap": tuple(OVERLAPS),
     "unfused": tuple(UNFUSED),
 }
@@ -249,7 +260,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 
 _MAPPINGS = {
     "optimizer_bytes": "a mapping of optimizer to bytes per parameter",
-    "quantise_bytes": "a mapping of precision to bytes per element",
+    **dict.fromkeys(
+        ("quantise_bytes", "weight_quantise_bytes", "rescale_bytes"), "a mapping of precision to bytes per element"
+    ),
 }
 _DURATIONS = ("host_time", "step_overhead", "gather_tensor_time", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")

@@ -16,11 +16,12 @@ PRECISIONS: dict[str, str] = {
     "fp16": "fp16 compute with loss scaling, fp32 master weights",
     "fp32": "fp32 everywhere",
     "fp8": "fp8 linear layers, one scale per tensor (current or delayed), rest bf16",
+    "fp8_row": "fp8 linear layers, one scale per row of tokens or weights, rest bf16",
     "fp8_block": "fp8 linear layers, one scale per block of 128, rest bf16",
     "mxfp8": "fp8 linear layers, one scale per 32 values, rest bf16",
     "nvfp4": "fp4 linear layers, two-level scales, rest bf16",
 }
-LOW_PRECISIONS = ("fp8", "fp8_block", "mxfp8", "nvfp4")
+LOW_PRECISIONS = ("fp8", "fp8_row", "fp8_block", "mxfp8", "nvfp4")
 """Precisions whose linear layers run in 8 or 4 bits."""
 OPTIMIZERS: dict[str, str] = {
     "adam": "Adam, fp32 master weights and both moments in fp32",
@@ -126,7 +127,9 @@ class Workload:
 
 def peak_dtype(precision: str) -> str:
     """Dtype whose dense peak the MFU of a precision refers to."""
-    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(precision, precision)
+    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(
+        precision, precision
+    )
 
 
 def default_global_batch_size(model_parameters: float, sequence_length: int, num_gpus: int) -> int:

@@ -296,7 +296,7 @@ def test_two_node_all_reduce_is_not_extrapolated() -> None:
 
 def test_attention_kernels() -> None:
     best = H100.attention_time(1, 32, 8, 128, 8192, 8192)
-    assert 1.7 < H100.attention_time(1, 32, 8, 128, 8192, 8192, kernel="fa2") / best < 1.8
+    assert 1.95 < H100.attention_time(1, 32, 8, 128, 8192, 8192, kernel="fa2") / best < 2.1
     assert H100.attention_time(1, 32, 8, 128, 8192, 8192, kernel="cudnn") == best
     assert H100.attention_time(1, 32, 8, 128, 8192, 8192, kernel="fa3") > best
 

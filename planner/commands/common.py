@@ -88,9 +88,18 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
         click.option(
             "--global-batch-size", type=int, metavar="B", help="Sequences per optimizer step. [by model size]"
         ),
-        click.option("--precision", metavar="NAME", help="bf16, fp16, fp32, fp8, fp8_block, mxfp8 or nvfp4. [bf16]"),
+        click.option(
+            "--precision", metavar="NAME", help="bf16, fp16, fp32, fp8, fp8_row, fp8_block, mxfp8 or nvfp4. [bf16]"
+        ),
         click.option("--optimizer", metavar="NAME", help="adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
         click.option("--lora-rank", type=int, metavar="R", help="Train low-rank adapters only; 0 = all weights."),
+        click.option("--lora-targets", metavar="NAME", help="Layers with adapters: all, attention or qkv. [all]"),
+        click.option(
+            "--document-length",
+            type=int,
+            metavar="N",
+            help="Mean tokens of documents packed into a sequence. [one document]",
+        ),
         click.option(
             "--expert-imbalance", type=float, metavar="X", help="Tokens of the busiest expert rank over the mean. [1]"
         ),
@@ -122,7 +131,7 @@ def request_fields(flags: dict[str, Any]) -> dict[str, Any]:
 
 _REQUEST_FLAGS = (
     "model", "hardware", "trainer", "sequence_length", "global_batch_size", "precision", "optimizer", "lora_rank",
-    "expert_imbalance", "network_bandwidth",
+    "lora_targets", "document_length", "expert_imbalance", "network_bandwidth",
 )  # fmt: skip
 
 

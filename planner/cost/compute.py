@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,7 +105,7 @@ def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> 
     """Recipe of a GEMM in the hardware profile: that of the precision for linear layers, bf16 for all others."""
     precision = shard.workload.precision
     if precision in LOW_PRECISIONS and low_precision:
-        if precision == "mxfp8":  # block scales applied inside the tensor core: the per-tensor rate
+        if precision in ("mxfp8", "fp8_row"):  # scales applied inside the tensor core or to sums: the per-tensor rate
             return "fp8"
         return precision
     if precision == "fp32":
@@ -160,7 +161,8 @@ def _misaligned_seconds(gemm: Gemm, hardware: HardwareProfile) -> Number:
 def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) -> Work:
     """2 m n k FLOP each for Y, dX and dW; ``times`` of the three passes at the sustained clock.
 
-    In fp8 and fp4 the GEMM runs on quantised inputs; quantising X (m k) and dY (m n) moves bytes of its own.
+    In fp8 and fp4 the GEMM runs on quantised inputs; quantising X (m k) and dY (m n) moves bytes of its own, and so do W
+    (n k, half of it in each pass) and sums that are scaled by kernels of their own (dX m k, dW n k) where a trainer does.
     """
     forward, dgrad, wgrad = times
     second: Number = dgrad if gemm.activations else (wgrad if gemm.trained else 0.0)
@@ -170,6 +172,14 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
         inputs, gradients = (each * (not done) for done in gemm.quantised)
         forward = forward + hardware.memory_time(inputs * rows * gemm.k, "quantize")
         dgrad = dgrad + hardware.memory_time(gradients * rows * gemm.n, "quantize")
+        weights = gemm.n * gemm.k * gemm.groups
+        cast = hardware.memory_time(
+            0.5 * _of_precision(shard.trainer.weight_quantise_bytes, shard) * weights, "quantize"
+        )
+        rescale = _of_precision(shard.trainer.rescale_bytes, shard)
+        dgrad = dgrad + cast + hardware.memory_time(rescale * rows * gemm.k, "elementwise")
+        forward = forward + cast
+        second = second + hardware.memory_time(rescale * weights * gemm.trained, "elementwise")
     return Work(
         forward=forward, dgrad=dgrad, wgrad=second, flop=2.0 * gemm.m * gemm.n * gemm.k * gemm.groups * gemm.useful
     )
@@ -179,6 +189,10 @@ def quantise_bytes(shard: Shard, low_precision: bool) -> float:
     """Bytes moved per element of X and of dY to quantise it (0 in bf16).  [Trainer.quantise_bytes]"""
     precision = shard.workload.precision
     return shard.trainer.quantise_bytes.get(precision, 0.0) if low_precision and precision in LOW_PRECISIONS else 0.0
+
+
+def _of_precision(bytes_each: Mapping[str, float], shard: Shard) -> float:
+    return bytes_each.get(shard.workload.precision, 0.0)
 
 
 def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:

@@ -99,7 +99,7 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
     """
     size = shard.tokens * shard.model.hidden_size * shard.element
     linear = column not in ("", "logits")
-    gathered = shard.tokens * shard.model.hidden_size * (shard.input_element if linear else shard.element)
+    gathered = shard.tokens * shard.model.hidden_size * (shard.gathered_element if linear else shard.element)
     on = np.asarray(shard.layout.sequence_parallel) == 1
     split, whole = np.where(on, shard.tp, 1.0), np.where(on, 1.0, shard.tp)
 
@@ -129,6 +129,27 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
     ]
 
 
+def _rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
+    """Copies around the collectives of ``_tp_pair``: out of the gathered buffer and into the one that is scattered.
+
+    A tensor (batch, sequence, hidden) gathered over its second dimension arrives in rank order and is copied once,
+    read and written; before a reduce-scatter likewise. Forward and backward alike.  [torch, _functional_collectives.py]
+    Pipelined with its GEMM, a reduce-scatter reads all partial sums once to add them, and the gathered input is brought
+    into order for the weight gradient alone.  [torch, _symmetric_memory]
+    """
+    on = (np.asarray(shard.layout.sequence_parallel) == 1) & (shard.tp > 1)
+    if not shard.trainer.tp_copies or not np.any(on):
+        return []
+    values = np.where(on, shard.tokens * shard.model.hidden_size, 0.0)
+    gathered, scattered = 2.0 * shard.gathered_element, 2.0 * shard.element
+    if "tp" in shard.trainer.overlap:
+        return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * scattered / 2.0,
+                            backward=values * (gathered + scattered / 2.0), launches=(1.0, 2.0))]  # fmt: skip
+    return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * (gathered + scattered),
+                        backward=values * (gathered + scattered), module=module | REPEATED, launches=(2.0, 2.0),
+                        share=gathered / (gathered + scattered))]  # fmt: skip
+
+
 def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
     """A linear layer, with its low-rank adapters when only those are trained."""
     rank = shard.workload.lora_rank
@@ -153,6 +174,7 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators.append(_residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
         operators.append(_norm(shard, "attention_post_norm"))
+    operators += _rank_order(shard, "attention", NEVER)
     collectives = _tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
     return operators, collectives + _context_exchange(shard)
 
@@ -347,6 +369,7 @@ def _listed_outputs(shard: Shard) -> Number:
 def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators = [] if shard.model.norms_per_layer == 1 else [_norm(shard, "mlp_norm", inside=Module.MLP)]
     last = shard.model.norms_per_layer <= 2
+    operators += [] if shard.model.parallel_attention else _rank_order(shard, "mlp", Module.MLP)
     operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0, ends=last)
     operators.append(_residual(shard, "mlp_residual", ends=True))
     if shard.model.norms_per_layer > 2:

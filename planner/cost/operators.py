@@ -207,6 +207,11 @@ class Shard:
         return 0.5625 if precision == "nvfp4" else 1.0
 
     @property
+    def gathered_element(self) -> float:
+        """Bytes of one element of what tensor parallelism gathers for a linear layer."""
+        return 1.0 if self.trainer.fp8_gathers and self.workload.precision == "fp8" else self.input_element
+
+    @property
     def kv_heads(self) -> Floats:
         """Key-value heads of one rank: k / t, at least one (replicated)."""
         return np.maximum(self.model.num_kv_heads / self.tp, 1.0)

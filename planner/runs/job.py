@@ -90,6 +90,8 @@ def precision_of(row: Row, entry: Mapping[str, Any]) -> str:
         notes = notes_of(row)
         if re.search(r"mxfp8", notes, re.IGNORECASE):
             return "mxfp8"
+        if re.search(r"row-?wise", notes, re.IGNORECASE):
+            return "fp8_row"
         return "fp8_block" if re.search(r"block-?wise|subchannel", notes, re.IGNORECASE) else "fp8"
     return str(precision)
 
