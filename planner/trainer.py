@@ -86,7 +86,7 @@ class Trainer:
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
     recompute_stops_early: bool
-    """Full recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
+    """Recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
     recompute_keeps_attention: bool
     """Full recompute keeps what attention put out: attention and its ring are not repeated."""
     offload_optimizer: bool
@@ -187,8 +187,8 @@ class Trainer:
     attention: str
     """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
     attention_kernel: str
-    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (its algorithm in
-    Triton of 2023)."""
+    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same
+    algorithm in Triton of 2023)."""
     causal_ring: bool
     """Keys and values travel only where causal attention needs them: half of the hops of a ring, work evenly dealt."""
     unfused: frozenset[str]

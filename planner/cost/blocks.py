@@ -152,8 +152,8 @@ class _Sums:
         return self._repeated[key]
 
     def _again(self, freed: Floats, ends: bool) -> Floats:
-        """The part that is really computed again: full recompute may stop before what ends the layer."""
-        return freed * self._whole if ends and self._shard.trainer.recompute_stops_early else freed
+        """The part that is really computed again: recompute may stop before what ends the layer, which nothing needs."""
+        return np.zeros_like(freed) if ends and self._shard.trainer.recompute_stops_early else freed
 
     def routed(self) -> None:
         """Forward, the host waits until it knows how many tokens each expert gets, and nothing is queued on the GPU then:
