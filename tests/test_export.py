@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from trainers.plans import Wanted, changed, found, jobs, plans
+from trainers.plans import EVEN, Wanted, changed, found, jobs, plans
 
 from planner.errors import PlannerError
 from planner.export import TARGETS, load_target, targets_of
@@ -20,12 +20,6 @@ from planner.model import load_model
 from planner.plan import Plan
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
-
-
-EVEN = {
-    "tp": 1, "pp": 1, "dp": 8, "cp": 1, "vpp": 1, "schedule": 1, "zero": 1, "recompute": 0, "recompute_modules": 0,
-    "recompute_layers": 0, "first_stage_layers": 0, "last_stage_layers": 0, "micro_batch_size": 1, "sequence_parallel": 0,
-}  # fmt: skip
 
 
 def plan_of(**fields: int) -> Plan:

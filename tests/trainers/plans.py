@@ -81,7 +81,7 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="glm-4.5-air", gpus=128, pins=TP2_ONE),
     # What the search can do and seldom finds: experts with tensor parallelism, other orders, no sharding, more vpp.
     Wanted(model="mixtral-8x7b", gpus=64, pins=(("tp", 4), ("etp", 4), *ONE)),
-    Wanted(model="llama-3.1-70b", gpus=64, pins=(("order", 1), ("pp", 4), *TP8_ONE)),
+    Wanted(model="llama-3.1-70b", gpus=64, pins=(("order", 1), ("pp", 4), ("cp", 1), *TP8_ONE)),
     Wanted(model="llama-3.1-8b", gpus=8, pins=(("zero", 0), ("tp", 2))),
     Wanted(model="llama-3.1-70b", gpus=64, pins=(("vpp", 10), ("pp", 4), ("recompute", 2), ("recompute_layers", 10))),
     Wanted(model="llama-3.1-8b", gpus=32, sequence=32768, pins=(("cp", 4), ("cp_method", 1))),
@@ -120,6 +120,13 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb"),
     Wanted(model="phi-4", gpus=48, batch=960),
 )
+
+
+EVEN = {
+    "tp": 1, "pp": 1, "dp": 8, "cp": 1, "vpp": 1, "schedule": 1, "zero": 1, "recompute": 0, "recompute_modules": 0,
+    "recompute_layers": 0, "first_stage_layers": 0, "last_stage_layers": 0, "micro_batch_size": 1, "sequence_parallel": 0,
+}  # fmt: skip
+"""A layout of 8 GPUs with nothing but data parallelism, to change one thing in."""
 
 
 @cache
@@ -168,4 +175,4 @@ def changed(plan: Plan, **fields: int) -> Plan:
     return dataclasses.replace(plan, layout=plan.layout.replace(**fields))
 
 
-__all__ = ["WANTED", "Wanted", "changed", "found", "jobs", "plans"]
+__all__ = ["EVEN", "WANTED", "Wanted", "changed", "found", "jobs", "plans"]
