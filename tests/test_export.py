@@ -10,6 +10,7 @@ import yaml
 from trainers.plans import EVEN, Wanted, changed, found, jobs, plans
 
 from planner.errors import PlannerError
+from planner.explicit import complete
 from planner.export import TARGETS, load_target, targets_of
 from planner.export.bundle import make_bundle, write_bundle
 from planner.export.mcore import moe_layer_pattern, pipeline_layout, vocab_rows
@@ -18,6 +19,8 @@ from planner.export.target import ExportJob, in_range
 from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.plan import Plan
+from planner.readback.megatron import read as read_megatron
+from planner.workload import Workload
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
 
@@ -189,3 +192,38 @@ def test_megatron_refuses(fields: dict[str, int], says: str) -> None:
 
 def test_targets_of_a_trainer() -> None:
     assert "megatron" in targets_of("megatron") and "megatron" not in targets_of("torchtitan")
+
+
+# ------------------------------------------------------------------------------------------------ and back
+
+
+def stages_of(plan: Plan) -> dict[str, object]:
+    """A layout with its stages in place of the two fields that have several spellings of one split."""
+    layout = plan.layout.to_dict()
+    del layout["first_stage_layers"], layout["last_stage_layers"]
+    return {**layout, "stages": ExportJob.of(plan).layers_per_chunk()}
+
+
+@pytest.mark.parametrize("name", ["arguments.sh", "arguments.yaml"])
+def test_megatron_export_then_import_is_the_identity(name: str) -> None:
+    for job in jobs():
+        if job.plan.trainer not in load_target("megatron").trainers:
+            continue
+        text = load_target("megatron").render(job).files[name]
+        reading = read_megatron(text, name)
+        assert not reading.unread
+        again = Plan(
+            workload=Workload(
+                model=reading.model, sequence_length=reading.sequence_length, precision=reading.precision,
+                global_batch_size=reading.global_batch_size, optimizer=reading.optimizer,
+            ),
+            hardware=reading.hardware or "", num_gpus=reading.num_gpus or 0, trainer=reading.trainer,
+            layout=complete(job.rules_job, reading.layout)[0], prediction=job.plan.prediction,
+        )  # fmt: skip
+        assert again.workload == job.plan.workload
+        assert (again.hardware, again.num_gpus, again.trainer) == (
+            job.plan.hardware,
+            job.plan.num_gpus,
+            job.plan.trainer,
+        )
+        assert stages_of(again) == stages_of(job.plan)
