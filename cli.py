@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import keyword
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
-    "models": "library", "hardware": "library", "trainers": "library",
+    "import": "import_", "models": "library", "hardware": "library", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 
@@ -26,9 +27,9 @@ class PlanGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        found: click.Command = getattr(
-            importlib.import_module(f"planner.commands.{COMMANDS[cmd_name]}"), cmd_name.replace("-", "_")
-        )
+        module = importlib.import_module(f"planner.commands.{COMMANDS[cmd_name]}")
+        name = cmd_name.replace("-", "_")
+        found: click.Command = getattr(module, f"{name}_" if keyword.iskeyword(name) else name)
         return found
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:

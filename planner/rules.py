@@ -454,12 +454,20 @@ RULES: tuple[Rule, ...] = (
         holds=lambda job, x: (
             (np.asarray(x.order) != Order.TP_CP_EP_PP_DP)
             | (np.asarray(x.pp) == 1)
-            | (not job.model.is_moe)
-            | (np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp))
+            | np.where(
+                job.model.is_moe,
+                np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp),
+                np.asarray(x.cp) == 1,
+            )
         ),
         sentence=lambda job, x: (
-            f"order tp-cp-ep-pp-dp with pp {x.pp}: ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
-            "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp"
+            f"order tp-cp-ep-pp-dp with pp {x.pp}: "
+            + (
+                f"ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
+                if job.model.is_moe
+                else f"cp {x.cp} must be 1 without experts, "
+            )
+            + "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp"
         ),
     ),  # fmt: skip
     Rule(

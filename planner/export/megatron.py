@@ -250,13 +250,14 @@ def _smoke(job: ExportJob) -> tuple[Group, ...]:
     return (Group(title="Synthetic data, a few steps; the batch replaces the one above", words=words),)
 
 
-def _script(job: ExportJob) -> str:
+def header(job: ExportJob) -> str:
+    """What the arguments do not say, for ``plan import``."""
     plan = job.plan
-    head = [
-        "# Arguments of Megatron-LM's pretrain_gpt.py, sourced by the launch scripts.",
-        f"# plan: {plan.num_gpus} GPUs, hardware {plan.hardware}, trainer {plan.trainer}, model {job.model.name}",
-        "",
-    ]
+    return f"# plan: {plan.num_gpus} GPUs, hardware {plan.hardware}, trainer {plan.trainer}, model {job.model.name}"
+
+
+def _script(job: ExportJob) -> str:
+    head = ["# Arguments of Megatron-LM's pretrain_gpt.py, sourced by the launch scripts.", header(job), ""]
     return "\n".join([*head, *shell_array("ARGUMENTS", arguments(job)), "", *shell_array("SMOKE", _smoke(job))]) + "\n"
 
 
@@ -268,7 +269,7 @@ def _yaml(job: ExportJob) -> str:
     head = (
         "# The arguments of arguments.sh as a mapping, in the form of Megatron-LM's test recipes; not for --yaml-cfg.\n"
     )
-    return head + library.dump_yaml(document)
+    return f"{head}{header(job)}\n{library.dump_yaml(document)}"
 
 
 def _value(words: Words) -> bool | str:

@@ -7,6 +7,7 @@ import os
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from planner.export.target import ExportJob
 
 CAPABILITY = {"Volta": (7, 0), "Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": (10, 0)}
 """Compute capability by architecture: the validator's rules depend on it."""
+MANY = 24
+"""Cases from which two processes share the work."""
 MODEL_RANKS = 4
 """Pipeline stages whose model is built: first, last and some between."""
 
@@ -29,6 +32,15 @@ def check(job: ExportJob, folder: Path) -> Checked:
 
 def check_many(cases: list[tuple[ExportJob, list[str]]], *, level: str = "model built") -> list[Checked]:
     """Megatron's code on many argument lists in one process, which imports it once."""
+    if len(cases) >= MANY:
+        with ThreadPoolExecutor(2) as pool:  # two processes of their own
+            halves = pool.map(lambda part: _check_here(part, level), (cases[0::2], cases[1::2]))
+        first, second = (iter(half) for half in halves)
+        return [next(first if number % 2 == 0 else second) for number in range(len(cases))]
+    return _check_here(cases, level)
+
+
+def _check_here(cases: list[tuple[ExportJob, list[str]]], level: str) -> list[Checked]:
     questions = [_question(job, words, level) for job, words in cases]
     code = "planner.export.check.megatron_worker"
     root = str(Path(__file__).resolve().parents[3])

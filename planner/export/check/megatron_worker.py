@@ -204,7 +204,7 @@ def _duplicate_down_projections() -> None:
     if getattr(mla.TELinear, "planner", False):
         return
 
-    class Duplicated(torch.nn.Linear):
+    class Duplicated(torch.nn.Linear):  # type: ignore[misc, unused-ignore]
         planner = True
 
         def __init__(self, inputs: int, outputs: int, *, bias: bool = False, **_: Any) -> None:

@@ -1,0 +1,229 @@
+"""Every plan of the search is written for its trainers; the folder is whole; what cannot be said is a sentence."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from trainers.plans import EVEN, Wanted, changed, found, jobs, plans
+
+from planner.errors import PlannerError
+from planner.explicit import complete
+from planner.export import TARGETS, load_target, targets_of
+from planner.export.bundle import make_bundle, write_bundle
+from planner.export.mcore import moe_layer_pattern, pipeline_layout, vocab_rows
+from planner.export.ranks import GROUPS, groups
+from planner.export.target import ExportJob, in_range
+from planner.layout import Module, Recompute
+from planner.model import load_model
+from planner.plan import Plan
+from planner.readback.megatron import read as read_megatron
+from planner.workload import Workload
+
+SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
+
+
+def plan_of(**fields: int) -> Plan:
+    """A small plan with fields changed."""
+    return changed(found(SMALL)[0], **(EVEN | fields))
+
+
+# ------------------------------------------------------------------------------------------------ every plan exports
+
+
+def test_the_set_is_large() -> None:
+    assert len(plans()) >= 200
+    assert {plan.trainer for plan in plans()} >= {"megatron", "nemo", "torchtitan", "deepspeed", "fsdp", "nanotron"}
+    assert {plan.num_gpus for plan in plans()} >= {8, 64, 1024, 4096}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_plan_of_the_search_exports(name: str) -> None:
+    """The search proposes only what the trainer can run: no plan is refused, and each becomes files."""
+    target, written = load_target(name), 0
+    for job in jobs():
+        plan = job.plan
+        if plan.trainer not in target.trainers:
+            continue
+        refused = target.refusals(job)
+        if refused and plan.workload.model.name in UNKNOWN_MODELS.get(name, ()):
+            continue
+        assert not refused, f"{plan.workload.model.name} on {plan.num_gpus} for {name}: {refused}"
+        files = make_bundle(target, job, "torchrun").files
+        assert {"plan.yaml", "README.md"} <= set(files)
+        assert yaml.safe_load(files["plan.yaml"]) == plan.to_dict()
+        written += 1
+    assert written
+
+
+UNKNOWN_MODELS: dict[str, tuple[str, ...]] = {}
+"""Models of the set that a trainer does not have at all, whatever the layout."""
+
+
+# ------------------------------------------------------------------------------------------------ what Megatron is told
+
+
+def job_of(**wanted: object) -> ExportJob:
+    """The best plan of a search as a job."""
+    return ExportJob.of(found(Wanted(**wanted))[0])  # type: ignore[arg-type]
+
+
+def test_layers_per_stage_are_all_layers() -> None:
+    for job in jobs():
+        plan, stages = job.plan, job.virtual_stages()
+        assert [layer for _, _, layers in stages for layer in layers] == list(range(plan.workload.model.num_layers))
+        if plan.trainer == "megatron":
+            assert pipeline_layout(job).startswith("E") and pipeline_layout(job).endswith("L")
+
+
+def test_pipeline_layout_is_short_and_exact() -> None:
+    plan = plan_of(pp=4, dp=2, first_stage_layers=7, last_stage_layers=5, num_microbatches=64)
+    assert pipeline_layout(ExportJob.of(plan)) == "Et*7|(t*10|)*2t*5L"
+    plan = plan_of(pp=2, dp=4, vpp=4, schedule=2)
+    assert pipeline_layout(ExportJob.of(plan)) == "Et*4|(t*4|)*6t*4L"
+
+
+def test_moe_layers_as_megatron_takes_them() -> None:
+    assert moe_layer_pattern(load_model("mixtral-8x7b")) == "1"
+    assert moe_layer_pattern(load_model("deepseek-v3")) == "([0]*3+[1]*58)"
+    assert moe_layer_pattern(load_model("llama-4-maverick")) == "([0,1]*24)"
+
+
+def test_groups_tile_the_ranks() -> None:
+    for plan in plans()[:60]:
+        for name in GROUPS:
+            if plan.num_gpus > 1024 or (name in ("etp", "ep", "edp") and not plan.workload.model.is_moe):
+                continue
+            every = groups(plan.layout, name)
+            assert sorted(rank for one in every for rank in one) == list(range(plan.num_gpus))
+
+
+def test_parameters_of_all_stages_are_the_model() -> None:
+    """One tensor-parallel rank: stages sum to the model, with the copies that pipelines need."""
+    for job in jobs():
+        plan = job.plan
+        model, layout = plan.workload.model, plan.layout
+        if layout.tp != 1 or layout.ep * layout.etp != 1 or model.mtp_layers:
+            continue
+        from planner.cost.parameters import count_parameters, total_parameters
+
+        copy = count_parameters(model).input_embedding * (model.tied_embeddings and layout.pp > 1)
+        assert sum(job.parameters()) == pytest.approx(total_parameters(model) + copy, rel=1e-12)
+
+
+def test_vocabulary_is_padded_only_where_it_must_be() -> None:
+    assert vocab_rows(ExportJob.of(plan_of(tp=8))) == 128256
+    gpt = found(Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb"))[0]
+    assert vocab_rows(ExportJob.of(changed(gpt, tp=4))) % 512 == 0
+
+
+# ------------------------------------------------------------------------------------------------ the folder
+
+
+def test_bundle_is_written_whole(tmp_path: Path) -> None:
+    job = ExportJob.of(found(SMALL)[0])
+    bundle = make_bundle(load_target("megatron"), job, "torchrun")
+    folder = tmp_path / "deep" / "run"
+    write_bundle(bundle, folder)
+    assert {path.name for path in folder.iterdir()} == set(bundle.files)
+    for name in bundle.executable:
+        assert (folder / name).stat().st_mode & 0o100
+    for script in folder.glob("*.sh"):
+        subprocess.run(["bash", "-n", str(script)], check=True)
+    with pytest.raises(PlannerError, match="is not empty; choose another folder, or replace it with --force"):
+        write_bundle(bundle, folder)
+    (folder / "stale").write_text("old")
+    write_bundle(bundle, folder, force=True)
+    assert {path.name for path in folder.iterdir()} == set(bundle.files)
+    assert [path.name for path in folder.parent.iterdir()] == ["run"]  # nothing left beside it
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    job = ExportJob.of(found(SMALL)[0])
+    bundle = make_bundle(load_target("megatron"), job, "torchrun")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(PlannerError, match="is a file"):
+        write_bundle(bundle, tmp_path / "file")
+    with pytest.raises(PlannerError, match="cannot be written"):
+        write_bundle(bundle, tmp_path / "file" / "inside")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_readme_has_the_numbers_of_the_plan() -> None:
+    plan = found(SMALL)[0]
+    text = make_bundle(load_target("megatron"), ExportJob.of(plan), "torchrun").files["README.md"]
+    assert f"{plan.prediction.memory_peak_gib:.1f} of {plan.prediction.memory_limit_gib:.1f} GiB" in text
+    assert "Parameters per GPU" in text and "chance of running out of memory" in text
+
+
+@pytest.mark.parametrize(
+    ("version", "inside"),
+    [("0.18.2", True), ("0.19", True), ("0.19.2rc1", True), ("0.17.9", False), ("0.20.0", False), ("1.0", False)],
+)
+def test_versions(version: str, inside: bool) -> None:
+    assert in_range(version, ">=0.18,<0.20") == inside
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+REFUSED = [
+    ({"zero": 3}, "shards optimizer states only"),
+    ({"zero": 2}, "shards optimizer states only"),
+    ({"order": 2}, "experts outermost"),
+    ({"dp_shard": 2}, "states are sharded over all 8"),
+    ({"schedule": 3, "pp": 2, "dp": 4}, "runs 1f1b and interleaved_1f1b"),
+    ({"schedule": 4, "pp": 2, "dp": 4, "vpp": 2}, "runs 1f1b and interleaved_1f1b"),
+    ({"offload_activations": 1}, "excludes pipelines and recompute"),
+    ({"recompute": 1, "recompute_modules": int(Module.NORM)}, "repeats nothing"),
+    ({"recompute": 1, "recompute_modules": int(Module.MLP_ACTIVATION)}, "grouped experts only"),
+    ({"recompute": 1, "recompute_modules": int(Module.EVERY_SECOND_MATMUL)}, "knows core_attn"),
+    ({"recompute": int(Recompute.FULL), "recompute_layers": 40}, "exceeds the 32 layers"),
+    ({"zero": 0, "offload_optimizer": 50}, "part of the distributed optimizer"),
+]
+
+
+@pytest.mark.parametrize(("fields", "says"), REFUSED)
+def test_megatron_refuses(fields: dict[str, int], says: str) -> None:
+    assert any(says in one for one in load_target("megatron").refusals(ExportJob.of(plan_of(**fields))))
+
+
+def test_targets_of_a_trainer() -> None:
+    assert "megatron" in targets_of("megatron") and "megatron" not in targets_of("torchtitan")
+
+
+# ------------------------------------------------------------------------------------------------ and back
+
+
+def stages_of(plan: Plan) -> dict[str, object]:
+    """A layout with its stages in place of the two fields that have several spellings of one split."""
+    layout = plan.layout.to_dict()
+    del layout["first_stage_layers"], layout["last_stage_layers"]
+    return {**layout, "stages": ExportJob.of(plan).layers_per_chunk()}
+
+
+@pytest.mark.parametrize("name", ["arguments.sh", "arguments.yaml"])
+def test_megatron_export_then_import_is_the_identity(name: str) -> None:
+    for job in jobs():
+        if job.plan.trainer not in load_target("megatron").trainers:
+            continue
+        text = load_target("megatron").render(job).files[name]
+        reading = read_megatron(text, name)
+        assert not reading.unread
+        again = Plan(
+            workload=Workload(
+                model=reading.model, sequence_length=reading.sequence_length, precision=reading.precision,
+                global_batch_size=reading.global_batch_size, optimizer=reading.optimizer,
+            ),
+            hardware=reading.hardware or "", num_gpus=reading.num_gpus or 0, trainer=reading.trainer,
+            layout=complete(job.rules_job, reading.layout)[0], prediction=job.plan.prediction,
+        )  # fmt: skip
+        assert again.workload == job.plan.workload
+        assert (again.hardware, again.num_gpus, again.trainer) == (
+            job.plan.hardware,
+            job.plan.num_gpus,
+            job.plan.trainer,
+        )
+        assert stages_of(again) == stages_of(job.plan)
