@@ -5,9 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 from planner import library
-from planner.export import transformers_run as run
 from planner.export.launch import PORT
 from planner.export.target import ExportJob, Rendered, Setting, Target
+from planner.export.transformers_run import (
+    INSTALL,
+    LAYERS,
+    OPTIMIZERS,
+    family,
+    files,
+    notes,
+    settings,
+    smoke_variables,
+    training_arguments,
+    variables,
+    words,
+)
 from planner.layout import Recompute
 
 
@@ -23,10 +35,8 @@ def refusals(job: ExportJob) -> list[str]:
         found.append(
             f"dp_shard 1 of dp {layout.dp}: FSDP2 needs a shard group of more than one rank [ParallelismConfig]; use zero 0"
         )
-    if work.optimizer not in run.OPTIMIZERS:
-        found.append(
-            f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(run.OPTIMIZERS)}"
-        )
+    if work.optimizer not in OPTIMIZERS:
+        found.append(f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(OPTIMIZERS)}")
     if work.precision not in PRECISIONS:
         found.append(f"precision {work.precision}: mixed_precision knows {', '.join(PRECISIONS)}")
     if int(layout.recompute) == Recompute.SELECTIVE:
@@ -71,12 +81,11 @@ def config(job: ExportJob) -> dict[str, Any]:
             "fsdp_state_dict_type": "SHARDED_STATE_DICT",
             "fsdp_cpu_ram_efficient_loading": False,
         }
-        kind = run.family(job.model)
+        kind = family(job.model)
         if kind:
-            data["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = run.LAYERS[kind]
-        data["parallelism_config"] = {
-            f"parallelism_config_{name}": value for name, value in {**parallelism(job), "tp_size": 1, "cp_size": 1, "sp_size": 1}.items()
-        }  # fmt: skip
+            data["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = LAYERS[kind]
+        sizes = {**parallelism(job), "tp_size": 1, "cp_size": 1, "sp_size": 1}
+        data["parallelism_config"] = {f"parallelism_config_{name}": value for name, value in sizes.items()}
     if work.precision == "fp8":
         data["fp8_config"] = {"backend": "AO", "enable_fsdp_float8_all_gather": False, "pad_inner_dim": True}
     return data
@@ -91,7 +100,7 @@ def parallelism(job: ExportJob) -> dict[str, int]:
 def render(job: ExportJob) -> Rendered:
     """accelerate.yaml, training.json, train.py, and config.json of the model where its family is known."""
     layout = job.layout
-    arguments = run.training_arguments(job)
+    arguments = training_arguments(job)
     if int(layout.zero) == 0 and int(layout.recompute) == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     launcher = ["accelerate", "launch", "--config_file", "accelerate.yaml", "--machine_rank", "${NODE_RANK:-0}"]
@@ -100,23 +109,23 @@ def render(job: ExportJob) -> Rendered:
     return Rendered(
         files={
             "accelerate.yaml": library.dump_yaml(config(job)),
-            "training.json": run.settings(job, arguments, parallelism=hybrid),
-            **run.files(job),
+            "training.json": settings(job, arguments, parallelism=hybrid),
+            **files(job),
         },
-        entry=(*launcher, *run.words()),
-        smoke=(*launcher, *run.words(smoke=True)),
+        entry=(*launcher, *words()),
+        smoke=(*launcher, *words(smoke=True)),
         start="node",
         environment={
             "PYTORCH_CUDA_ALLOC_CONF": Setting(
                 value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
             )
         },
-        variables=run.smoke_variables(run.variables(job)),
+        variables=smoke_variables(variables(job)),
         notes=(
-            *run.notes(job),
+            *notes(job),
             "accelerate starts one process per GPU itself; with several nodes set NODE_RANK on each.",
         ),
-        install=(run.INSTALL, *(("pip install torchao",) if _needs_torchao(job) else ())),
+        install=(INSTALL, *(("pip install torchao",) if _needs_torchao(job) else ())),
     )
 
 

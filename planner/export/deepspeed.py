@@ -5,8 +5,19 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.export import transformers_run as run
 from planner.export.target import ExportJob, Rendered, Setting, Target
+from planner.export.transformers_run import (
+    INSTALL,
+    OPTIMIZERS,
+    family,
+    files,
+    notes,
+    settings,
+    smoke_variables,
+    training_arguments,
+    variables,
+    words,
+)
 from planner.layout import CpMethod, Recompute
 
 EXPERT_PRESETS = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe"}
@@ -53,10 +64,8 @@ def refusals(job: ExportJob) -> list[str]:
         found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
     if work.precision not in ("bf16", "fp16", "fp32"):
         found.append(f"precision {work.precision}: DeepSpeed trains in bf16, fp16 or fp32; choose one of them")
-    if work.optimizer not in run.OPTIMIZERS:
-        found.append(
-            f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(run.OPTIMIZERS)}"
-        )
+    if work.optimizer not in OPTIMIZERS:
+        found.append(f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(OPTIMIZERS)}")
     return found
 
 
@@ -74,7 +83,7 @@ def _expert_refusals(job: ExportJob, ep: int) -> list[str]:
         )
     if int(layout.tp) > 1 and int(layout.offload_optimizer):
         found.append("offload_optimizer with AutoEP and AutoTP is not supported [the same]; use tp 1")
-    if ep > 1 and not model.is_mla and run.family(model) not in EXPERT_PRESETS:
+    if ep > 1 and not model.is_mla and family(model) not in EXPERT_PRESETS:
         found.append(
             f"ep {ep}: AutoEP has presets for Mixtral, Qwen3-MoE and DeepSeek [auto_ep_presets], none for {model.name}; use ep 1"
         )
@@ -114,7 +123,7 @@ def config(job: ExportJob) -> dict[str, Any]:
         data["tensor_parallel"] = {"autotp_size": int(layout.tp)}
     if int(layout.ep) > 1:
         data["expert_parallel"] = {"enabled": True, "autoep_size": int(layout.ep), "expert_tensor_parallel_size": 1}
-        preset = EXPERT_PRESETS.get(run.family(job.model))
+        preset = EXPERT_PRESETS.get(family(job.model))
         if preset:
             data["expert_parallel"]["preset_model"] = preset
     return data
@@ -123,34 +132,34 @@ def config(job: ExportJob) -> dict[str, Any]:
 def render(job: ExportJob) -> Rendered:
     """ds_config.json, training.json, train.py, and config.json of the model where its family is known."""
     layout = job.layout
-    arguments = run.training_arguments(job) | {"learning_rate": LEARNING_RATE}
+    arguments = training_arguments(job) | {"learning_rate": LEARNING_RATE}
     if int(layout.recompute) == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     sizes = {"sp_size": int(layout.cp), "sp_backend": "deepspeed"} if int(layout.cp) > 1 else None
-    notes = run.notes(job)
+    said = notes(job)
     if int(layout.tp) > 1:
-        notes.append(
+        said.append(
             f"train_batch_size is {layout.tp} times the batch of the plan: DeepSpeed's batch rule counts AutoTP ranks as replicas."
         )
-    notes.append("zero_to_fp32.py, which DeepSpeed writes into every checkpoint, joins the shards of the weights.")
+    said.append("zero_to_fp32.py, which DeepSpeed writes into every checkpoint, joins the shards of the weights.")
     return Rendered(
         files={
             "ds_config.json": json.dumps(config(job), indent=2) + "\n",
-            "training.json": run.settings(
+            "training.json": settings(
                 job, arguments, parallelism=sizes, offload_activations=bool(layout.offload_activations)
             ),
-            **run.files(job),
+            **files(job),
         },
-        entry=run.words("--deepspeed", "ds_config.json"),
-        smoke=run.words("--deepspeed", "ds_config.json", smoke=True),
+        entry=words("--deepspeed", "ds_config.json"),
+        smoke=words("--deepspeed", "ds_config.json", smoke=True),
         environment={
             "PYTORCH_CUDA_ALLOC_CONF": Setting(
                 value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
             )
         },
-        variables=run.smoke_variables(run.variables(job)),
-        notes=tuple(notes),
-        install=(run.INSTALL, "pip install 'deepspeed>=0.19,<0.20'"),
+        variables=smoke_variables(variables(job)),
+        notes=tuple(said),
+        install=(INSTALL, "pip install 'deepspeed>=0.19,<0.20'"),
     )
 
 

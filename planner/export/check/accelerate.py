@@ -39,14 +39,14 @@ def _one(asked: Request, answer: Answer) -> None:
     for name in [name for name in os.environ if name.startswith(("FSDP_", "PARALLELISM_", "ACCELERATE_"))]:
         del os.environ[name]
     layout, zero = asked["layout"], asked["layout"]["zero"]
-    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 8)  # type: ignore[assignment]
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 8)
     try:
         arguments = launch_command_parser().parse_args(["--config_file", "accelerate.yaml", "train.py"])
         arguments, *_ = _validate_launch_command(arguments)
         arguments.main_process_port = 0
         environment = prepare_multi_gpu_env(arguments)
     finally:
-        torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)  # type: ignore[assignment]
+        torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
     answer.reached("parsed")
     answer.same("processes", arguments.num_processes, asked["world"])
     os.environ.update(environment)
