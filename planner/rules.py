@@ -292,6 +292,21 @@ def _experts_whole(job: Job, layout: Layout) -> Any:
     return splits | (np.asarray(layout.ep) > 1) | (np.asarray(layout.tp) == 1)
 
 
+def _meshes_hold(job: Job, layout: Layout) -> Any:
+    return (np.asarray(layout.tp) == 1) | (np.asarray(layout.cp) == 1) | job.trainer.tp_with_cp
+
+
+def _part_of_optimizer_holds(job: Job, layout: Layout) -> Any:
+    share, level = np.asarray(layout.offload_optimizer), job.trainer.partial_offload_level
+    part = (share > 0) & (share < 100)
+    return (share == 0) | (np.asarray(layout.zero) >= np.where(part, level, min(level, 1)))
+
+
+def _offload_meshes_hold(job: Job, layout: Layout) -> Any:
+    split = (np.asarray(layout.tp) > 1) & (np.asarray(layout.ep) > 1) & (np.asarray(layout.offload_optimizer) > 0)
+    return ~split | job.trainer.offload_with_tp_and_ep
+
+
 def _tied_holds(job: Job, layout: Layout) -> Any:
     return (np.asarray(layout.pp) == 1) | (not job.model.tied_embeddings) | job.trainer.tied_embeddings_with_pp
 
@@ -566,6 +581,30 @@ RULES: tuple[Rule, ...] = (
             f"trainer {job.trainer.name} offloads "
             f"{'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
             f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
+        ),
+    ),
+    Rule(
+        name="partial offload",
+        holds=_part_of_optimizer_holds,
+        sentence=lambda job, x: (
+            f"offload_optimizer {x.offload_optimizer} with zero {x.zero}: trainer {job.trainer.name} moves a part of the states "
+            f"to the host from zero {job.trainer.partial_offload_level} on, all of them from 1 on; use 100, or a higher zero"
+        ),
+    ),
+    Rule(
+        name="offload with split experts",
+        holds=_offload_meshes_hold,
+        sentence=lambda job, x: (
+            f"offload_optimizer {x.offload_optimizer} with tp {x.tp} and ep {x.ep}: trainer {job.trainer.name} does not offload "
+            "when experts take ranks from tensor parallelism; use tp 1 or no offload"
+        ),
+    ),
+    Rule(
+        name="tp with cp",
+        holds=_meshes_hold,
+        sentence=lambda job, x: (
+            f"tp {x.tp} with cp {x.cp}: trainer {job.trainer.name} has meshes of data and one of the two, none of all three; "
+            "use one of them"
         ),
     ),
     Rule(

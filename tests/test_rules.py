@@ -237,6 +237,24 @@ CASES = [
         job={"model_name": "gpt", "trainer": "torchtitan"},
         says=("ties its embeddings", "pp 4", "use pp 1"),
     ),
+    Broken(
+        rule="offload with split experts",
+        layout={"tp": 2, "dp": 4, "ep": 2, "zero": 1, "num_microbatches": 8, "offload_optimizer": 100},
+        job={"model_name": "moe", "trainer": "deepspeed"},
+        says=("tp 2 and ep 2", "use tp 1 or no offload"),
+    ),
+    Broken(
+        rule="tp with cp",
+        layout={"tp": 2, "cp": 2, "dp": 2, "num_microbatches": 16, "cp_method": CpMethod.A2A},
+        job={"trainer": "deepspeed"},
+        says=("tp 2 with cp 2", "none of all three"),
+    ),
+    Broken(
+        rule="partial offload",
+        layout={"zero": 2, "offload_optimizer": 50},
+        job={"trainer": "deepspeed"},
+        says=("offload_optimizer 50 with zero 2", "from zero 3 on", "use 100"),
+    ),
     Broken(rule="sharding", layout={"zero": 3}, says=("zero 3 with pp 1", "knows zero 0, 1")),
     Broken(
         rule="sharding",
