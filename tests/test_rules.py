@@ -255,6 +255,12 @@ CASES = [
         job={"trainer": "deepspeed"},
         says=("offload_optimizer 50 with zero 2", "from zero 3 on", "use 100"),
     ),
+    Broken(
+        rule="split backward",
+        layout={"pp": 4, "dp": 2, "num_microbatches": 16, "vpp": 2, "schedule": Schedule.ZBV, "zero": 3},
+        job={"trainer": "torchtitan"},
+        says=("schedule zbv with zero 3", "without an error", "use zero 2"),
+    ),
     Broken(rule="sharding", layout={"zero": 3}, says=("zero 3 with pp 1", "knows zero 0, 1")),
     Broken(
         rule="sharding",

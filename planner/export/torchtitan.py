@@ -74,6 +74,11 @@ def _layout_refusals(job: ExportJob) -> list[str]:
         )
     if int(layout.zero) not in (2, 3):
         found.append(f"zero {layout.zero}: fully_shard always shards the states; use 2 (never reshards) or 3 (always)")
+    if int(layout.zero) == 3 and int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V):
+        found.append(
+            f"schedule {NAMES['schedule'][int(layout.schedule)]} with zero 3: weights that FSDP frees between the two halves of "
+            "the backward pass lose their gradient, without an error [measured, torch 2.13]; use zero 2"
+        )
     if int(layout.schedule) not in SCHEDULES:
         found.append(
             f"schedule {NAMES['schedule'][int(layout.schedule)]} is not one of torch.distributed.pipelining that "
