@@ -280,6 +280,47 @@ def _shard_holds(job: Job, layout: Layout) -> Any:
     return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.hsdp) & (shard <= dp)
 
 
+def _experts_in_shards(job: Job, layout: Layout) -> Any:
+    """FSDP takes the expert parallel ranks from those that shard the dense weights.  [torchtitan, ParallelDims]"""
+    borrowed = np.asarray(layout.shard) * np.asarray(layout.cp) * np.asarray(layout.tp)
+    return (job.trainer.weight_sharding_level != 1) | (borrowed % np.maximum(np.asarray(layout.ep), 1) == 0)
+
+
+def _experts_whole(job: Job, layout: Layout) -> Any:
+    """Without expert parallelism, such trainers split every expert over tp.  [torchtitan, moe_sharding.py]"""
+    splits = (not job.model.is_moe) | (job.trainer.expert_parallel != "folded") | job.trainer.etp
+    return splits | (np.asarray(layout.ep) > 1) | (np.asarray(layout.tp) == 1)
+
+
+def _meshes_hold(job: Job, layout: Layout) -> Any:
+    return (np.asarray(layout.tp) == 1) | (np.asarray(layout.cp) == 1) | job.trainer.tp_with_cp
+
+
+def _part_of_optimizer_holds(job: Job, layout: Layout) -> Any:
+    share, level = np.asarray(layout.offload_optimizer), job.trainer.partial_offload_level
+    part = (share > 0) & (share < 100)
+    return (share == 0) | (np.asarray(layout.zero) >= np.where(part, level, min(level, 1)))
+
+
+def _offload_meshes_hold(job: Job, layout: Layout) -> Any:
+    split = (np.asarray(layout.tp) > 1) & (np.asarray(layout.ep) > 1) & (np.asarray(layout.offload_optimizer) > 0)
+    return ~split | job.trainer.offload_with_tp_and_ep
+
+
+def _split_backward_holds(job: Job, layout: Layout) -> Any:
+    """FSDP frees the weights after the input gradient and loses the weight gradient that comes later.
+
+    Measured with torch 2.13, two pipeline ranks, gradient norm against the same job in one process: zbv with
+    reshard_after_forward 0.966 for 1.372, dualpipe_v 1.301; without it, and with 1f1b or interleaved_1f1b either way, 1.372.
+    """
+    split = np.isin(np.asarray(layout.schedule), (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V))
+    return ~split | (np.asarray(layout.zero) < 3) | (job.trainer.weight_sharding_level != 1)
+
+
+def _tied_holds(job: Job, layout: Layout) -> Any:
+    return (np.asarray(layout.pp) == 1) | (not job.model.tied_embeddings) | job.trainer.tied_embeddings_with_pp
+
+
 def _batch_sentence(job: Job, layout: Layout) -> str:
     batch, replicas = job.workload.global_batch_size, int(layout.micro_batch_size) * int(layout.dp)
     nearest = max(1, round(batch / replicas)) * replicas
@@ -550,6 +591,62 @@ RULES: tuple[Rule, ...] = (
             f"trainer {job.trainer.name} offloads "
             f"{'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
             f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
+        ),
+    ),
+    Rule(
+        name="partial offload",
+        holds=_part_of_optimizer_holds,
+        sentence=lambda job, x: (
+            f"offload_optimizer {x.offload_optimizer} with zero {x.zero}: trainer {job.trainer.name} moves a part of the states "
+            f"to the host from zero {job.trainer.partial_offload_level} on, all of them from 1 on; use 100, or a higher zero"
+        ),
+    ),
+    Rule(
+        name="offload with split experts",
+        holds=_offload_meshes_hold,
+        sentence=lambda job, x: (
+            f"offload_optimizer {x.offload_optimizer} with tp {x.tp} and ep {x.ep}: trainer {job.trainer.name} does not offload "
+            "when experts take ranks from tensor parallelism; use tp 1 or no offload"
+        ),
+    ),
+    Rule(
+        name="tp with cp",
+        holds=_meshes_hold,
+        sentence=lambda job, x: (
+            f"tp {x.tp} with cp {x.cp}: trainer {job.trainer.name} has meshes of data and one of the two, none of all three; "
+            "use one of them"
+        ),
+    ),
+    Rule(
+        name="split backward",
+        holds=_split_backward_holds,
+        sentence=lambda job, x: (
+            f"schedule {NAMES['schedule'][int(x.schedule)]} with zero {x.zero}: weights that FSDP frees between the two halves of "
+            "the backward pass lose their gradient, without an error; use zero 2"
+        ),
+    ),
+    Rule(
+        name="experts in shards",
+        holds=_experts_in_shards,
+        sentence=lambda job, x: (
+            f"ep {x.ep} must divide dp_shard {int(x.shard)} x cp {x.cp} x tp {x.tp}, whose ranks trainer {job.trainer.name} "
+            "takes for experts; choose a larger dp_shard"
+        ),
+    ),
+    Rule(
+        name="whole experts",
+        holds=_experts_whole,
+        sentence=lambda job, x: (
+            f"ep 1 with tp {x.tp}: trainer {job.trainer.name} then splits every expert over tp, which is not priced; "
+            "use ep > 1 or tp 1"
+        ),
+    ),
+    Rule(
+        name="tied embeddings",
+        holds=_tied_holds,
+        sentence=lambda job, x: (
+            f"{job.model.name} ties its embeddings, and with pp {x.pp} they lie on two stages, which trainer "
+            f"{job.trainer.name} does not keep equal; use pp 1"
         ),
     ),
 )

@@ -65,6 +65,14 @@ class Trainer:
     """State sharding levels."""
     zero_with_pp: tuple[int, ...]
     """State sharding levels that work with a pipeline."""
+    tp_with_cp: bool
+    """Tensor and context parallelism work together."""
+    partial_offload_level: int
+    """Lowest zero level at which a part of the optimizer states may live on the host."""
+    offload_with_tp_and_ep: bool
+    """Optimizer states may live on the host when experts take ranks from tensor parallelism."""
+    tied_embeddings_with_pp: bool
+    """A table shared by embedding and head works when they lie on two pipeline stages."""
     hsdp: bool
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[str, ...]

@@ -97,7 +97,7 @@ CASES = [
     ),
     Broken(
         rule="microbatches",
-        layout={"pp": 4, "dp": 2, "num_microbatches": 4, "vpp": 2, "schedule": Schedule.DUALPIPE_V},
+        layout={"pp": 4, "dp": 2, "num_microbatches": 4, "vpp": 2, "schedule": Schedule.DUALPIPE_V, "zero": 2},
         job={"batch": 8, "trainer": "torchtitan"},
         says=("dualpipe_v", "at least 2 pp"),
     ),
@@ -196,7 +196,7 @@ CASES = [
     ),
     Broken(
         rule="expert parallel",
-        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "etp": 2} | SP,
+        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "ep": 2, "etp": 2} | SP,
         job={"model_name": "moe", "trainer": "torchtitan"},
         says=("etp must be 1",),
     ),
@@ -218,6 +218,48 @@ CASES = [
         layout={"tp": 2, "etp": 2, "dp": 4, "num_microbatches": 8},
         job={"model_name": "moe", "trainer": "nanotron"},
         says=("tp 2", "sequence_parallel: true"),
+    ),
+    Broken(
+        rule="experts in shards",
+        layout={"dp_shard": 2, "ep": 4, "zero": 3},
+        job={"model_name": "moe", "trainer": "torchtitan"},
+        says=("ep 4 must divide dp_shard 2 x cp 1 x tp 1", "larger dp_shard"),
+    ),
+    Broken(
+        rule="whole experts",
+        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "zero": 3} | SP,
+        job={"model_name": "moe", "trainer": "torchtitan"},
+        says=("ep 1 with tp 2", "use ep > 1 or tp 1"),
+    ),
+    Broken(
+        rule="tied embeddings",
+        layout=PIPE | {"zero": 3},
+        job={"model_name": "gpt", "trainer": "torchtitan"},
+        says=("ties its embeddings", "pp 4", "use pp 1"),
+    ),
+    Broken(
+        rule="offload with split experts",
+        layout={"tp": 2, "dp": 4, "ep": 2, "zero": 1, "num_microbatches": 8, "offload_optimizer": 100},
+        job={"model_name": "moe", "trainer": "deepspeed"},
+        says=("tp 2 and ep 2", "use tp 1 or no offload"),
+    ),
+    Broken(
+        rule="tp with cp",
+        layout={"tp": 2, "cp": 2, "dp": 2, "num_microbatches": 16, "cp_method": CpMethod.A2A},
+        job={"trainer": "deepspeed"},
+        says=("tp 2 with cp 2", "none of all three"),
+    ),
+    Broken(
+        rule="partial offload",
+        layout={"zero": 2, "offload_optimizer": 50},
+        job={"trainer": "deepspeed"},
+        says=("offload_optimizer 50 with zero 2", "from zero 3 on", "use 100"),
+    ),
+    Broken(
+        rule="split backward",
+        layout={"pp": 4, "dp": 2, "num_microbatches": 16, "vpp": 2, "schedule": Schedule.ZBV, "zero": 3},
+        job={"trainer": "torchtitan"},
+        says=("schedule zbv with zero 3", "without an error", "use zero 2"),
     ),
     Broken(rule="sharding", layout={"zero": 3}, says=("zero 3 with pp 1", "knows zero 0, 1")),
     Broken(

@@ -9,6 +9,10 @@ from planner.export.target import Target
 
 TARGETS: dict[str, str] = {
     "megatron": "megatron",
+    "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
+    "pytorch": "pytorch",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
 
