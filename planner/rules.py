@@ -280,6 +280,22 @@ def _shard_holds(job: Job, layout: Layout) -> Any:
     return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.hsdp) & (shard <= dp)
 
 
+def _experts_in_shards(job: Job, layout: Layout) -> Any:
+    """FSDP takes the expert parallel ranks from those that shard the dense weights.  [torchtitan, ParallelDims]"""
+    borrowed = np.asarray(layout.shard) * np.asarray(layout.cp) * np.asarray(layout.tp)
+    return (job.trainer.weight_sharding_level != 1) | (borrowed % np.maximum(np.asarray(layout.ep), 1) == 0)
+
+
+def _experts_whole(job: Job, layout: Layout) -> Any:
+    """Without expert parallelism, such trainers split every expert over tp.  [torchtitan, moe_sharding.py]"""
+    splits = (not job.model.is_moe) | (job.trainer.expert_parallel != "folded") | job.trainer.etp
+    return splits | (np.asarray(layout.ep) > 1) | (np.asarray(layout.tp) == 1)
+
+
+def _tied_holds(job: Job, layout: Layout) -> Any:
+    return (np.asarray(layout.pp) == 1) | (not job.model.tied_embeddings) | job.trainer.tied_embeddings_with_pp
+
+
 def _batch_sentence(job: Job, layout: Layout) -> str:
     batch, replicas = job.workload.global_batch_size, int(layout.micro_batch_size) * int(layout.dp)
     nearest = max(1, round(batch / replicas)) * replicas
@@ -550,6 +566,30 @@ RULES: tuple[Rule, ...] = (
             f"trainer {job.trainer.name} offloads "
             f"{'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
             f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
+        ),
+    ),
+    Rule(
+        name="experts in shards",
+        holds=_experts_in_shards,
+        sentence=lambda job, x: (
+            f"ep {x.ep} must divide dp_shard {int(x.shard)} x cp {x.cp} x tp {x.tp}, whose ranks trainer {job.trainer.name} "
+            "takes for experts; choose a larger dp_shard"
+        ),
+    ),
+    Rule(
+        name="whole experts",
+        holds=_experts_whole,
+        sentence=lambda job, x: (
+            f"ep 1 with tp {x.tp}: trainer {job.trainer.name} then splits every expert over tp, which is not priced; "
+            "use ep > 1 or tp 1"
+        ),
+    ),
+    Rule(
+        name="tied embeddings",
+        holds=_tied_holds,
+        sentence=lambda job, x: (
+            f"{job.model.name} ties its embeddings, and with pp {x.pp} they lie on two stages, which trainer "
+            f"{job.trainer.name} does not keep equal; use pp 1"
         ),
     ),
 )

@@ -56,6 +56,8 @@ class Trainer:
     """State sharding levels."""
     zero_with_pp: tuple[int, ...]
     """State sharding levels that work with a pipeline."""
+    tied_embeddings_with_pp: bool
+    """A table shared by embedding and head works when they lie on two pipeline stages."""
     hsdp: bool
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[str, ...]

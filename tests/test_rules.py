@@ -196,7 +196,7 @@ CASES = [
     ),
     Broken(
         rule="expert parallel",
-        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "etp": 2} | SP,
+        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "ep": 2, "etp": 2} | SP,
         job={"model_name": "moe", "trainer": "torchtitan"},
         says=("etp must be 1",),
     ),
@@ -218,6 +218,24 @@ CASES = [
         layout={"tp": 2, "etp": 2, "dp": 4, "num_microbatches": 8},
         job={"model_name": "moe", "trainer": "nanotron"},
         says=("tp 2", "sequence_parallel: true"),
+    ),
+    Broken(
+        rule="experts in shards",
+        layout={"dp_shard": 2, "ep": 4, "zero": 3},
+        job={"model_name": "moe", "trainer": "torchtitan"},
+        says=("ep 4 must divide dp_shard 2 x cp 1 x tp 1", "larger dp_shard"),
+    ),
+    Broken(
+        rule="whole experts",
+        layout={"tp": 2, "dp": 4, "num_microbatches": 8, "zero": 3} | SP,
+        job={"model_name": "moe", "trainer": "torchtitan"},
+        says=("ep 1 with tp 2", "use ep > 1 or tp 1"),
+    ),
+    Broken(
+        rule="tied embeddings",
+        layout=PIPE | {"zero": 3},
+        job={"model_name": "gpt", "trainer": "torchtitan"},
+        says=("ties its embeddings", "pp 4", "use pp 1"),
     ),
     Broken(rule="sharding", layout={"zero": 3}, says=("zero 3 with pp 1", "knows zero 0, 1")),
     Broken(
