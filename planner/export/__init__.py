@@ -10,6 +10,8 @@ from planner.export.target import Target
 TARGETS: dict[str, str] = {
     "megatron": "megatron",
     "torchtitan": "torchtitan",
+    "deepspeed": "deepspeed",
+    "accelerate": "accelerate",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
 
