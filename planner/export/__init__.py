@@ -12,6 +12,8 @@ TARGETS: dict[str, str] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "vllm": "vllm",
+    "sglang": "sglang",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
 
