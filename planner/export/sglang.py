@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from planner import library
 from planner.export.model_config import config_text
 from planner.export.serving import STEP_TOKENS, Serving, serving
@@ -29,7 +31,7 @@ def flags(one: Serving, model: str, moe: bool) -> list[str]:
         "--pp-size", str(one.pp), "--dp-size", str(1 if moe else one.dp), "--attn-dp-size", str(attention),
         "--ep-size", str(one.ep), "--dtype", "bfloat16", "--context-length", str(one.length),
         "--max-running-requests", str(one.sequences * one.dp), "--chunked-prefill-size", str(STEP_TOKENS * attention),
-        "--mem-fraction-static", f"{min(max(fraction, 0.5), _UTILISATION):.2f}", "--nnodes", str(one.nodes),
+        "--mem-fraction-static", f"{math.ceil(100 * min(max(fraction, 0.5), _UTILISATION)) / 100:.2f}", "--nnodes", str(one.nodes),
     ]  # fmt: skip
     if one.nodes > 1:
         words += ["--node-rank", "$SERVER_NODE_RANK", "--dist-init-addr", "$SERVER_ADDR:$MASTER_PORT"]
