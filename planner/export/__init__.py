@@ -12,6 +12,8 @@ TARGETS: dict[str, str] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "llama-factory": "llama_factory",
+    "axolotl": "axolotl",
     "vllm": "vllm",
     "sglang": "sglang",
 }

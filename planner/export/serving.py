@@ -115,7 +115,8 @@ def _layout(job: ExportJob, tp: int, pp: int, dp: int, nodes: int, sequences: in
     ep = tp * dp if model.is_moe and model.num_experts % (tp * dp) == 0 else 1
     return Serving(
         tp=tp, pp=pp, dp=dp, ep=ep, nodes=nodes, sequences=sequences, length=length,
-        servers=max(job.cluster.num_gpus // job.gpus_per_node // nodes, 1), weights=weight_bytes(model, tp, pp, dp, ep), cache=cache_bytes(model, tp, pp, sequences, length),
+        servers=max(job.cluster.num_gpus // job.gpus_per_node // nodes, 1), weights=weight_bytes(model, tp, pp, dp, ep),
+        cache=cache_bytes(model, tp, pp, sequences, length),
         step=_step_bytes(model, tp, dp, ep, sequences)
         + hardware.context_memory + hardware.workspace_memory + hardware.communicator_memory * ((tp > 1) + (ep > 1)),
         budget=UTILISATION * hardware.usable_memory,
