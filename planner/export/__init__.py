@@ -14,6 +14,7 @@ TARGETS: dict[str, str] = {
     "accelerate": "accelerate",
     "llama-factory": "llama_factory",
     "axolotl": "axolotl",
+    "verl": "verl",
     "vllm": "vllm",
     "sglang": "sglang",
 }

@@ -47,14 +47,28 @@ def _one(asked: Request, answer: Answer) -> None:
         data: dict[str, Any] = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
         _known(name, data, AxolotlConfigWCapabilities)
         _known(f"{name}: fsdp_config", data.get("fsdp_config", {}), FSDPConfig)
-        able = {"bf16": True, "tf32": True, "fp8": True, "n_gpu": asked["per_node"], "n_node": asked["nodes"], "compute_capability": "sm_90"}
+        able = {
+            "bf16": True,
+            "tf32": True,
+            "fp8": True,
+            "n_gpu": asked["per_node"],
+            "n_node": asked["nodes"],
+            "compute_capability": "sm_90",
+        }
         found = AxolotlConfigWCapabilities(**data, capabilities=able, env_capabilities={"torch_version": "2.11.0"})
         answer.reached("parsed")
-        answer.same("global batch", found.micro_batch_size * found.gradient_accumulation_steps * layout["dp"], asked["batch"])
+        answer.same(
+            "global batch", found.micro_batch_size * found.gradient_accumulation_steps * layout["dp"], asked["batch"]
+        )
         answer.same("one of FSDP and DeepSpeed", bool(found.fsdp_config) and bool(found.deepspeed), False)
         if found.fsdp_config:
             sizes = _get_parallel_config_kwargs(
-                world, found.tensor_parallel_size, found.context_parallel_size, found.dp_shard_size, found.dp_replicate_size, True
+                world,
+                found.tensor_parallel_size,
+                found.context_parallel_size,
+                found.dp_shard_size,
+                found.dp_replicate_size,
+                True,
             )
             answer.same("replicas", sizes.get("dp_replicate_size", 1), layout["dp"] // asked["shard"])
             answer.same("shard group", sizes.get("dp_shard_size", 1), asked["shard"])

@@ -28,7 +28,12 @@ def _one(asked: Request, answer: Answer) -> None:
     """The parser builds transformers' arguments, which join the (pretended) ranks; precision needs a GPU and is left out."""
     os.chdir(asked["folder"])
     os.environ.update(
-        FORCE_TORCHRUN="1", RANK="0", LOCAL_RANK="0", WORLD_SIZE=str(asked["world"]), MASTER_ADDR="localhost", MASTER_PORT="0"
+        FORCE_TORCHRUN="1",
+        RANK="0",
+        LOCAL_RANK="0",
+        WORLD_SIZE=str(asked["world"]),
+        MASTER_ADDR="localhost",
+        MASTER_PORT="0",
     )
     pretend_ranks(0, asked["world"])
     from llamafactory.hparams.parser import _parse_train_args
