@@ -15,6 +15,7 @@ TARGETS: dict[str, str] = {
     "llama-factory": "llama_factory",
     "axolotl": "axolotl",
     "verl": "verl",
+    "maxtext": "maxtext",
     "vllm": "vllm",
     "sglang": "sglang",
 }
