@@ -12,6 +12,7 @@ TARGETS: dict[str, str] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "colossalai": "colossalai",
     "llama-factory": "llama_factory",
     "axolotl": "axolotl",
     "verl": "verl",

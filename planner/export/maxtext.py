@@ -211,7 +211,8 @@ def render(job: ExportJob) -> Rendered:
         ),
         prepare=(
             "# MaxText joins its processes by these.",
-            f'export JAX_COORDINATOR_IP="$MASTER_ADDR" JAX_COORDINATOR_PORT="${{JAX_COORDINATOR_PORT:-{PORT}}}" NNODES="$NUM_NODES"',
+            f'export JAX_COORDINATOR_PORT="${{JAX_COORDINATOR_PORT:-{PORT}}}"',
+            'export JAX_COORDINATOR_IP="$MASTER_ADDR" NNODES="$NUM_NODES"',
             'read -r -a data <<< "$DATA_OPTIONS"',
         ),
         start="node",
