@@ -13,6 +13,13 @@ TARGETS: dict[str, str] = {
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
     "pytorch": "pytorch",
+    "colossalai": "colossalai",
+    "llama-factory": "llama_factory",
+    "axolotl": "axolotl",
+    "verl": "verl",
+    "maxtext": "maxtext",
+    "vllm": "vllm",
+    "sglang": "sglang",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
 

@@ -1,0 +1,43 @@
+"""Records the names of a trainer's settings, with their types, from the source in its published package.
+
+    pip download --no-deps verl==0.9.1 && unzip verl-0.9.1*.whl -d verl
+    python tools/snapshot_trainers.py verl verl/ > tests/trainers/snapshots/verl.json
+
+Only names and types are kept. LLaMA-Factory takes arguments of transformers as well: unpack that package (5.6.0, the newest
+that it allows) into the same folder. What was recorded came from colossalai 0.5.0, llamafactory 0.9.5, axolotl 0.19.0,
+verl 0.9.1, maxtext 0.2.5, vllm 0.33.0 and sglang 0.5.23 on 2026-11-21.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from planner.export.check.names import PACKAGES, READERS
+
+
+def version(root: Path, package: str) -> str:
+    """Version in the package's metadata."""
+    files = [*root.glob(f"{package}-*.dist-info/METADATA"), *root.glob("PKG-INFO")]
+    found = re.search(r"^Version: (\S+)", files[0].read_text(encoding="utf-8"), re.M) if files else None
+    if found is None:
+        raise SystemExit(f"{root}: no metadata of {package}; unpack its wheel or source package there")
+    return found.group(1)
+
+
+def main() -> None:
+    if len(sys.argv) != 3 or sys.argv[1] not in READERS:
+        raise SystemExit(f"usage: snapshot_trainers.py {{{','.join(READERS)}}} FOLDER")
+    name, root = sys.argv[1], Path(sys.argv[2])
+    package = PACKAGES.get(name, name)
+    data = {"package": package, "version": version(root, package), "settings": READERS[name](root)}
+    json.dump(data, sys.stdout, indent=0, sort_keys=True)
+    print()
+
+
+if __name__ == "__main__":
+    main()
