@@ -137,6 +137,8 @@ class Trainer:
     """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
+    zero1_broadcasts: bool
+    """Below ZeRO 3 updated weights are not gathered: every rank broadcasts the tensors that it owns, one after the other."""
     zero1_all_reduces: bool
     """ZeRO 1 all-reduces whole gradients and drops what other ranks own, instead of a reduce-scatter."""
     stages_by_cost: bool
