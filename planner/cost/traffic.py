@@ -139,7 +139,13 @@ def reduce_and_gather(
 
 
 def _spread_weights(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, size: Floats, group: Floats, distance: Floats
+    workload: Workload,
+    cluster: Cluster,
+    trainer: Trainer,
+    layout: Layout,
+    size: Floats,
+    group: Floats,
+    distance: Floats,
 ) -> Floats:
     """Seconds until all ranks of a group have all updated weights, ``size`` bytes: one all-gather.
 
