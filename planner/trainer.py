@@ -164,12 +164,11 @@ class Trainer:
     """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
+    zero1_broadcasts: bool
+    """Below ZeRO 3 updated weights are not gathered: every rank broadcasts the tensors that it owns, one after the other."""
     zero1_all_reduces: bool
     """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
     reduce-scatter beside it."""
-    weight_broadcasts: float
-    """ZeRO 1 hands out updated weights by a broadcast per rank, which takes this many times an all-gather of its size; 0 = all
-    of them in one all-gather."""
     stages_by_cost: bool
     """Layers are dealt to pipeline stages by their multiplications, the head counted like the layers."""
     logit_bytes: float

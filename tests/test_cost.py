@@ -271,9 +271,7 @@ def test_adapters() -> None:
 def test_workload_columns_do_not_leak() -> None:
     """Two workloads in a row: nothing priced for the first is remembered for the second."""
     layout = Layout(dp=8, num_microbatches=4)
-    short, long = (
-        job(sequence=s) for s in (8192, 16384)
-    )  # long enough that kernels, not their launches, take the time
+    short, long = (job(sequence=s) for s in (8192, 16384))  # long enough that the host does not set the pace
     first = priced(short, layout).step_time[0]
     assert priced(long, layout).step_time[0] > 1.5 * first
     assert priced(short, layout).step_time[0] == first

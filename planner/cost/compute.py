@@ -49,7 +49,7 @@ RATE_GROUP = 8.0
 """GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
 
 
-def straggling(num_gpus: Number) -> Floats:
+def straggling(num_gpus: object) -> Floats:
     """How much longer the slowest of N GPUs computes than the slowest of a node; everybody waits for it.
 
     Ranks meet in every collective and every optimizer step, so a job runs at the rate of its slowest GPU. The slowest of N

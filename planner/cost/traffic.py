@@ -12,6 +12,8 @@ from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
 
+TENSORS_PER_LAYER = 7.0
+"""Weight tensors of a layer: query-key-value and output projection, three of a gated MLP, two norms."""
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
     "offload_optimizer",
@@ -135,11 +137,7 @@ def reduce_and_gather(
             replicated = np.where(zero == 0, buckets * one, replicated)
         whole_gradients = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
         gradients = gradients + np.where(whole_gradients, replicated, scattered)
-        if trainer.weight_broadcasts:
-            sent = cluster.collective_time("all_gather", gathered_size / group, group, distance)
-            weights = weights + group * sent * trainer.weight_broadcasts
-        else:
-            weights = weights + cluster.collective_time("all_gather", gathered_size, group, distance)
+        weights = weights + _spread_weights(workload, cluster, trainer, layout, gathered_size, group, distance)
         if trainer.gather_tensor_time:
             tensors = (MATRICES + 2.0) * learned / parameters.largest_dense_unit
             weights = weights + tensors * group * (group > 1) * trainer.gather_tensor_time
@@ -148,6 +146,27 @@ def reduce_and_gather(
             gradients = gradients + buckets * ranks * trainer.collective_check
             weights = weights + ranks * trainer.collective_check
     return gradients, np.where(zero == 0, 0.0, weights)
+
+
+def _spread_weights(
+    workload: Workload,
+    cluster: Cluster,
+    trainer: Trainer,
+    layout: Layout,
+    size: Floats,
+    group: Floats,
+    distance: Floats,
+) -> Floats:
+    """Seconds until all ranks of a group have all updated weights, ``size`` bytes: one all-gather.
+
+    A trainer whose ranks own whole tensors sends k = min(group, tensors of the stage) broadcasts of size / k, one after
+    the other; a layer has TENSORS_PER_LAYER. The latency of each grows with the ring: at a thousand ranks it is all.
+    """
+    if not trainer.zero1_broadcasts:
+        return cluster.collective_time("all_gather", size, group, distance)
+    tensors = TENSORS_PER_LAYER * workload.model.num_layers / column(layout.pp)
+    messages = np.minimum(group, np.maximum(tensors, 1.0))
+    return messages * cluster.collective_time("broadcast", size / messages, group, distance)
 
 
 def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
