@@ -171,7 +171,7 @@ def test_collectives_in_flight_are_reserved_but_not_needed() -> None:
         assert found.memory_peak[0] - found.memory_needed[0] == pytest.approx(GIVEN_BACK * tensors * each, abs=1.0)
     full = dataclasses.replace(ahead, trainer=ahead.trainer.replace(held_collectives=1e9))
     found = priced(
-        full, Layout(**{**layout, "tp": 2, "pp": 4, "dp": 1, "num_microbatches": 64, "micro_batch_size": 64})
+        full, Layout(**{**layout, "tp": 2, "pp": 4, "dp": 1, "num_microbatches": 64, "micro_batch_size": 62})
     )
     assert found.memory_peak[0] == pytest.approx(found.usable_memory)
 

@@ -37,6 +37,8 @@ def stage_positions(layout: Layout) -> Floats:
     return np.stack([np.zeros_like(pp), np.where(pp > 2, 1.0, 0.0), pp - 1], axis=-1)
 
 
+TIE = 1e-9
+"""Layers by which a share may be missed and still count as met: rounding."""
 NO_LAYERS = -1
 """First or last stage without any layer (0 = not given): only the embedding or the head."""
 
@@ -45,7 +47,9 @@ def deal_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
     """The layout with the stages of a trainer that deals layers by cost; any other layout as it is.
 
     Costs are multiplications per token: 4 a d h + 3 h f of a layer, V h of the head, 0 of all else. A stage takes blocks
-    until their sum since the first one exceeds its share (i + 1) / p of all; the block that exceeds it is its last.
+    until their sum since the first one exceeds its share (i + 1) / p of all; the block that exceeds it is its last. Where
+    the sum meets the share exactly the stage is full as well: 16 layers and a head of 4 are 10 and 6 on two stages, 5 first on
+    four, by what rank 0 has allocated (oss-ultrascale-nanotron-1p34b).
     [nanotron, models/base.py, build_model, and models/llama.py, get_block_compute_costs]
     """
     pp = np.asarray(layout.pp)
@@ -54,8 +58,8 @@ def deal_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
     cost = 4.0 * model.attention_output_size * model.hidden_size + 3.0 * model.hidden_size * model.ffn_size
     total = model.num_layers * cost + float(model.vocab_size) * model.hidden_size
     stages = np.asarray(pp, dtype=float)
-    own = np.minimum(np.floor(total / stages / cost) + 1.0, model.num_layers)
-    before = np.minimum(np.floor(total * (stages - 1.0) / stages / cost) + 1.0, model.num_layers)
+    own = np.minimum(np.ceil(total / stages / cost - TIE), model.num_layers)
+    before = np.minimum(np.ceil(total * (stages - 1.0) / stages / cost - TIE), model.num_layers)
     rest = np.where(model.num_layers - before > 0, model.num_layers - before, NO_LAYERS)
     given = (np.asarray(layout.first_stage_layers) != 0) | (np.asarray(layout.last_stage_layers) != 0) | (pp == 1)
     return layout.replace(
