@@ -20,9 +20,9 @@ from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware
 from planner.runs import Run, read_runs
 from planner.trainer import Trainer, load_trainer
-from tests.calibration_samples import measured, run, sweep
+from tests.calibration_samples import HARDWARE, TRAINER, measured, run, sweep
 
-BASE, TRAINER = load_hardware("h100-sxm"), load_trainer("megatron")
+BASE = HARDWARE
 TRUTH = {"sustained_clock": 0.9, "scale_out": 0.6, "host_time": 3.0, "fragmentation": 2.5}
 
 

@@ -28,7 +28,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.runs import Run
 from planner.trainer import Trainer
 
-MOST_RUNS = 48
+MOST_RUNS = 24
 """Runs of one source that a constant is fitted to; of more, every second, third ... one: the others cost time only."""
 
 
