@@ -99,6 +99,8 @@ class Trainer:
     """Full recompute keeps what attention put out: attention and its ring are not repeated."""
     offload_optimizer: bool
     """Optimizer states and step may live on the host."""
+    offload_bytes: float
+    """Bytes moved in host memory per offloaded parameter beside the update itself: gradients arriving, norm, casts."""
     offload_activations: bool
     """Activations may wait in host memory."""
     interleaved_multiple: bool
@@ -204,6 +206,9 @@ class Trainer:
     """Gate and up projection are two column-parallel layers; without sequence parallelism each reduces its own input gradient."""
     accumulation_bytes: float
     """Bytes moved per parameter and microbatch to add gradients to the accumulated ones; 0 = inside the weight gradient's GEMM."""
+    adapter_scale_bytes: float
+    """Bytes moved each way per output of a low-rank adapter to scale it, and for dropout where it is used; 0 where its narrow
+    side is scaled."""
     norm_passes: float
     """Times a norm reads or writes its tensor, over the minimum: 1 = one fused kernel."""
     elementwise_passes: float

@@ -151,7 +151,10 @@ def _rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
 
 
 def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
-    """A linear layer, with its low-rank adapters when only those are trained."""
+    """A linear layer, with its low-rank adapters when only those are trained.
+
+    The adapter's output is scaled and added to the layer's, two reads and a write; backward so are the input gradients.
+    """
     rank = shard.workload.lora_rank
     gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, **{"launches": (1.0, 2.0), **more})  # type: ignore[arg-type]
     targets = LORA_TARGETS[shard.workload.lora_targets]
@@ -160,7 +163,11 @@ def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: ob
     down = Gemm(name=f"{name}_lora_a", m=m, n=float(rank), k=k, low_precision=False, launches=(1.0, 2.0))
     up = Gemm(name=f"{name}_lora_b", m=m, n=n, k=float(rank), kept=m * rank * shard.element, low_precision=False,
               launches=(1.0, 2.0))  # fmt: skip
-    return [gemm, down, up]
+    outputs, inputs, e = m * n, m * k, shard.element
+    scale = shard.trainer.adapter_scale_bytes
+    joined = MemoryBound(name=f"{name}_lora_add", kind="elementwise", forward=outputs * (3 * e + scale),
+                         backward=outputs * scale + 3 * e * inputs, launches=(2.0, 2.0))  # fmt: skip
+    return [gemm, down, up, joined]
 
 
 def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:

@@ -203,7 +203,7 @@ def optimizer_seconds(
         * hardware.cpu_adam_bandwidth_fraction
         / min(hardware.gpus_per_node, cluster.num_gpus)
     )
-    return on_gpu, np.maximum(transfer, moved * bytes_each / per_gpu)
+    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.offload_bytes) / per_gpu)
 
 
 def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
