@@ -198,6 +198,10 @@ class Trainer:
     attention_kernel: str
     """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same
     algorithm in Triton of 2023)."""
+    repeats_key_values: bool
+    """Key and value heads are repeated for all query heads before attention: context parallelism exchanges so many."""
+    merge_passes: bool
+    """Context parallelism works through blocks of keys whose outputs are merged by plain fp32 operations."""
     causal_ring: bool
     """Keys and values travel only where causal attention needs them: half of the hops of a ring, work evenly dealt."""
     unfused: frozenset[str]

@@ -232,7 +232,11 @@ def test_offloaded_optimizer() -> None:
     hardware = one.cluster.hardware
     updated = states[0] / 12
     transfer = updated * 4 / hardware.pcie_bandwidth
-    host = updated * (2 * 2 + 2 * 12 + 2) / (hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / 8)
+    host = (
+        updated
+        * (2 * 2 + 2 * 12 + 2 + 18)
+        / (hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction / 8)
+    )
     assert found.time["offload"][2] == pytest.approx(max(transfer, host))
 
 

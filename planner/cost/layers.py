@@ -29,6 +29,13 @@ SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
 Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
 """
+MERGE_CHAIN = (38.0, 30.0)
+"""Bytes per element of the attention output and block of keys to merge blocks in plain fp32 operations, forward and backward.
+
+Forward: cast 2 + 4, difference 8 + 4, times a sigmoid 4 + 4, difference 8 + 4. Backward: the gradients of queries, keys and
+values are each added to an fp32 sum, 2 + 4 + 4. Balanced halves of the sequence make it three quarters of the rows.
+[torch, _SDPAMerger and _templated_ring_attention_backward]
+"""
 
 SCALED_ROPE_PASSES = 6.0
 """Bytes of a rotary embedding in plain torch operations over those of one kernel, 24 against 4 per value forward.
@@ -135,7 +142,7 @@ def _rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
     A tensor (batch, sequence, hidden) gathered over its second dimension arrives in rank order and is copied once,
     read and written; before a reduce-scatter likewise. Forward and backward alike.  [torch, _functional_collectives.py]
     Pipelined with its GEMM, a reduce-scatter reads all partial sums once to add them, and the gathered input is brought
-    into order for the weight gradient alone.  [torch, _symmetric_memory]
+    into order for the weight gradient alone.  [torch, _symmetric_memory] Launches are left out: large tensors.
     """
     on = (np.asarray(shard.layout.sequence_parallel) == 1) & (shard.tp > 1)
     if not shard.trainer.tp_copies or not np.any(on):
@@ -144,9 +151,9 @@ def _rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
     gathered, scattered = 2.0 * shard.gathered_element, 2.0 * shard.element
     if "tp" in shard.trainer.overlap:
         return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * scattered / 2.0,
-                            backward=values * (gathered + scattered / 2.0), launches=(1.0, 2.0))]  # fmt: skip
+                            backward=values * (gathered + scattered / 2.0), launches=(0.0, 0.0))]  # fmt: skip
     return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * (gathered + scattered),
-                        backward=values * (gathered + scattered), module=module | REPEATED, launches=(2.0, 2.0),
+                        backward=values * (gathered + scattered), module=module | REPEATED, launches=(0.0, 0.0),
                         share=gathered / (gathered + scattered))]  # fmt: skip
 
 
@@ -247,13 +254,19 @@ def _core_attention(shard: Shard) -> list[Operator]:
     output = tokens * model.attention_output_size / tp
     kept = output * e
     if shard.trainer.attention == "flash":
+        blocks = np.where(np.asarray(shard.layout.cp_method) == CpMethod.ALLGATHER, shard.cp - 1.0, 0.0)
+        merged = 0.75 * output * blocks * shard.trainer.merge_passes
+        merge = [MemoryBound(name="attention_merge", kind="elementwise", module=Module.CORE_ATTENTION,
+                             forward=MERGE_CHAIN[0] * merged, backward=MERGE_CHAIN[1] * merged,
+                             launches=(0.0, 0.0))] if np.any(merged > 0) else []  # fmt: skip
         return [
             Attention(
                 name="core_attention", module=Module.CORE_ATTENTION, heads=heads, kv_heads=kv_heads,
                 documents=packed, seq_q=seq_q / packed,
                 seq_kv=np.full_like(tp, float(workload.sequence_length) / packed), kept=kept + tokens * heads * head_split * 4,
                 launches=(1.0, 3.0),
-            )
+            ),
+            *merge,
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
     mask = float(shard.trainer.dropout)
@@ -285,7 +298,7 @@ def _context_exchange(shard: Shard) -> list[Collective]:
     model, e, tokens, cp, tp = shard.model, shard.element, shard.tokens, shard.cp, shard.tp
     method = np.asarray(shard.layout.cp_method)
     per_token = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
-    if model.is_mla:
+    if model.is_mla or shard.trainer.repeats_key_values:
         per_token = (model.query_size + model.attention_output_size) / tp
     key_value = tokens * per_token * e
     moved = tokens * (model.query_size + model.attention_output_size) / tp * e + key_value
