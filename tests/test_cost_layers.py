@@ -12,8 +12,9 @@ from samples import HARDWARE, MODELS, TRAINERS, job, model, priced
 from planner.cluster import Cluster
 from planner.cost import layers
 from planner.cost.blocks import INDEX, price_blocks
-from planner.cost.communication import collective_seconds
-from planner.cost.operators import Collective, Gemm, Shard
+from planner.cost.communication import collective_seconds, distinct_share, neighbours_share
+from planner.cost.compute import price
+from planner.cost.operators import Collective, Gemm, MemoryBound, Shard
 from planner.layout import CpMethod, Layout, Module, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -297,3 +298,63 @@ def test_adapters_have_no_other_weight_gradients() -> None:
         f"{name}_lora_{side}" for name in ("qkv", "attention_out", "mlp_up", "mlp_down") for side in "ab"
     }
     assert len(gemms) == 12
+
+
+def test_adapters_only_where_they_are_named() -> None:
+    """MLPerf adapts attention, NeMo its first projections alone; scaling and adding are bytes of their own."""
+    shard = dataclasses.replace(shard_of("gqa"), workload=job("gqa", lora_rank=8, lora_targets="qkv").workload)
+    added = [one for one in layers.layer(shard, moe=False)[0] if "_lora_" in one.name]
+    assert {one.name for one in added} == {"qkv_lora_a", "qkv_lora_b", "qkv_lora_add"}
+    up, both = added[1], added[2]
+    assert isinstance(up, Gemm) and isinstance(both, MemoryBound)
+    assert float(both.forward) == pytest.approx(float(up.m * up.n) * (3 * 2 + 4))
+    assert float(both.backward) == pytest.approx(float(up.m * up.n) * 4 + 3 * 2 * float(added[0].m * added[0].k))
+
+
+def test_packed_documents_shorten_attention_only() -> None:
+    """s / n documents of n tokens: FLOP of attention fall by n / s, and nothing else changes."""
+    works = []
+    for length in (0, S // 8):
+        shard = dataclasses.replace(shard_of("gqa"), workload=job("gqa", document_length=length).workload)
+        works.append(price(layers.layer(shard, moe=False)[0], shard, HARDWARE["h100-sxm"]))
+    whole, packed = works
+    assert float(packed["core_attention"].flop) == pytest.approx(float(whole["core_attention"].flop) / 8)
+    assert np.all(packed["core_attention"].forward < whole["core_attention"].forward)
+    assert all(np.all(packed[name].forward == whole[name].forward) for name in whole if name != "core_attention")
+
+
+def test_neighbouring_experts_meet_fewer_places() -> None:
+    """Runs of 8 experts: one GPU of 16 experts, two of 4, 4/3 of 12 on average; never more than random routing meets."""
+    assert neighbours_share(8, 8, 128) * 8 == pytest.approx(1.0)
+    assert neighbours_share(64, 8, 256) * 8 == pytest.approx(2.0)
+    assert neighbours_share(32, 8, 384) * 8 == pytest.approx(4 / 3)
+    assert neighbours_share(64, 8, 256) < distinct_share(64, 8)
+
+
+def test_kept_attention_is_not_repeated() -> None:
+    """Full recompute that keeps the attention output repeats neither attention nor its ring, and saves one tensor more."""
+    plain = dataclasses.replace(TRAINERS["megatron"], recompute_stops_early=False)
+    kept = dataclasses.replace(plain, recompute_keeps_attention=True)
+    one = job("gqa")
+    layout = Layout(cp=4, num_microbatches=1, recompute=Recompute.FULL, cp_method=CpMethod.RING)
+    columns = [price_blocks(one.workload, one.cluster, t, Layout.stack([layout])).dense[:, 0] for t in (plain, kept)]
+    shard = shard_of("gqa")
+    assert columns[1][INDEX["recompute"]] < columns[0][INDEX["recompute"]]
+    assert columns[1][INDEX["cp_backward"]] < columns[0][INDEX["cp_backward"]]
+    more = columns[1][INDEX["saved"]] - columns[0][INDEX["saved"]]
+    assert more >= float(shard.tokens) / 4 * shard.model.attention_output_size * 2
+
+
+def test_copies_around_gathers_of_the_second_dimension() -> None:
+    """Gathered and scattered tensor once each, read and written; half of the latter when pipelined with the GEMM."""
+    trainer = TRAINERS["torchtitan"]
+    for overlap, forward in ((frozenset[str](), 8.0), (frozenset({"tp"}), 2.0)):
+        shard = dataclasses.replace(
+            shard_of("gqa", tp=2, sequence_parallel=1), trainer=trainer.replace(overlap=overlap)
+        )
+        copies = [one for one in layers.layer(shard, moe=False)[0] if one.name.endswith("_rank_order")]
+        assert [one.name for one in copies] == ["attention_rank_order", "mlp_rank_order"]
+        assert all(isinstance(one, MemoryBound) for one in copies)
+        assert float(copies[0].forward) == pytest.approx(forward * float(shard.tokens) * shard.model.hidden_size)
+    alone = dataclasses.replace(shard_of("gqa"), trainer=trainer)
+    assert not [one for one in layers.layer(alone, moe=False)[0] if one.name.endswith("_rank_order")]
