@@ -214,6 +214,11 @@ def _refusals(job: ExportJob) -> list[str]:
         found.append(
             f"{m.name} has {'gated ' if m.gated else ''}{m.activation}, for which Megatron-LM has no flag; use --to megatron-bridge"
         )
+    if m.position == "learned" and job.workload.sequence_length > m.num_position_embeddings:
+        found.append(
+            f"sequences of {job.workload.sequence_length} tokens, but {m.name} learned {m.num_position_embeddings} positions "
+            "(--max-position-embeddings); use shorter sequences"
+        )
     schedule = int(job.layout.schedule)
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
         found.append(f"schedule {NAMES['schedule'][schedule]}: Megatron-LM runs 1f1b and interleaved_1f1b")

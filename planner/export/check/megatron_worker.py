@@ -54,7 +54,7 @@ def _answer(case: dict[str, Any]) -> dict[str, Any]:
     answer: dict[str, Any] = {"level": "", "problem": ""}
     pretend_gpu(*case["capability"])
     known = {"WORLD_SIZE": str(case["world"]), "RANK": str(case["rank"]), "LOCAL_RANK": "0", **case["environment"]}
-    before = {name: os.environ.get(name) for name in (*known, "CUDA_DEVICE_MAX_CONNECTIONS")}
+    before = dict(os.environ)
     os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
     os.environ.update(known)
     try:
@@ -72,9 +72,8 @@ def _answer(case: dict[str, Any]) -> dict[str, Any]:
         answer["problem"] = f"{type(error).__name__}: {error}"
     finally:
         _forget()
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            os.environ.update({} if value is None else {name: value})
+        os.environ.clear()  # building a model leaves choices of kernels there
+        os.environ.update(before)
     return answer
 
 
@@ -229,7 +228,9 @@ def _weights_only(words: list[str]) -> list[str]:
     kept, inside = [], False
     for word in words:
         if word.startswith("--"):
-            inside = word.startswith(("--recompute-", "--fp8-", "--fp4-", "--context-parallel-", "--cp-"))
+            inside = word.startswith(
+                ("--recompute-", "--fp8-", "--fp4-", "--context-parallel-", "--cp-", "--attention-backend")
+            )
         if not inside:
             kept.append(word)
     return kept
