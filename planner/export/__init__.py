@@ -9,6 +9,7 @@ from planner.export.target import Target
 
 TARGETS: dict[str, str] = {
     "megatron": "megatron",
+    "megatron-bridge": "megatron_bridge",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
 

@@ -88,11 +88,11 @@ def _attention(job: ExportJob) -> tuple[Words, ...]:
     if m.window:
         words.append(("--window-size", f"{m.window},0"))
         if m.num_windowed_layers < m.num_layers:
-            words.append(("--window-attn-skip-freq", _window_pattern(m.num_layers, m.num_windowed_layers)))
+            words.append(("--window-attn-skip-freq", window_pattern(m.num_layers, m.num_windowed_layers)))
     return tuple(words)
 
 
-def _window_pattern(layers: int, windowed: int) -> str:
+def window_pattern(layers: int, windowed: int) -> str:
     """1 for a layer with the window: as many as the model has, spread evenly, the full ones last of each run."""
     full = layers - windowed
     flags = [1 - int((layer + 1) * full // layers > layer * full // layers) for layer in range(layers)]
