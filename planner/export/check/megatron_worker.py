@@ -221,7 +221,7 @@ def _duplicate_down_projections() -> None:
         for name in ("linear_q_down_proj", "linear_kv_down_proj"):
             if hasattr(inside, name):
                 setattr(inside, name, Duplicated)
-        if hasattr(inside, "q_layernorm") and not COMPRESSED["query"]:
+        if inside is not None and hasattr(inside, "q_layernorm") and not COMPRESSED["query"]:
             inside.q_layernorm = IdentityOp  # Transformer Engine's has a norm only inside linear_q_up_proj
         return found
 
