@@ -9,6 +9,7 @@ from planner.export.target import Target
 
 TARGETS: dict[str, str] = {
     "megatron": "megatron",
+    "megatron-bridge": "megatron_bridge",
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",

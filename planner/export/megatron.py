@@ -88,11 +88,11 @@ def _attention(job: ExportJob) -> tuple[Words, ...]:
     if m.window:
         words.append(("--window-size", f"{m.window},0"))
         if m.num_windowed_layers < m.num_layers:
-            words.append(("--window-attn-skip-freq", _window_pattern(m.num_layers, m.num_windowed_layers)))
+            words.append(("--window-attn-skip-freq", window_pattern(m.num_layers, m.num_windowed_layers)))
     return tuple(words)
 
 
-def _window_pattern(layers: int, windowed: int) -> str:
+def window_pattern(layers: int, windowed: int) -> str:
     """1 for a layer with the window: as many as the model has, spread evenly, the full ones last of each run."""
     full = layers - windowed
     flags = [1 - int((layer + 1) * full // layers > layer * full // layers) for layer in range(layers)]
@@ -213,6 +213,11 @@ def _refusals(job: ExportJob) -> list[str]:
     if (m.activation, m.gated) not in _ACTIVATIONS:
         found.append(
             f"{m.name} has {'gated ' if m.gated else ''}{m.activation}, for which Megatron-LM has no flag; use --to megatron-bridge"
+        )
+    if m.position == "learned" and job.workload.sequence_length > m.num_position_embeddings:
+        found.append(
+            f"sequences of {job.workload.sequence_length} tokens, but {m.name} learned {m.num_position_embeddings} positions "
+            "(--max-position-embeddings); use shorter sequences"
         )
     schedule = int(job.layout.schedule)
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):

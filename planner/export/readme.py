@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.export.target import ExportJob, Rendered, Target
-from planner.layout import NAMES, module_names
+from planner.layout import BOOLEANS, NAMES, module_names
 from planner.plan import Prediction
 
 
@@ -17,7 +17,8 @@ def readme(target: Target, job: ExportJob, rendered: Rendered, files: tuple[str,
         _start(job, rendered, files),
         "## What was assumed\n\n" + _table(("", ""), [
             ("sequences", f"{work.global_batch_size} per step, {work.sequence_length} tokens each"),
-            ("precision", work.precision), ("optimizer", work.optimizer),
+            *((name, value) for name, value in (("precision", work.precision), ("optimizer", work.optimizer))
+              if name not in {one.what for one in job.plan.assumptions}),
             ("nodes", f"{job.num_nodes} of {job.gpus_per_node} GPUs"),
             *((one.what, f"{one.value} ({one.why})") for one in job.plan.assumptions),
         ]),
@@ -43,7 +44,9 @@ def _start(job: ExportJob, rendered: Rendered, files: tuple[str, ...]) -> str:
             *needed,
             "",
         ]
-    scripts = [name for name in files if name.endswith((".sh", ".sbatch")) and name != "environment.sh"]
+    scripts = [
+        name for name in files if name.endswith((".sh", ".sbatch")) and name not in ("environment.sh", "arguments.sh")
+    ]
     lines += [f"Scripts: {', '.join(f'`{name}`' for name in scripts)}." if scripts else ""]
     return "\n".join(lines).rstrip()
 
@@ -52,6 +55,8 @@ def _layout_rows(job: ExportJob) -> list[tuple[str, str]]:
     rows = []
     for name, value in job.layout.columns().items():
         text = NAMES[name][int(value)] if name in NAMES else str(int(value))
+        if name in BOOLEANS:
+            text = "yes" if value else "no"
         if name == "recompute_modules":
             text = ", ".join(module_names(int(value))) or "none"
         rows.append((name.replace("_", " "), text))

@@ -14,7 +14,10 @@ from planner.model import ModelSpec, load_model
 from planner.plan import Plan
 from planner.rules import check
 
-NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "max_sequence_length")
+NOT_ARCHITECTURE = (
+    "name", "source", "published_parameters", "published_active_parameters", "max_sequence_length", "num_shared_experts",
+)  # fmt: skip
+"""Fields that two names of one architecture may differ in; shared experts count by their joint width."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -75,12 +75,12 @@ def read_arguments(path: Path) -> list[str]:
 
 
 def _question(job: ExportJob, words: list[str], level: str) -> dict[str, Any]:
-    layout, arch = job.layout, job.cluster.hardware.arch
+    arch = job.cluster.hardware.arch
     capability = next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0))
     return {
         "arguments": [*words, "--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-5"],
         "environment": {name: one.value for name, one in environment(job).items()},
-        "world": int(layout.num_gpus), "rank": probe_rank(job), "capability": capability, "level": level,
+        "world": job.cluster.num_gpus, "rank": probe_rank(job), "capability": capability, "level": level,
         "model_ranks": [stage * _stage_stride(job) for stage in model_stages(job)],
     }  # fmt: skip
 
@@ -103,7 +103,9 @@ def _stage_stride(job: ExportJob) -> int:
 
 def _judged(job: ExportJob, answer: dict[str, Any], level: str) -> Checked:
     """The trainer's answers against the planner's: groups of a rank, layers per virtual stage, parameters per rank."""
-    problems = [answer["problem"]] if answer["problem"] else []
+    if answer["problem"]:
+        return Checked(target="megatron", level=answer["level"], problem=answer["problem"])
+    problems = []
     expected: dict[str, Any] = {"microbatches": int(job.layout.num_microbatches)}
     expected["groups"] = {name: group_of(job.layout, name, probe_rank(job)) for name in GROUPS}
     if not job.model.is_moe:  # Megatron then calls all ranks of a stage expert data parallel, whatever tp is

@@ -57,7 +57,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self.names = tuple(names)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] not in self.names:
+        if not f"{name}.".startswith(tuple(f"{one}." for one in self.names)):
             return None
         return importlib.machinery.ModuleSpec(name, self, is_package=True)
 
