@@ -38,7 +38,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "search defaults runs."),
     (5, "explain explicit accuracy calibrate"),
     (5, "advice"),
-    (5, "export. readback. report. profiler. validator."),
+    (5, "export. report. profiler. validator."),
+    (5, "readback."),
     (6, "commands."),
     (6, "cli"),
 )

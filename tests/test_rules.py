@@ -97,7 +97,7 @@ CASES = [
     ),
     Broken(
         rule="microbatches",
-        layout={"pp": 4, "dp": 2, "num_microbatches": 4, "vpp": 2, "schedule": Schedule.DUALPIPE_V},
+        layout={"pp": 4, "dp": 2, "num_microbatches": 4, "vpp": 2, "schedule": Schedule.DUALPIPE_V, "zero": 2},
         job={"batch": 8, "trainer": "torchtitan"},
         says=("dualpipe_v", "at least 2 pp"),
     ),

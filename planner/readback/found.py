@@ -1,0 +1,94 @@
+"""What a reader finds in a trainer's configuration: layout fields, parts of the workload, and what it does not know."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner.cost.exact import stage_layers
+from planner.errors import PlannerError, shown
+from planner.layout import Layout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The content of one file, in the planner's words."""
+
+    trainer: str
+    """Name in profiles/trainers."""
+    values: Mapping[str, int]
+    """Layout fields that the file says."""
+    num_gpus: int | None = None
+    """GPUs of the job, where they follow from the file."""
+    sequence_length: int | None = None
+    global_batch_size: int | None = None
+    precision: str | None = None
+    optimizer: str | None = None
+    model: Mapping[str, Any] | None = None
+    """config.json of the model, where the file says its sizes."""
+    unknown: tuple[str, ...] = ()
+    """Keys that the planner has no word for: they change nothing in the plan."""
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    """What was taken for what the file does not say."""
+
+    def layout(self) -> Layout:
+        """The fields as a layout; what is not said keeps the planner's default."""
+        return Layout(**self.values)
+
+
+def whole_number(value: Any, where: str, least: int = 1) -> int:
+    """A whole number from ``least`` on. Raises PlannerError with file and key."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise PlannerError(f"{where} is {shown(value)}; it must be a whole number from {least} on")
+    return value
+
+
+def quotient(number: int, divisor: int, what: str) -> int:
+    """An exact quotient. Raises PlannerError with the sentence ``what`` when there is a remainder."""
+    if divisor < 1 or number % divisor:
+        raise PlannerError(f"{what}: {number} does not divide by {divisor}")
+    return number // divisor
+
+
+def uneven(layers: Sequence[int]) -> dict[str, int]:
+    """first_stage_layers and last_stage_layers that give these layers per pipeline rank; {} when the split is even.
+
+    Raises PlannerError when the planner has no word for the split.
+    """
+    pp, total = len(layers), sum(layers)
+    tries = [(0, 0), (layers[0], 0), (0, layers[-1]), (layers[0], layers[-1])]
+    for first, last in tries:
+        try:
+            dealt = stage_layers(total, Layout(pp=pp, first_stage_layers=first, last_stage_layers=last))
+        except (ValueError, ZeroDivisionError):
+            continue
+        if dealt == list(layers):
+            return {
+                name: value for name, value in (("first_stage_layers", first), ("last_stage_layers", last)) if value
+            }
+    raise PlannerError(
+        f"pipeline ranks with {', '.join(map(str, layers))} layers: a plan says how many the first and the last have, and the "
+        "others share the rest evenly, the larger ones first"
+    )
+
+
+def left_over(data: Mapping[str, Any], known: Sequence[str], prefix: str = "") -> list[str]:
+    """Keys of a mapping that are not known, with their place."""
+    return [f"{prefix}{key}" for key in data if key not in known]
+
+
+def read_text(path: Path) -> str:
+    """Text of a file. Raises PlannerError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
+        raise PlannerError(f"{path}: cannot be read ({reason})") from error
+
+
+def more(found: Found, **changes: Any) -> Found:
+    """The same with some fields changed."""
+    return dataclasses.replace(found, **changes)
