@@ -12,6 +12,7 @@ TARGETS: dict[str, str] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "nanotron": "nanotron",
     "pytorch": "pytorch",
 }
 """Name after --to -> module of planner.export that defines its TARGET."""
