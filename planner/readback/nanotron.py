@@ -50,7 +50,7 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
         precision=PRECISIONS.get(str(model.get("dtype", "bfloat16")), "bf16"),
         optimizer="sgd" if factory.get("name") == "sgd" else "adam", model=_model(model),
-        unknown=tuple([*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")]),
+        unknown=(*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")),
     )  # fmt: skip
 
 
