@@ -40,7 +40,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "search defaults runs."),
     (5, "explain explicit accuracy."),
     (5, "advice calibrate."),
-    (5, "export. readback. report. profiler. validator."),
+    (5, "export. report. profiler. validator."),
+    (5, "readback."),
     (6, "commands."),
     (6, "cli"),
 )

@@ -13,6 +13,7 @@ TARGETS: dict[str, str] = {
     "torchtitan": "torchtitan",
     "deepspeed": "deepspeed",
     "accelerate": "accelerate",
+    "nanotron": "nanotron",
     "pytorch": "pytorch",
     "colossalai": "colossalai",
     "llama-factory": "llama_factory",

@@ -58,9 +58,17 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
         "ep": whole_number(ep, f"{path}: expert_parallel.autoep_size"), "recompute": int(Recompute.NONE),
         "sequence_parallel": 0, **({"cp_method": int(CpMethod.A2A)} if cp > 1 else {}),
     }  # fmt: skip
-    notes = [
-        "recompute: the script decides (gradient_checkpointing); none is taken, say --recompute full where it is on"
-    ]
+    script = path.with_name("training.json")
+    beside = _mapping(script, read_text(script)) if script.is_file() else {}
+    arguments = _block(script, beside, "training_arguments")
+    notes = []
+    if arguments:
+        values["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
+        values["offload_activations"] = int(bool(beside.get("offload_activations")))
+    else:
+        notes = [
+            "recompute stands in the script (gradient_checkpointing); none is taken: say --recompute full where it is on"
+        ]
     return Found(
         trainer="deepspeed", values=values, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
         sequence_length=beside.get("sequence_length"), precision=_precision(path, data),

@@ -1,0 +1,324 @@
+"""torchtitan, DeepSpeed, accelerate, nanotron and PyTorch alone: what is written, what is refused, what is read back."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from samples import job as rules_job
+from samples import legal_layouts
+
+from planner.cluster import Cluster
+from planner.errors import PlannerError
+from planner.export import load_target
+from planner.export.deepspeed import config as deepspeed_config
+from planner.export.pytorch import settings
+from planner.export.target import ExportJob
+from planner.hardware import load_hardware
+from planner.layout import CpMethod, Layout, Schedule
+from planner.model import ModelSpec
+from planner.plan import Plan
+from planner.readback.deepspeed import KNOWN, QUIET
+from planner.readback.found import uneven
+from planner.trainer import load_trainer
+from planner.workload import Workload
+
+HARDWARE = load_hardware("h100-sxm")
+TINY: dict[str, Any] = {
+    "name": "tiny", "num_layers": 4, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "ffn_size": 64,
+    "vocab_size": 128, "max_sequence_length": 64,
+}  # fmt: skip
+
+
+def tiny(
+    trainer: str, gpus: int, sizes: dict[str, Any] | None = None, work: dict[str, Any] | None = None, **fields: int
+) -> ExportJob:
+    """A small job; one layer more or another field away from what a trainer has."""
+    model = ModelSpec(**TINY | (sizes or {}))
+    workload = Workload(**{"model": model, "sequence_length": 32, "global_batch_size": 16} | (work or {}))
+    plan = Plan(workload=workload, hardware="h100-sxm", num_gpus=gpus, trainer=trainer,
+                layout=Layout(**fields), prediction=None)  # type: ignore[arg-type]  # fmt: skip
+    return ExportJob(plan=plan, cluster=Cluster(hardware=HARDWARE, num_gpus=gpus), trainer=load_trainer(trainer))
+
+
+def legal(name: str, trainer: str, gpus: int = 32, most: int = 120) -> list[ExportJob]:
+    """Legal layouts of a small model, drawn from all with a fixed seed."""
+    one, layouts = rules_job(name, trainer, gpus, batch=64), legal_layouts(name, trainer, gpus, 64, most)
+    return [
+        ExportJob(
+            plan=Plan(workload=one.workload, hardware="h100-sxm", num_gpus=gpus, trainer=trainer,
+                      layout=layouts.row(i), prediction=None),  # type: ignore[arg-type]
+            cluster=one.cluster, trainer=one.trainer,
+        )
+        for i in range(len(layouts))
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ there and back
+
+
+@pytest.mark.parametrize(
+    ("trainer", "file", "models"),
+    [
+        ("torchtitan", "plan_config.py", ("gqa", "moe")),
+        ("deepspeed", "ds_config.json", ("gpt", "gqa", "moe", "window")),
+        ("nanotron", "nanotron.yaml", ("gqa",)),
+    ],
+)
+def test_export_then_import_is_the_identity(trainer: str, file: str, models: tuple[str, ...], tmp_path: Path) -> None:
+    """On every legal layout, not on the best alone."""
+    target, reader, compared = load_target(trainer), importlib.import_module(f"planner.readback.{trainer}"), 0
+    for name in models:
+        for job in legal(name, trainer):
+            assert target.refusals(job) == [], (name, job.layout.to_dict())
+            for path, text in target.render(job).files.items():
+                (tmp_path / path).parent.mkdir(exist_ok=True)
+                (tmp_path / path).write_text(text)
+            found = reader.read(tmp_path / file, job.cluster.num_gpus)
+            back, layout = found.layout(), job.layout
+            if (
+                back.first_stage_layers != layout.first_stage_layers
+                or back.last_stage_layers != layout.last_stage_layers
+            ):
+                same = ExportJob(
+                    plan=Plan(**vars(job.plan) | {"layout": back}), cluster=job.cluster, trainer=job.trainer
+                )
+                assert same.virtual_stages() == job.virtual_stages()  # ends that are given, and equal to an even share
+                layout = layout.replace(
+                    first_stage_layers=back.first_stage_layers, last_stage_layers=back.last_stage_layers
+                )
+            assert back.to_dict() == layout.to_dict()
+            assert (found.unknown, found.num_gpus) == ((), 32)
+            assert (found.sequence_length, found.global_batch_size) == (job.workload.sequence_length, 64)
+            assert (found.precision, found.optimizer) == (job.workload.precision, job.workload.optimizer)
+            compared += 1
+    assert compared >= 120
+
+
+def test_uneven_splits_have_words_or_a_sentence() -> None:
+    assert uneven([8, 8, 8, 8]) == {}
+    assert uneven([7, 9, 9, 7]) == {"first_stage_layers": 7, "last_stage_layers": 7}
+    assert uneven([9, 9, 8, 6]) == {"last_stage_layers": 6}
+    with pytest.raises(PlannerError, match="the others share the rest evenly"):
+        uneven([8, 5, 9, 10])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "says"),
+    [
+        ("a.py", "def f(:\n", "a.py: line 1: not Python"),
+        ("a.py", "x = 1\n", "no ParallelismConfig"),
+        ("a.py", "c = ParallelismConfig(tensor_parallel_degree=n * 2)", "tensor_parallel_degree is n * 2, which is computed"),
+        ("a.toml", "[parallelism\n", "not a TOML file"),
+        ("a.toml", "[parallelism]\ndata_parallel_shard_degree = 1\npipeline_parallel_degree = 2\npipeline_parallel_schedule = 'X'", "schedule is X"),
+        ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree is 0; it must be a whole number"),
+        ("a.toml", "[training]\nseq_len = 4096\n", "data_parallel_shard_degree is -1; say the number of GPUs with --gpus"),
+        ("a.json", "{", "a.json: line 1: not JSON"),
+        ("a.sh", "torchrun train.py", "not a torchtitan configuration"),
+    ],
+)  # fmt: skip
+def test_broken_torchtitan_files_are_one_sentence(name: str, text: str, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(PlannerError, match=re.escape(says)):
+        importlib.import_module("planner.readback.torchtitan").read(tmp_path / name)
+
+
+def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
+    read = importlib.import_module("planner.readback.torchtitan").read
+    (tmp_path / "run.sh").write_text(
+        "torchrun -m torchtitan.train --module llama3 --config llama3_8b --parallelism.tensor_parallel_degree 4 \\\n"
+        "  --parallelism.data-parallel-replicate-degree=2 --training.global_batch_size 64 --training.seq_len 8192 \\\n"
+        "  --training.local_batch_size 1 --parallelism.new_knob 3 activation-checkpoint:full\n"
+    )
+    found = read(tmp_path / "run.sh", 32)
+    values = found.layout().to_dict()
+    assert (values["tp"], values["dp"], values["dp_shard"], values["num_microbatches"]) == (4, 8, 4, 8)
+    assert (values["recompute"], values["zero"], found.unknown) == ("full", 3, ("parallelism.new_knob",))
+    (tmp_path / "old.toml").write_text(
+        "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = '1F1B'\n"
+        "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[activation_checkpoint]\nmode = 'none'\n"
+    )
+    values = read(tmp_path / "old.toml", 8).layout().to_dict()
+    assert (values["pp"], values["dp"], values["num_microbatches"], values["zero"]) == (4, 2, 8, 2)
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ({"train_batch_size": 7, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 1}, "does not divide by"),
+        ({"train_micro_batch_size_per_gpu": 2}, "say it with --gpus"),
+        ({"zero_optimization": 3}, "zero_optimization is 3; it must be a mapping"),
+        ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 1,
+          "optimizer": {"type": "Lion"}}, "optimizer.type is Lion"),
+        ({"train_batch_size": "8"}, "train_batch_size is '8'"),
+    ],
+)  # fmt: skip
+def test_broken_deepspeed_files_are_one_sentence(data: dict[str, Any], says: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    with pytest.raises(PlannerError, match=re.escape(says)):
+        importlib.import_module("planner.readback.deepspeed").read(tmp_path / "ds.json")
+
+
+def test_deepspeed_says_what_it_does_not_know(tmp_path: Path) -> None:
+    data = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2,
+            "aio": {}, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}  # fmt: skip
+    (tmp_path / "ds.json").write_text(json.dumps(data))
+    found = importlib.import_module("planner.readback.deepspeed").read(tmp_path / "ds.json", 8)
+    assert found.unknown == ("aio", "zero_optimization.zero_hpz_partition_size")
+    assert (found.layout().micro_batch_size, found.layout().zero) == (2, 3)
+    assert "say --recompute full" in found.notes[0]
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def test_torchtitan_module_is_python_and_names_every_layer_once() -> None:
+    for job in [*legal("gqa", "torchtitan", most=40), *legal("moe", "torchtitan", most=40)]:
+        tree = ast.parse(load_target("torchtitan").render(job).files["plan_config.py"])
+        [stages] = [
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "STAGES"
+        ]
+        if job.layout.pp == 1:
+            assert stages is None
+        else:
+            names = [name for stage in stages for name in stage]
+            layers = [f"layers.{i}" for i in range(job.model.num_layers)]
+            assert names == ["tok_embeddings", *layers, "norm", "lm_head"]
+            assert len(stages) == job.layout.pp * job.layout.vpp
+
+
+def test_deepspeed_writes_known_keys_and_the_batch_rule_holds() -> None:
+    """DeepSpeed accepts unknown keys in silence, so we keep the list."""
+    for job in [*legal("gqa", "deepspeed"), *legal("moe", "deepspeed")]:
+        data = deepspeed_config(job)
+        assert set(data) <= set(KNOWN + QUIET)
+        world = job.cluster.num_gpus // data.get("sequence_parallel_size", 1)
+        micro, steps = data["train_micro_batch_size_per_gpu"], data["gradient_accumulation_steps"]
+        assert data["train_batch_size"] == micro * steps * world
+        assert data["bf16"]["enabled"] != data["fp16"]["enabled"]
+
+
+def test_accelerate_writes_sizes_whose_product_is_the_world() -> None:
+    for job in legal("gqa", "fsdp"):
+        files = load_target("accelerate").render(job).files
+        data, training = (
+            yaml.safe_load(files["accelerate.yaml"]),
+            json.loads(files["training.json"])["training_arguments"],
+        )
+        assert data["num_processes"] == 32 and data["num_machines"] == 4
+        if job.layout.zero:
+            sizes = [value for name, value in data["parallelism_config"].items() if name.endswith("_size")]
+            product = 1
+            for size in sizes:
+                product *= size
+            assert product == 32 and len(sizes) == 5
+            assert data["fsdp_config"]["fsdp_reshard_after_forward"] == (job.layout.zero == 3)
+        else:
+            assert data["distributed_type"] == "MULTI_GPU" and "fsdp_config" not in data
+        batch = training["per_device_train_batch_size"] * training["gradient_accumulation_steps"] * job.layout.dp
+        assert batch == job.workload.global_batch_size
+
+
+def test_scripts_are_python() -> None:
+    job = tiny("fsdp", 8, dp=8, zero=3, num_microbatches=2)
+    ast.parse(load_target("accelerate").render(job).files["train.py"])
+    ast.parse(load_target("pytorch").render(job).files["train.py"])
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+
+REFUSED: list[tuple[str, str, dict[str, Any], dict[str, Any], dict[str, int], str]] = [
+    # target, trainer, sizes of the model, workload, layout, sentence
+    ("torchtitan", "torchtitan", {"tied_embeddings": True}, {}, {"pp": 2, "dp": 4, "zero": 2}, "weight tying is not"),
+    ("torchtitan", "torchtitan", {}, {}, {"tp": 4, "dp": 2, "zero": 2, "sequence_parallel": 1}, "the 2 key-value heads"),
+    ("torchtitan", "torchtitan", {}, {}, {"dp": 8, "zero": 0}, "fully_shard always shards"),
+    ("torchtitan", "torchtitan", {}, {}, {"pp": 2, "dp": 4, "zero": 2, "schedule": Schedule.ZB_H1}, "schedule zb_h1"),
+    ("torchtitan", "torchtitan", {}, {}, {"pp": 2, "dp": 4, "vpp": 2, "zero": 3, "schedule": Schedule.ZBV}, "lose their gradient"),
+    ("torchtitan", "torchtitan", {"norm": "layernorm"}, {}, {"dp": 8, "zero": 3}, "has norm layernorm"),
+    ("torchtitan", "torchtitan", {}, {"optimizer": "muon"}, {"dp": 8, "zero": 3}, "optimizer muon"),
+    ("torchtitan", "torchtitan", {}, {"precision": "fp16"}, {"dp": 8, "zero": 3}, "precision fp16"),
+    ("torchtitan", "torchtitan", {}, {}, {"pp": 2, "dp": 1, "vpp": 2, "zero": 2, "schedule": Schedule.INTERLEAVED,
+                                          "num_microbatches": 5}, "make 2 rounds"),
+    ("deepspeed", "deepspeed", {}, {}, {"pp": 2, "dp": 4}, "builds PipelineModule(layers, num_stages=2"),
+    ("deepspeed", "deepspeed", {}, {}, {"tp": 2, "cp": 2, "dp": 2, "cp_method": CpMethod.A2A}, "there is none of all three"),
+    ("deepspeed", "deepspeed", {}, {}, {"cp": 2, "dp": 4}, "use cp_method a2a"),
+    ("deepspeed", "deepspeed", {}, {}, {"dp": 8, "dp_shard": 4, "zero": 3}, "MiCS was removed"),
+    ("deepspeed", "deepspeed", {}, {}, {"dp": 8, "zero": 2, "offload_optimizer": 50}, "with ZeRO 3 only"),
+    ("deepspeed", "deepspeed", {}, {}, {"dp": 8, "zero": 0, "offload_optimizer": 100}, "use zero 1"),
+    ("deepspeed", "deepspeed", {}, {"precision": "fp8"}, {"dp": 8}, "bf16, fp16 or fp32"),
+    ("deepspeed", "deepspeed", {"num_experts": 8, "top_k": 2, "expert_ffn_size": 64, "norm": "layernorm"}, {},
+     {"dp": 8, "ep": 8}, "none for tiny"),
+    ("deepspeed", "deepspeed", {"num_experts": 8, "top_k": 2, "expert_ffn_size": 64}, {},
+     {"tp": 2, "dp": 4, "etp": 2}, "expert_tensor_parallel_size is reserved"),
+    ("accelerate", "fsdp", {}, {}, {"tp": 2, "dp": 4, "zero": 3}, "data parallel only; use tp 1"),
+    ("accelerate", "fsdp", {}, {}, {"dp": 8, "zero": 1}, "use 0, 2 or 3"),
+    ("accelerate", "fsdp", {}, {}, {"dp": 8, "dp_shard": 1, "zero": 3}, "more than one rank"),
+    ("accelerate", "fsdp", {}, {}, {"dp": 8, "zero": 3, "offload_optimizer": 100}, "plan for trainer deepspeed"),
+    ("nanotron", "nanotron", {}, {}, {"tp": 4, "dp": 2}, "num_key_value_heads (2) must be >= tp"),
+    ("nanotron", "nanotron", {}, {}, {"dp": 8, "zero": 3}, "zero_stage is 0 or 1"),
+    ("nanotron", "nanotron", {}, {}, {"pp": 2, "dp": 4, "vpp": 2, "schedule": Schedule.INTERLEAVED}, "afab (gpipe) or 1f1b"),
+    ("nanotron", "nanotron", {}, {}, {"pp": 2, "dp": 4, "first_stage_layers": 1}, "its own cost estimate"),
+    ("nanotron", "nanotron", {"qk_norm": True}, {}, {"dp": 8}, "query and key norms"),
+    ("pytorch", "torchtitan", {}, {}, {"cp": 2, "dp": 4, "zero": 3, "cp_method": CpMethod.ALLGATHER}, "no context parallelism"),
+    ("pytorch", "torchtitan", {}, {"precision": "fp8"}, {"dp": 8, "zero": 3}, "bf16 or fp32"),
+    ("pytorch", "torchtitan", {}, {}, {"pp": 2, "dp": 4, "vpp": 2, "zero": 3, "schedule": Schedule.DUALPIPE_V}, "lose their"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "trainer", "sizes", "work", "fields", "says"), REFUSED)
+def test_what_cannot_be_run_is_a_sentence(
+    name: str, trainer: str, sizes: dict[str, Any], work: dict[str, Any], fields: dict[str, int], says: str
+) -> None:
+    found = load_target(name).refusals(tiny(trainer, 8, sizes, work, **fields))
+    assert any(says in one for one in found), found
+
+
+# ------------------------------------------------------------------------------------------------ PyTorch alone
+
+
+def losses(job: ExportJob, folder: Path, port: int) -> list[tuple[float, float]]:
+    """Loss and gradient norm of every step of the exported script under torchrun on this machine's CPU."""
+    folder.mkdir()
+    for name, text in load_target("pytorch").render(job).files.items():
+        (folder / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(job.cluster.num_gpus), "--master-port",
+         str(port), "train.py", "--device", "cpu", "--steps", "3"],
+        cwd=folder, capture_output=True, text=True, timeout=600, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert sum("parameters" in line for line in done.stdout.splitlines()) == job.layout.pp
+    found = re.findall(r"^step \d+ loss (\S+) gradient (\S+) ", done.stdout, re.M)
+    return [(float(loss), float(norm)) for loss, norm in found]
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
+)
+def test_the_script_trains_like_one_process(tmp_path: Path) -> None:
+    """tp 2 x pp 2 x dp 2 on 8 processes: the losses and gradient norms of one process, and they go down."""
+    work = {"precision": "fp32", "global_batch_size": 8}
+    split = {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "micro_batch_size": 2, "num_microbatches": 2, "sequence_parallel": 1,
+             "first_stage_layers": 1}  # fmt: skip
+    eight = tiny("torchtitan", 8, {"num_layers": 3}, work, **split)
+    one = tiny("torchtitan", 1, {"num_layers": 3}, work, zero=2, num_microbatches=2, micro_batch_size=4)
+    assert load_target("pytorch").refusals(eight) == load_target("pytorch").refusals(one) == []
+    assert [stage["layers"] for stage in settings(eight)["stages"]] == [[0], [1, 2]]
+    many, alone = losses(eight, tmp_path / "eight", 29641), losses(one, tmp_path / "one", 29642)
+    assert len(many) == len(alone) == 3
+    for (loss, norm), (expected, gradient) in zip(many, alone, strict=True):
+        assert loss == pytest.approx(expected, rel=2e-6)
+        assert norm == pytest.approx(gradient, rel=2e-5)
+    assert many[-1][0] < many[0][0] - 0.01

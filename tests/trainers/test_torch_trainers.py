@@ -1,0 +1,161 @@
+"""torchtitan's, DeepSpeed's, accelerate's and nanotron's own code on every exported plan, and on what we refuse.
+
+A trainer that is not installed is skipped with NOT CHECKED; it never passes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from planner.export import load_target
+from planner.export.check import Checked
+from planner.export.target import ExportJob
+from tests.trainers.plans import Wanted, changed, found, jobs
+
+PACKAGES = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "accelerate": "trl", "nanotron": "nanotron"}
+LEVELS = {"torchtitan": "groups built", "deepspeed": "validated", "accelerate": "validated", "nanotron": "validated"}
+
+
+def installed(name: str) -> None:
+    """Skip, loudly, where the package is missing."""
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        pytest.skip(f"NOT CHECKED: {PACKAGES[name]} is not installed")
+
+
+def written(name: str, job: ExportJob, folder: Path) -> Path:
+    """The trainer's files of one plan."""
+    for path, text in load_target(name).render(job).files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    return folder
+
+
+def results(name: str, cases: list[ExportJob], folder: Path, **options: bool) -> list[Checked]:
+    """The trainer's own code on many plans, in one process."""
+    pairs = [(job, written(name, job, folder / str(i))) for i, job in enumerate(cases)]
+    return importlib.import_module(f"planner.export.check.{name}").check_many(pairs, **options)
+
+
+def mine(name: str) -> list[ExportJob]:
+    """Plans of the set that the target runs."""
+    target = load_target(name)
+    return [job for job in jobs() if job.plan.trainer in target.trainers and not target.refusals(job)]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_plan_is_accepted(name: str, tmp_path: Path) -> None:
+    installed(name)
+    cases = mine(name)
+    assert len(cases) >= 8
+    for job, one in zip(cases, results(name, cases, tmp_path), strict=True):
+        assert not one.problem and one.level, f"{job.model.name} {job.layout.to_dict()}: {one.text()}"
+        reached = ("validated", "groups built") if name == "accelerate" else (LEVELS[name],)  # DDP needs no mesh
+        assert one.level in reached and not one.missing, one.text()
+
+
+def test_torchtitan_builds_the_models_with_the_planners_parameters(tmp_path: Path) -> None:
+    installed("torchtitan")
+    kinds = {job.model.name: job for job in mine("torchtitan") if job.model.num_layers <= 80}
+    wanted = [
+        Wanted(model=name, gpus=64, trainer="torchtitan", top=1)
+        for name in ("qwen3-8b", "mixtral-8x7b", "deepseek-v2-lite")
+    ]
+    cases = [*kinds.values(), *(ExportJob.of(found(one)[0]) for one in wanted)]
+    for one in results("torchtitan", cases, tmp_path, deep=True):
+        assert one.level == "model built" and "parameters of the model as planned" in one.details, one.text()
+
+
+# What we refuse, written all the same and given to the trainer: it refuses too, or is known to say nothing.
+
+REFUSED = [
+    ("torchtitan", "llama-3.1-8b", {"tp": 16, "dp": 1, "sequence_parallel": 1}, "must divide n_kv_heads"),
+    ("torchtitan", "llama-3.2-1b", {"pp": 2, "dp": 8}, "Weight tying is not supported"),
+    ("torchtitan", "llama-3.1-8b", {"tp": 3, "dp": 5}, "Invalid parallel dims"),
+    ("torchtitan", "llama-3.1-8b", {"micro_batch_size": 3}, "multiple of the local batch"),
+    ("torchtitan", "llama-3.1-8b", {"pp": 2, "dp": 8, "vpp": 2, "schedule": 1}, "stages on 2 ranks"),
+    ("deepspeed", "llama-3.1-8b", {"dp": 4}, "Check batch related parameters"),
+    ("deepspeed", "llama-3.1-8b", {"micro_batch_size": 3}, "Check batch related parameters"),
+    ("deepspeed", "llama-3.1-8b", {"zero": 2, "offload_optimizer": 50}, "Partial offloading only supported for ZeRO Stage 3"),
+    ("deepspeed", "mixtral-8x7b", {"ep": 3}, "must divide"),
+    ("deepspeed", "mixtral-8x7b", {"tp": 2, "dp": 8, "ep": 2, "offload_optimizer": 100, "zero": 1}, "offload"),
+    ("accelerate", "llama-3.1-8b", {"dp": 8}, "product of the sizes"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["torchtitan", "deepspeed", "accelerate"])
+def test_what_we_refuse_the_trainer_refuses(name: str, tmp_path: Path) -> None:
+    installed(name)
+    trainer = load_target(name).trainers[0]
+    even = {"tp": 1, "pp": 1, "dp": 16, "cp": 1, "ep": 1, "etp": 1, "vpp": 1, "schedule": 1, "dp_shard": 0, "zero": 3,
+            "micro_batch_size": 1, "num_microbatches": 4, "recompute": 0, "recompute_modules": 0, "sequence_parallel": 0,
+            "offload_optimizer": 0, "offload_activations": 0, "first_stage_layers": 0, "last_stage_layers": 0}  # fmt: skip
+    cases, expected = [], []
+    for target, model, fields, says in REFUSED:
+        if target == name:
+            plan = found(Wanted(model=model, gpus=16, trainer=trainer, top=1, batch=64))[0]
+            cases.append(ExportJob.of(changed(plan, **(even | fields))))
+            expected.append(says)
+    for one, says in zip(results(name, cases, tmp_path), expected, strict=True):
+        assert says in one.problem, (says, one.text())
+
+
+# Silent lists: the trainer's parser accepts these, so the exporter has to look after them itself.
+
+
+def test_what_parsers_accept_in_silence(tmp_path: Path) -> None:
+    installed("deepspeed")
+    job = mine("deepspeed")[0]
+    folder = written("deepspeed", job, tmp_path)
+    data = json.loads((folder / "ds_config.json").read_text())
+    (folder / "ds_config.json").write_text(json.dumps({**data, "no_such_key": 1}))
+    check = importlib.import_module("planner.export.check.deepspeed").check
+    assert check(job, folder).level == "validated"
+
+
+def test_accelerate_rejects_unknown_keys_of_the_top(tmp_path: Path) -> None:
+    installed("accelerate")
+    job = mine("accelerate")[0]
+    folder = written("accelerate", job, tmp_path)
+    data = yaml.safe_load((folder / "accelerate.yaml").read_text())
+    (folder / "accelerate.yaml").write_text(yaml.safe_dump({**data, "no_such_key": 1}))
+    assert "no_such_key" in importlib.import_module("planner.export.check.accelerate").check(job, folder).problem
+
+
+def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
+    installed("torchtitan")
+    job = mine("torchtitan")[0]
+    folder = written("torchtitan", job, tmp_path)
+    text = (folder / "plan_config.py").read_text()
+    (folder / "plan_config.py").write_text(re.sub(r"tensor_parallel_degree=", "tensor_degree=", text))
+    assert "tensor_degree" in importlib.import_module("planner.export.check.torchtitan").check(job, folder).problem
+
+
+def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:
+    """train.py of the accelerate export, five steps of a tiny Llama in one process."""
+    installed("accelerate")
+    import subprocess
+    import sys
+
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=1))[0]
+    small = dataclasses.replace(
+        plan.workload.model, name="tiny", num_layers=2, hidden_size=32, num_heads=4, num_kv_heads=2, head_dim=8, ffn_size=64,
+        vocab_size=128, max_sequence_length=64, published_parameters=0.0,
+    )  # fmt: skip
+    work = plan.workload.replace(model=small, sequence_length=32, global_batch_size=2)
+    layout = plan.layout.replace(dp=1, micro_batch_size=1, num_microbatches=2, zero=0, recompute=0, dp_shard=0)
+    tiny = dataclasses.replace(plan, workload=work, layout=layout, num_gpus=1)
+    folder = written("accelerate", ExportJob.of(tiny), tmp_path)
+    done = subprocess.run(
+        [sys.executable, "train.py", "--settings", "training.json", "--model", "./model", "--smoke", "--cpu"],
+        cwd=folder, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert len(re.findall(r"'loss': ", done.stdout)) == 5
