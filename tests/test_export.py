@@ -45,6 +45,9 @@ def test_every_plan_of_the_search_exports(name: str) -> None:
         if plan.trainer not in target.trainers:
             continue
         refused = target.refusals(job)
+        if refused and name in FRONT_ENDS:
+            assert all(one.count(" ") > 3 for one in refused)
+            continue
         if refused and plan.workload.model.name in UNKNOWN_MODELS.get(name, ()):
             continue
         assert not refused, f"{plan.workload.model.name} on {plan.num_gpus} for {name}: {refused}"
@@ -55,6 +58,8 @@ def test_every_plan_of_the_search_exports(name: str) -> None:
     assert written
 
 
+FRONT_ENDS = ("llama-factory", "axolotl", "verl")
+"""Targets that say a part of what the trainer below them can do; they refuse the rest with a sentence."""
 UNKNOWN_MODELS: dict[str, tuple[str, ...]] = {}
 """Models of the set that a trainer does not have at all, whatever the layout."""
 
