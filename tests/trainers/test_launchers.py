@@ -18,6 +18,7 @@ from tests.trainers.plans import Wanted, found
 
 CASES = {
     "deepspeed": Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1),
+    "llama-factory": Wanted(model="llama-3.1-8b", gpus=16, trainer="deepspeed", top=1, pins=(("cp", 1), ("tp", 1))),
     "megatron": Wanted(model="llama-3.1-70b", gpus=64, pins=(("pp", 4), ("tp", 4)), top=1),
     "accelerate": Wanted(model="llama-3.1-8b", gpus=12, batch=384, trainer="fsdp", top=1),
     "torchtitan": Wanted(model="llama-3.1-8b", gpus=16, trainer="torchtitan", top=1),
@@ -38,16 +39,21 @@ def written(tmp_path: Path, target: str, launcher: str) -> tuple[ExportJob, Path
     job = ExportJob.of(found(CASES[target])[0])
     bundle = make_bundle(load_target(target), job, launcher)
     write_bundle(bundle, tmp_path / "run")
-    return job, tmp_path / "run", {name: "x" for name, one in bundle.rendered.variables.items() if one.value is None}
+    asked = {name: "x" for name, one in bundle.rendered.variables.items() if one.value is None}
+    return job, tmp_path / "run", asked
 
 
-@pytest.mark.parametrize("target", ("deepspeed", "megatron", "torchtitan"))
+@pytest.mark.parametrize("target", ("deepspeed", "megatron", "torchtitan", "llama-factory"))
 def test_torchrun_takes_its_words(target: str, tmp_path: Path) -> None:
     needs("torch")
     job, folder, user = written(tmp_path, target, "torchrun")
     for node in range(job.num_nodes):
-        place = {**user, "NODE_RANK": str(node), "MASTER_ADDR": "host0", "MASTER_PORT": "1234"}
-        read = torchrun_place(started_words(folder, "run.sh", "torchrun", place))
+        data = dict.fromkeys(("DATA_PATH", "TOKENIZER_MODEL", "DATASET", "TOKENIZER"), "x")
+        place = {**data, **user, "NODE_RANK": str(node), "MASTER_ADDR": "host0", "MASTER_PORT": "1234"}
+        words = started_words(folder, "run.sh", "torchrun", place)
+        read = torchrun_place(words)
+        own = words[words.index("--") + 1 :]
+        assert read["script"][-len(own) + 1 :] == own[1:]  # not one word is taken for torchrun's own
         last = node == job.num_nodes - 1
         assert read["nodes"] == (job.num_nodes, job.num_nodes) and read["restarts"] == 0
         assert read["processes"] == (gpus_of_last_node(job) if last else job.gpus_per_node)
