@@ -175,8 +175,9 @@ def _ep_holds(job: Job, layout: Layout) -> Any:
     folded = ranks % np.maximum(ep * etp, 1) == 0
     if kind == "none":
         return (ep == 1) & (etp == tp)
-    if kind == "dp":
-        return (np.asarray(layout.dp) % np.maximum(ep, 1) == 0) & (etp == tp)
+    alone = (ep == 1) | (tp * np.asarray(layout.cp) == 1) | (kind != "alone")
+    if kind in ("dp", "alone"):
+        return alone & (np.asarray(layout.dp) % np.maximum(ep, 1) == 0) & (etp == tp)
     return folded & ((job.trainer.etp & (not job.model.expert_bias)) | (etp == 1))
 
 
@@ -485,6 +486,7 @@ RULES: tuple[Rule, ...] = (
                     + (" and etp must be 1" if not job.trainer.etp or job.model.expert_bias else "")
                     + (", as its experts have biases" if job.model.expert_bias else ""),
                     "dp": "ep must divide dp and etp must equal tp",
+                    "alone": "ep must divide dp, with tp 1 and cp 1 when it is above 1, and etp must equal tp",
                     "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
                 }[job.trainer.expert_parallel]
             )

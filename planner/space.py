@@ -110,9 +110,9 @@ def _experts(job: Job, pins: Pins, tp: int, cp: int, dp: int) -> list[tuple[int,
     kind = job.trainer.expert_parallel
     if kind == "none":
         return [(1, tp)]
-    ranks = dp if kind == "dp" else tp * cp * dp
+    ranks = dp if kind in ("dp", "alone") else tp * cp * dp
     eps = pins.options("ep", [n for n in divisors(job.model.num_experts) if ranks % n == 0])
-    etps = [tp] if kind == "dp" else [1, tp] if job.trainer.etp else [1]
+    etps = [tp] if kind in ("dp", "alone") else [1, tp] if job.trainer.etp else [1]
     return [(ep, etp) for ep in eps for etp in pins.options("etp", etps)]
 
 

@@ -78,7 +78,7 @@ class Trainer:
     cp_methods: tuple[str, ...]
     """Context parallel methods; empty = no context parallelism."""
     expert_parallel: str
-    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, or 'none'."""
+    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, 'alone' the same without tp and cp, or 'none'."""
     etp: bool
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
     sequence_parallel: str
@@ -259,7 +259,7 @@ class Trainer:
 _CHOICES: dict[str, tuple[str, ...]] = {
     "schedules": tuple(NAMES["schedule"].values()),
     "cp_methods": tuple(NAMES["cp_method"].values()),
-    "expert_parallel": ("folded", "dp", "none"),
+    "expert_parallel": ("folded", "dp", "alone", "none"),
     "sequence_parallel": ("optional", "always", "never"),
     "recompute": tuple(NAMES["recompute"].values()),
     "recompute_modules": tuple(MODULE_NAMES.values()),

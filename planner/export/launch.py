@@ -91,6 +91,12 @@ def torchrun(job: ExportJob) -> tuple[str, ...]:
     )  # fmt: skip
 
 
+def _ended(entry: tuple[str, ...]) -> tuple[str, ...]:
+    """Words of the script after a ``--``: torchrun's parser looks at all of them, and stops at one such as --start, which is
+    the beginning of two of its own options."""
+    return ("-m", "--", *entry[1:]) if entry[0] == "-m" else ("--", *entry)
+
+
 def gpus_of_last_node(job: ExportJob) -> int:
     """GPUs of the last node; fewer than of the others when the job does not fill it."""
     return job.cluster.num_gpus - (job.num_nodes - 1) * job.gpus_per_node
@@ -110,7 +116,7 @@ def node_script(job: ExportJob, rendered: Rendered, name: str, what: str) -> str
     lines += ["# shellcheck disable=SC1091", "source ./environment.sh", *rendered.prepare, ""]
     if rendered.start == "once" and job.num_nodes > 1:
         lines += ['[ "$NODE_RANK" = 0 ] || exit 0']
-    words = (*torchrun(job), *entry) if rendered.start == "torchrun" else entry
+    words = (*torchrun(job), *_ended(entry)) if rendered.start == "torchrun" else entry
     return "\n".join([*lines, f"exec {quoted(words)}"]) + "\n"
 
 

@@ -275,3 +275,12 @@ def _model_refusals(job: ExportJob) -> list[str]:
     if m.expert_bias and int(layout.etp) > 1:
         found.append(f"etp {layout.etp} with biases in experts: Megatron allows them only with etp 1; use --etp 1")
     return found
+
+
+FLEX_BACKENDS = {"deduplicated": "hybridep", "deepep": "deepep"}
+"""Dispatch of experts that sends a token once per place -> back end of the flex dispatcher."""
+
+
+def fused_loss(job: ExportJob) -> bool:
+    """The plan was priced with the cross entropy as one kernel (Transformer Engine's), not in plain torch operations."""
+    return job.trainer.loss_passes < 2

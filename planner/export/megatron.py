@@ -113,8 +113,9 @@ def _experts(job: ExportJob) -> tuple[Words, ...]:
     if m.shared_expert_ffn_size:
         words.append(("--moe-shared-expert-intermediate-size", str(m.shared_expert_ffn_size)))
     words += [("--moe-router-pre-softmax",)] if m.top_k == 1 else []
-    if job.trainer.expert_dispatch == "deduplicated":
-        words += [("--moe-token-dispatcher-type", "flex"), ("--moe-flex-dispatcher-backend", "deepep")]
+    backend = mcore.FLEX_BACKENDS.get(job.trainer.expert_dispatch)
+    if backend:
+        words += [("--moe-token-dispatcher-type", "flex"), ("--moe-flex-dispatcher-backend", backend)]
     else:
         words.append(("--moe-token-dispatcher-type", "alltoall"))
     return tuple(words)
@@ -202,9 +203,10 @@ def _precision(job: ExportJob) -> tuple[Words, ...]:
 
 
 def _kernels(job: ExportJob) -> tuple[Words, ...]:
+    loss: tuple[Words, ...] = (("--cross-entropy-loss-fusion",), ("--cross-entropy-fusion-impl", "te"))
     return (
         ("--transformer-impl", "transformer_engine"), ("--attention-backend", mcore.attention_backend(job)),
-        ("--cross-entropy-loss-fusion",), ("--cross-entropy-fusion-impl", "native"),
+        *(loss if mcore.fused_loss(job) else ()),
     )  # fmt: skip
 
 

@@ -54,17 +54,17 @@ def model_fields(job: ExportJob) -> Fields:
 
 def _expert_fields(job: ExportJob) -> Fields:
     m, layout = job.model, job.layout
-    flex = job.trainer.expert_dispatch == "deduplicated"
+    backend = mcore.FLEX_BACKENDS.get(job.trainer.expert_dispatch)
     fields: Fields = {
         "num_moe_experts": str(m.num_experts), "moe_router_topk": str(m.top_k), "moe_ffn_hidden_size": str(m.expert_ffn_size),
         "moe_layer_freq": mcore.moe_layer_pattern(m), "expert_model_parallel_size": str(layout.ep),
         "expert_tensor_parallel_size": str(layout.etp), "moe_grouped_gemm": "True", "moe_permute_fusion": "True",
         "moe_router_dtype": "'fp32'", "moe_router_load_balancing_type": "'aux_loss'", "moe_aux_loss_coeff": "0.001",
-        "moe_router_pre_softmax": str(m.top_k == 1), "moe_token_dispatcher_type": repr("flex" if flex else "alltoall"),
+        "moe_router_pre_softmax": str(m.top_k == 1), "moe_token_dispatcher_type": repr("flex" if backend else "alltoall"),
     }  # fmt: skip
     if m.shared_expert_ffn_size:
         fields["moe_shared_expert_intermediate_size"] = str(m.shared_expert_ffn_size)
-    return fields | ({"moe_flex_dispatcher_backend": "'deepep'"} if flex else {})
+    return fields | ({"moe_flex_dispatcher_backend": repr(backend)} if backend else {})
 
 
 def parallel_fields(job: ExportJob) -> Fields:
@@ -77,8 +77,8 @@ def parallel_fields(job: ExportJob) -> Fields:
         "pipeline_model_parallel_layout": repr(mcore.pipeline_layout(job)) if stages else "None",
         "virtual_pipeline_model_parallel_size": str(int(layout.vpp)) if int(layout.vpp) > 1 else "None",
         "cp_comm_type": repr(mcore.CP_TYPES[int(layout.cp_method)]),
-        "attention_backend": f"AttnBackend.{mcore.attention_backend(job)}", "cross_entropy_loss_fusion": "True",
-        "cross_entropy_fusion_impl": "'native'", "gradient_accumulation_fusion": "True",
+        "attention_backend": f"AttnBackend.{mcore.attention_backend(job)}", "cross_entropy_loss_fusion": str(mcore.fused_loss(job)),
+        "cross_entropy_fusion_impl": "'te'", "gradient_accumulation_fusion": "True",
     }  # fmt: skip
     mode = int(layout.recompute)
     if mode == Recompute.SELECTIVE:

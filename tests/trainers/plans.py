@@ -112,6 +112,11 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="llama-3.1-70b", gpus=128, trainer="nanotron", top=6),
     Wanted(model="llama-3.1-8b", gpus=16, trainer="maxtext", top=4),
     Wanted(model="mixtral-8x7b", gpus=64, trainer="maxtext", top=4),
+    Wanted(model="qwen3-30b-a3b", gpus=32, trainer="maxtext", top=4),
+    Wanted(model="llama-3.1-70b", gpus=64, trainer="maxtext", top=4),
+    Wanted(model="llama-3.1-70b", gpus=64, trainer="colossalai", top=6),
+    Wanted(model="qwen2.5-7b", gpus=24, trainer="colossalai", batch=240),
+    Wanted(model="mixtral-8x7b", gpus=64, trainer="colossalai", top=6),
     Wanted(model="qwen3-30b-a3b", gpus=32, trainer="automodel", pins=ONE),
     Wanted(model="llama-2-7b", gpus=64, trainer="internevo"),
     # All sizes once more, small: the layouts that only small models reach.
@@ -164,7 +169,7 @@ def found(wanted: Wanted) -> tuple[Plan, ...]:
     return tuple(
         Plan(
             workload=job.workload, hardware=resolved.hardware, num_gpus=wanted.gpus, trainer=resolved.trainer,
-            layout=layout, prediction=predict(estimate, job.trainer), assumptions=resolved.assumptions, why="found",
+            layout=layout, prediction=predict(estimate, job, resolved.kind), assumptions=resolved.assumptions, why="found",
         )
         for layout, estimate in zip(finding.layouts, finding.estimates, strict=True)
     )  # fmt: skip

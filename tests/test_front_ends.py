@@ -1,0 +1,222 @@
+"""Front ends, MaxText, Colossal-AI and servers: names that exist, layouts that fit, refusals with their rule."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from trainers.plans import EVEN, Wanted, changed, found, jobs
+
+from planner import library
+from planner.export import load_target
+from planner.export.bundle import make_bundle, write_bundle
+from planner.export.check.names import unknown
+from planner.export.model_config import family, model_config
+from planner.export.serving import cache_bytes, legal_tp, serving, weight_bytes
+from planner.export.target import ExportJob
+from planner.model import from_hugging_face, load_model, to_dict
+
+SNAPSHOTS = Path(__file__).resolve().parent / "trainers" / "snapshots"
+TARGETS = sorted(path.stem for path in SNAPSHOTS.glob("*.json"))
+
+
+def known(name: str) -> dict[str, dict[str, str]]:
+    return json.loads((SNAPSHOTS / f"{name}.json").read_text())["settings"]  # type: ignore[no-any-return]
+
+
+def mine(name: str) -> list[ExportJob]:
+    """Plans of the set that a target takes; of the servers, which take all, every tenth."""
+    target = load_target(name)
+    cases = [job for job in jobs() if job.plan.trainer in target.trainers and not target.refusals(job)]
+    return cases[::10] if name in ("vllm", "sglang") else cases
+
+
+# ------------------------------------------------------------------------------------------------ names
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_name_exists_in_the_recorded_version(name: str, tmp_path: Path) -> None:
+    target, cases = load_target(name), mine(name)
+    assert len(cases) >= 8
+    for number, job in enumerate(cases):
+        folder = tmp_path / str(number)
+        write_bundle(make_bundle(target, job, "torchrun"), folder)
+        assert not unknown(name, known(name), folder)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_wrong_name_is_found(name: str, tmp_path: Path) -> None:
+    """Every section of the snapshot is really looked at: without its names the export has unknown ones."""
+    job = mine(name)[0]
+    write_bundle(make_bundle(load_target(name), job, "torchrun"), tmp_path / "run")
+    assert unknown(name, {section: {} for section in known(name)}, tmp_path / "run")
+    removed = unknown(name, {section: {} for section in known(name)}, tmp_path / "run")[0].split(": ")[1]
+    without = {section: {k: v for k, v in names.items() if k != removed} for section, names in known(name).items()}
+    assert any(one.endswith(f": {removed}") for one in unknown(name, without, tmp_path / "run"))
+
+
+def test_snapshots_are_of_the_versions_that_targets_declare() -> None:
+    from planner.export.target import in_range
+
+    for name in TARGETS:
+        data = json.loads((SNAPSHOTS / f"{name}.json").read_text())
+        target = load_target(name)
+        assert data["package"] == target.package and in_range(data["version"], target.versions)
+
+
+# ------------------------------------------------------------------------------------------------ config.json
+
+
+def test_config_json_means_the_model_or_is_not_written() -> None:
+    written = 0
+    for name in library.names("models"):
+        model = load_model(name)
+        config = model_config(model)
+        if config is None:
+            continue
+        read, skip = to_dict(from_hugging_face(config, name=name)), ("name", "source")
+        expected = {k: v for k, v in to_dict(model).items() if k not in skip and not k.startswith("published")}
+        assert {k: v for k, v in read.items() if k not in skip} == expected
+        written += 1
+    assert written >= 60
+    assert family(load_model("qwen2.5-7b")) == "qwen2"  # llama's attention_bias would add one to the output projection
+    assert family(load_model("deepseek-v3")) == "deepseek_v3" and family(load_model("bloom-176b")) is None
+
+
+# ------------------------------------------------------------------------------------------------ serving
+
+
+def test_weights_and_cache_by_hand() -> None:
+    """Llama 3.1 70B: 70.55e9 parameters; 80 layers x 2 x 8 heads x 128 x 2 bytes = 320 KiB per token."""
+    model = load_model("llama-3.1-70b")
+    assert weight_bytes(model, 1, 1, 1, 1) == 2 * 70_553_706_496
+    norms = 161 * 8192  # whole on every rank
+    assert weight_bytes(model, 8, 1, 1, 1) == 2 * ((70_553_706_496 - norms) / 8 + norms)
+    assert cache_bytes(model, 1, 1, 1, 1000) == 1000 * 80 * 2 * 8 * 128 * 2
+    assert cache_bytes(model, 16, 1, 1, 1000) == cache_bytes(model, 8, 1, 1, 1000)  # repeated above 8 heads
+    latent = load_model("deepseek-v3")
+    assert cache_bytes(latent, 8, 1, 1, 1000) == cache_bytes(latent, 1, 1, 1, 1000) == 1000 * 61 * (512 + 64) * 2
+    gemma = load_model("gemma-2-9b")  # half of 42 layers see 4096 tokens
+    assert cache_bytes(gemma, 1, 1, 1, 8192) == 2 * 2 * 8 * 256 * (21 * 8192 + 21 * 4096)
+
+
+def test_serving_layouts_fit_and_are_legal() -> None:
+    for job in jobs():
+        one = serving(job)
+        assert one is not None
+        assert one.weights + one.cache + one.step <= one.budget
+        assert legal_tp(job.model, one.tp) and one.pp <= job.model.num_layers
+        assert one.tp * one.pp * one.dp == one.nodes * job.gpus_per_node
+        assert one.servers * one.nodes * job.gpus_per_node <= job.cluster.num_gpus
+        assert one.ep == 1 or (job.model.num_experts % one.ep == 0 and one.ep == one.tp * one.dp)
+        if not job.model.is_moe and one.nodes == 1 and one.tp > 1:  # half of the ranks would not do
+            assert any(
+                weight_bytes(job.model, tp, 1, 1, 1) + cache_bytes(job.model, tp, 1, one.sequences, one.length)
+                > one.budget / 2
+                for tp in range(1, one.tp)
+                if one.tp % tp == 0
+            )
+
+
+def test_sglang_counts_ranks_its_own_way() -> None:
+    """tp-size x pp-size divides by the nodes; attention groups divide tp-size [validation_hook.py, parallel_hook.py]."""
+    for job in mine("sglang"):
+        words = make_bundle(load_target("sglang"), job, "torchrun").rendered.entry
+        value = {word: words[i + 1] for i, word in enumerate(words[:-1]) if word.startswith("--")}
+        tp, pp, dp, attention, nodes = (
+            int(value[f"--{k}"]) for k in ("tp-size", "pp-size", "dp-size", "attn-dp-size", "nnodes")
+        )
+        assert tp * pp % nodes == 0 and tp % attention == 0 and not (attention > 1 and dp > 1)
+        assert not (dp > 1 and nodes != 1) and int(value["--ep-size"]) in (1, tp)
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+FSDP = Wanted(model="llama-3.1-8b", gpus=8, trainer="fsdp", top=1)
+DEEPSPEED = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)
+MAXTEXT = Wanted(model="llama-3.1-8b", gpus=8, trainer="maxtext", top=1)
+EXPERTS = Wanted(model="mixtral-8x7b", gpus=64, trainer="maxtext", top=1)
+COLOSSAL = Wanted(model="llama-3.1-8b", gpus=8, trainer="colossalai", top=1)
+MEGATRON = Wanted(model="llama-3.1-8b", gpus=8, top=1)
+REFUSED: tuple[tuple[str, Wanted, dict[str, int], str], ...] = (
+    ("llama-factory", FSDP, {"tp": 2, "dp": 4}, "tp 2: LLaMA-Factory runs fsdp plans with data parallelism alone"),
+    ("llama-factory", DEEPSPEED, {"cp": 2, "dp": 4}, "no context parallelism; use cp 1"),
+    ("llama-factory", FSDP, {"recompute": 1, "recompute_modules": 2}, "checkpoints of transformers cover whole layers"),
+    ("axolotl", FSDP, {"pp": 2, "dp": 4}, "no pipeline parallelism; use pp 1"),
+    ("axolotl", FSDP, {"zero": 3, "offload_activations": 1}, "without recompute full"),
+    ("axolotl", DEEPSPEED, {"zero": 1, "offload_optimizer": 50}, "with ZeRO 3 only"),
+    ("verl", FSDP, {"zero": 0}, "verl's FSDP engine always shards states"),
+    ("verl", MEGATRON, {"order": 1}, "Megatron's default groups"),
+    ("verl", MEGATRON, {"zero": 2}, "use zero 1"),
+    ("maxtext", MAXTEXT, {"pp": 2, "dp": 4, "zero": 3}, "all microbatches forward, then all backward"),
+    ("maxtext", MAXTEXT, {"zero": 2}, "the fsdp axis shards states and weights alike"),
+    ("maxtext", MAXTEXT, {"zero": 3, "cp": 2, "dp": 4, "cp_method": 0}, "context_parallel_strategy all_gather"),
+    ("maxtext", EXPERTS, {"zero": 3, "dp": 32, "tp": 2, "ep": 8}, "the expert axis lies inside the tensor axis"),
+    ("colossalai", COLOSSAL, {"zero": 2, "pp": 2, "dp": 4}, "zero stage must be 0 or 1 with a pipeline"),
+    ("colossalai", COLOSSAL, {"tp": 16}, "key-value heads divide by it"),
+    ("colossalai", COLOSSAL, {"pp": 4, "dp": 2, "vpp": 2, "schedule": 2, "num_microbatches": 6}, "the nearest is 8"),
+    ("colossalai", COLOSSAL, {"cp": 2, "tp": 2, "dp": 2}, "sequence ranks are next to each other"),
+    ("colossalai", COLOSSAL, {"pp": 2, "dp": 4, "schedule": 4, "vpp": 2}, "zbv needs a table of its own"),
+)
+
+
+@pytest.mark.parametrize(("name", "wanted", "changes", "words"), REFUSED)
+def test_refusals_say_why_and_what_to_do(name: str, wanted: Wanted, changes: dict[str, int], words: str) -> None:
+    job = ExportJob.of(changed(found(wanted)[0], **(EVEN | changes)))
+    said = load_target(name).refusals(job)
+    assert any(words in one for one in said), said
+
+
+def test_models_that_a_trainer_does_not_know() -> None:
+    job = ExportJob.of(found(Wanted(model="gemma-3-27b", gpus=64, trainer="maxtext", top=1))[0])
+    assert any("no decoder_block of MaxText" in one for one in load_target("maxtext").refusals(job))
+    job = ExportJob.of(found(Wanted(model="gemma-3-27b", gpus=64, trainer="colossalai", top=1))[0])
+    assert any("no policy of Shardformer" in one for one in load_target("colossalai").refusals(job))
+
+
+# ------------------------------------------------------------------------------------------------ what is written
+
+
+def read(name: str, wanted: Wanted, file: str, **changes: int) -> Any:
+    job = ExportJob.of(changed(found(wanted)[0], **(EVEN | changes)))
+    import yaml
+
+    return yaml.safe_load(make_bundle(load_target(name), job, "torchrun").files[file])
+
+
+def test_recompute_is_done_once() -> None:
+    """accelerate's file and LLaMA-Factory's own switch must not both checkpoint the layers."""
+    for zero, twice in ((3, True), (0, False)):
+        batch = {"micro_batch_size": 1, "num_microbatches": 64, "zero": zero, "recompute": 2}
+        own = read("llama-factory", FSDP, "llama_factory.yaml", **batch)
+        assert own["disable_gradient_checkpointing"] is twice
+        below = read("llama-factory", FSDP, "accelerate.yaml", **batch)
+        assert below.get("fsdp_config", {}).get("fsdp_activation_checkpointing", False) is twice
+
+
+def test_uneven_pipelines_are_written_out() -> None:
+    batch = {"pp": 4, "dp": 2, "first_stage_layers": 7, "last_stage_layers": 5, "num_microbatches": 256, "zero": 1}
+    plugin = read("colossalai", COLOSSAL, "plan.json", **batch)["plugin"]
+    assert plugin["num_layers_per_stage"] == [7, 10, 10, 5] and plugin["dp_outside"] is False
+    lines = make_bundle(
+        load_target("verl"), ExportJob.of(changed(found(MEGATRON)[0], **(EVEN | batch))), "torchrun"
+    ).files["overrides.txt"]  # fmt: skip
+    assert "pipeline_model_parallel_layout='Et*7|(t*10|)*2t*5L'" in lines
+
+
+def test_maxtext_batch_is_the_plans() -> None:
+    for job in mine("maxtext"):
+        import yaml
+
+        data = yaml.safe_load(make_bundle(load_target("maxtext"), job, "torchrun").files["maxtext.yml"])
+        degrees = [value for key, value in data.items() if key.startswith("ici_")]
+        product = 1
+        for degree in degrees:
+            product *= degree
+        assert product == job.cluster.num_gpus
+        assert (
+            data["per_device_batch_size"] * product * data["gradient_accumulation_steps"]
+            == job.workload.global_batch_size
+        )

@@ -1,0 +1,152 @@
+"""Launch files: every node gets its place, every variable has its reason, schedulers get what they ask for."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from trainers.plans import Wanted, found
+
+from planner.export import load_target
+from planner.export.bundle import make_bundle, write_bundle
+from planner.export.check.launchers import started_words, strict
+from planner.export.launch import LAUNCHERS, gpus_of_last_node, node_stages, torchrun
+from planner.export.target import ExportJob
+from planner.layout import Order
+
+ONE_NODE = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)
+MANY_NODES = Wanted(model="llama-3.1-70b", gpus=64, pins=(("pp", 4), ("tp", 4), ("cp", 1)), top=1)
+RACK = Wanted(model="qwen3-32b", gpus=72, hardware="gb200-nvl72", batch=288, top=1, pins=(("tp", 1), ("pp", 1)))
+HALF_NODE = Wanted(model="llama-3.1-8b", gpus=12, batch=384, trainer="fsdp", top=1)
+CASES = {"deepspeed": ONE_NODE, "megatron": MANY_NODES, "accelerate": HALF_NODE, "vllm": RACK, "verl": MANY_NODES}
+
+
+def job_of(wanted: Wanted) -> ExportJob:
+    return ExportJob.of(found(wanted)[0])
+
+
+def folder_of(tmp_path: Path, target: str, launcher: str) -> Path:
+    write_bundle(make_bundle(load_target(target), job_of(CASES[target]), launcher), tmp_path / "run")
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+@pytest.mark.parametrize("target", CASES)
+def test_every_script_is_bash(target: str, launcher: str, tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, target, launcher)
+    scripts = [path for path in folder.iterdir() if path.suffix in (".sh", ".sbatch")]
+    assert {"run.sh", "smoke.sh", "environment.sh"} <= {path.name for path in scripts}
+    for script in scripts:
+        subprocess.run(["bash", "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("target", CASES)
+def test_every_variable_has_its_reason(target: str, tmp_path: Path) -> None:
+    lines = (folder_of(tmp_path, target, "torchrun") / "environment.sh").read_text().splitlines()
+    names = [re.match(r"(?:# )?export (\w+)=", line) for line in lines]
+    for number, name in enumerate(names):
+        if name:
+            assert lines[number - 1].startswith("# ") and len(lines[number - 1]) > 12, f"{name.group(1)} has no reason"
+    assert not any("TORCH_NCCL_AVOID_RECORD_STREAMS" in line for line in lines)  # deprecated since torch 2.7
+
+
+def test_nvlink_across_nodes_is_pinned_where_it_was_priced(tmp_path: Path) -> None:
+    assert 'NCCL_MNNVL_ENABLE="1"' in (folder_of(tmp_path / "a", "vllm", "torchrun") / "environment.sh").read_text()
+    assert "NCCL_MNNVL" not in (folder_of(tmp_path / "b", "megatron", "torchrun") / "environment.sh").read_text()
+
+
+def test_one_node_needs_nothing(tmp_path: Path) -> None:
+    words = started_words(folder_of(tmp_path, "deepspeed", "torchrun"), "smoke.sh", "torchrun", {"MODEL": "m"})
+    assert words[:6] == ["--standalone", "--nnodes", "1", "--nproc-per-node", "8", "--max-restarts"]
+
+
+def test_every_node_gets_its_rank_and_the_last_its_gpus(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "megatron", "torchrun")
+    user = {name: "x" for name in ("MEGATRON_LM", "DATA_PATH", "TOKENIZER_MODEL")}
+    with pytest.raises(RuntimeError, match="set NODE_RANK to the number of this node, 0 to 7"):
+        started_words(folder, "smoke.sh", "torchrun", user)
+    with pytest.raises(RuntimeError, match="set MASTER_ADDR to the address of node 0"):
+        started_words(folder, "smoke.sh", "torchrun", {**user, "NODE_RANK": "3"})
+    words = started_words(folder, "smoke.sh", "torchrun", {**user, "NODE_RANK": "3", "MASTER_ADDR": "host0"})
+    given = dict(zip(words[:12:2], words[1:12:2], strict=True))
+    assert given == {
+        "--nnodes": "8", "--node-rank": "3", "--nproc-per-node": "8", "--rdzv-backend": "static",
+        "--rdzv-endpoint": "host0:29500", "--max-restarts": "0",
+    }  # fmt: skip
+    half = job_of(HALF_NODE)
+    assert (half.num_nodes, half.gpus_per_node, gpus_of_last_node(half)) == (2, 8, 4)
+    assert 'if [ "$NODE_RANK" = 1 ]; then GPUS_PER_NODE=4; fi' in make_bundle(
+        load_target("accelerate"), half, "torchrun"
+    ).files["run.sh"]  # fmt: skip
+    assert "static" in torchrun(half)
+
+
+def test_stages_of_the_nodes_are_those_of_the_rank_order() -> None:
+    job = job_of(MANY_NODES)
+    assert node_stages(job) == [(2 * i, 2 * i + 1, f"pipeline stage {i}") for i in range(4)]
+    inside = ExportJob(
+        plan=job.plan.__class__(**{**vars(job.plan), "layout": job.layout.replace(order=int(Order.TP_CP_EP_PP_DP))}),
+        cluster=job.cluster, trainer=job.trainer,
+    )  # fmt: skip
+    assert {stages for _, _, stages in node_stages(inside)} == {"pipeline stages 0 to 1", "pipeline stages 2 to 3"}
+
+
+def test_slurm_asks_for_whole_nodes(tmp_path: Path) -> None:
+    text = (folder_of(tmp_path, "megatron", "slurm") / "run.sbatch").read_text()
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=?(.*)$", text, re.M))
+    assert asked == {
+        "job-name": "plan-llama-3-1-70b-64", "nodes": "8", "ntasks-per-node": "1", "gpus-per-node": "8", "exclusive": "",
+        "output": "%x-%j.log",
+    }  # fmt: skip
+
+
+def test_kubernetes_carries_the_files(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "megatron", "kubernetes")
+    config, job = yaml.safe_load_all((folder / "run.trainjob.yaml").read_text())
+    spec = job["spec"]
+    assert (spec["trainer"]["numNodes"], spec["trainer"]["numProcPerNode"]) == (8, 8)
+    assert spec["trainer"]["resourcesPerNode"]["limits"] == {"nvidia.com/gpu": 8}
+    pod = spec["runtimePatches"][0]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"][0]["template"]["spec"][
+        "template"
+    ]
+    items = pod["spec"]["volumes"][0]["configMap"]["items"]
+    assert {one["path"]: config["data"][one["key"]] for one in items} == {
+        one["path"]: (folder / one["path"]).read_text() for one in items
+    }
+    assert {"run.sh", "environment.sh"} <= {one["path"] for one in items}
+    assert all(re.fullmatch(r"[\w.-]+", one["key"]) for one in items)
+    assert re.fullmatch(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?", job["metadata"]["name"])
+
+
+def test_skypilot_asks_for_what_the_user_must_say(tmp_path: Path) -> None:
+    task = yaml.safe_load((folder_of(tmp_path, "verl", "skypilot") / "run.skypilot.yaml").read_text())
+    assert task["resources"] == {"accelerators": "H100:8", "use_spot": False}
+    assert (task["num_nodes"], task["envs"], task["workdir"]) == (8, {"MODEL": None}, ".")
+
+
+def test_verl_starts_on_the_first_node_only(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, "verl", "torchrun")
+    place = {"MODEL": "/m", "MASTER_ADDR": "host0"}
+    words = started_words(folder, "smoke.sh", "python", {**place, "NODE_RANK": "0"})
+    assert words[:2] == ["-m", "verl.trainer.main_ppo"] and "actor_rollout_ref.model.path=/m" in words
+    lines = (folder / "overrides.txt").read_text().splitlines()
+    assert lines == words[3 : 3 + len(lines)]
+    assert started_words(folder, "smoke.sh", "ray", {**place, "NODE_RANK": "2"})[:2] == [
+        "start",
+        "--address=host0:6379",
+    ]
+
+
+def test_strict_schemas_refuse_unknown_keys() -> None:
+    schema = {
+        "properties": {
+            "a": {"type": "object", "properties": {"b": {}}},
+            "c": {"additionalProperties": {"type": "string"}},
+        }
+    }
+    closed = strict(schema)
+    assert closed["additionalProperties"] is False and closed["properties"]["a"]["additionalProperties"] is False
+    assert closed["properties"]["c"]["additionalProperties"] == {"type": "string"}

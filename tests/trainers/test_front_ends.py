@@ -1,0 +1,68 @@
+"""LLaMA-Factory, axolotl, verl and MaxText: their own parsers and validators on every plan that they take.
+
+Each pins its own transformers (MaxText needs JAX): where a package is not installed, the test says NOT CHECKED and does not pass.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from planner.export import load_target
+from planner.export.bundle import make_bundle, write_bundle
+from planner.export.target import LEVELS, ExportJob
+from tests.trainers.plans import jobs
+
+PACKAGES = {"llama-factory": "llamafactory", "axolotl": "axolotl", "verl": "verl", "maxtext": "maxtext"}
+MOST = {"maxtext": 256}
+"""GPUs of the largest plan that is checked: JAX starts anew for every number of devices."""
+
+
+def cases_of(name: str) -> list[ExportJob]:
+    """Plans of the set that a target takes."""
+    target = load_target(name)
+    cases = [job for job in jobs() if job.plan.trainer in target.trainers and not target.refusals(job)]
+    return [job for job in cases if job.cluster.num_gpus <= MOST.get(name, 2**20)]
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_every_plan_is_accepted(name: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        pytest.skip(f"NOT CHECKED: {PACKAGES[name]} is not installed here")
+    target, cases = load_target(name), cases_of(name)
+    assert len(cases) >= 8
+    pairs = []
+    for number, job in enumerate(cases):
+        write_bundle(make_bundle(target, job, "torchrun"), tmp_path / str(number))
+        pairs.append((job, tmp_path / str(number)))
+    results = importlib.import_module(f"planner.export.check.{name.replace('-', '_')}").check_many(pairs)
+    said = [f"{job.model.name} on {job.cluster.num_gpus}: {one.text()}" for one, job in zip(results, cases, strict=True)
+            if one.problem or LEVELS.index(one.level or LEVELS[0]) < LEVELS.index(target.level)]  # fmt: skip
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "old", "new"),
+    (
+        ("llama-factory", "llama_factory.yaml", "cutoff_len:", "cutoff_length:"),
+        ("axolotl", "axolotl.yaml", "sequence_len:", "sequence_length:"),
+        ("verl", "overrides.txt", "tensor_model_parallel_size=", "tensor_parallel_size="),
+        ("verl", "overrides.txt", "data.train_batch_size=", "data.train_batch_size=1"),
+        ("maxtext", "maxtext.yml", "max_target_length:", "max_length:"),
+        ("maxtext", "maxtext.yml", "gradient_accumulation_steps: ", "gradient_accumulation_steps: 1"),
+    ),
+)
+def test_a_wrong_file_is_refused(name: str, file: str, old: str, new: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(PACKAGES[name]) is None:
+        pytest.skip(f"NOT CHECKED: {PACKAGES[name]} is not installed here")
+    job = cases_of(name)[0]
+    write_bundle(make_bundle(load_target(name), job, "torchrun"), tmp_path / "run")
+    path = tmp_path / "run" / file
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    found = importlib.import_module(f"planner.export.check.{name.replace('-', '_')}").check(job, tmp_path / "run")
+    assert found.problem, found.text()
