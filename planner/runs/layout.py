@@ -139,6 +139,9 @@ def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:
         return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
     if text == "per-op selective" or (text == "selective" and "torchtitan" in row.framework):
         return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.EVERY_SECOND_MATMUL}
+    if text == "per-op selective, core_attn":
+        return {"recompute": Recompute.SELECTIVE,
+                "recompute_modules": Module.EVERY_SECOND_MATMUL | Module.CORE_ATTENTION}  # fmt: skip
     if text == "selective":
         return {"recompute": Recompute.SELECTIVE, "recompute_modules": Module.CORE_ATTENTION}
     match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())
