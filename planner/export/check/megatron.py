@@ -76,6 +76,8 @@ def read_arguments(path: Path) -> list[str]:
 
 def _question(job: ExportJob, words: list[str], level: str) -> dict[str, Any]:
     arch = job.cluster.hardware.arch
+    if job.model.is_mla and not job.model.q_lora_rank and level == "model built":
+        level = "groups built"  # Megatron's plain layers cannot build it: its query norm needs Transformer Engine
     capability = next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0))
     return {
         "arguments": [*words, "--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-5"],

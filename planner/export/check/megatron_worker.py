@@ -20,8 +20,6 @@ TE_VERSION = "2.17.0"
 """Transformer Engine's version that the validator is told: it asks for it, and cannot ask where no GPU is."""
 NEED_KERNELS = {"--moe-permute-fusion"}
 """Arguments that a machine without Transformer Engine refuses; left out of the check, and only of the check."""
-COMPRESSED = {"query": True}
-"""Whether MLA of the model at hand compresses queries."""
 MODEL_ONLY = (
     "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm", "--no-initialization",
 )  # fmt: skip
@@ -173,7 +171,6 @@ def _parameters(case: dict[str, Any], rank: int) -> int:
     config = _validated(args)
     _build_groups(args, rank, case["world"])
     _weightless(DotProductAttention)
-    COMPRESSED["query"] = bool(args.q_lora_rank)
     _duplicate_down_projections()
     torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment, return-value, unused-ignore]
     torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign, unused-ignore]
@@ -202,7 +199,6 @@ def _duplicate_down_projections() -> None:
     import torch
     from megatron.core.models.gpt import gpt_layer_specs as specs
     from megatron.core.transformer import multi_latent_attention as mla
-    from megatron.core.transformer.identity_op import IdentityOp
 
     if getattr(mla.TELinear, "planner", False):
         return
@@ -221,8 +217,6 @@ def _duplicate_down_projections() -> None:
         for name in ("linear_q_down_proj", "linear_kv_down_proj"):
             if hasattr(inside, name):
                 setattr(inside, name, Duplicated)
-        if inside is not None and hasattr(inside, "q_layernorm") and not COMPRESSED["query"]:
-            inside.q_layernorm = IdentityOp  # Transformer Engine's has a norm only inside linear_q_up_proj
         return found
 
     mla.TELinear, specs.get_gpt_layer_local_submodules = Duplicated, with_duplicated
