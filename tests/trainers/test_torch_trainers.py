@@ -80,12 +80,13 @@ REFUSED = [
     ("torchtitan", "llama-3.2-1b", {"pp": 2, "dp": 8}, "Weight tying is not supported"),
     ("torchtitan", "llama-3.1-8b", {"tp": 3, "dp": 5}, "Invalid parallel dims"),
     ("torchtitan", "llama-3.1-8b", {"micro_batch_size": 3}, "multiple of the local batch"),
-    ("torchtitan", "llama-3.1-8b", {"pp": 2, "dp": 8, "vpp": 2, "schedule": 1}, "stages on 2 ranks"),
-    ("deepspeed", "llama-3.1-8b", {"dp": 4}, "Check batch related parameters"),
+    ("torchtitan", "llama-3.1-8b", {"pp": 2, "dp": 8, "vpp": 2, "schedule": 1, "num_microbatches": 8}, "stages on 2 ranks"),
+    ("deepspeed", "llama-3.1-8b", {"num_microbatches": 3}, "Check batch related parameters"),
     ("deepspeed", "llama-3.1-8b", {"micro_batch_size": 3}, "Check batch related parameters"),
     ("deepspeed", "llama-3.1-8b", {"zero": 2, "offload_optimizer": 50}, "Partial offloading only supported for ZeRO Stage 3"),
     ("deepspeed", "mixtral-8x7b", {"ep": 3}, "must divide"),
-    ("deepspeed", "mixtral-8x7b", {"tp": 2, "dp": 8, "ep": 2, "offload_optimizer": 100, "zero": 1}, "offload"),
+    ("deepspeed", "mixtral-8x7b",
+     {"tp": 2, "dp": 8, "ep": 2, "offload_optimizer": 100, "zero": 1, "num_microbatches": 8}, "offload"),
     ("accelerate", "llama-3.1-8b", {"dp": 8}, "product of the sizes"),
 ]  # fmt: skip
 
