@@ -83,7 +83,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     levers = recompute_levers(job, pins)
     shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
     left = _with_recompute(run, plain, levers)
-    offloaded = len(plain) > 0 and _with_offload(run, left, shares)
+    offloaded = len(plain) > 0 and _with_offload(run, left, shares, "zero" not in pins.values)
     layouts, estimates = run.best()
     if run.fitting:
         layouts, estimates = _refined(job, pins, layouts, estimates)
@@ -117,7 +117,7 @@ def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
     )
 
 
-def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> bool:
+def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], free_zero: bool) -> bool:
     """Moves optimizer states to the host where that could make a layout fit, and fast enough; True when it is used.
 
     A layout is not faster with offload than without, so only those open ones below the wanted time can be. When nothing
@@ -128,15 +128,29 @@ def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...]) -> bool:
     enough = OFFLOAD_GAIN * run.fastest
     rows = np.flatnonzero((left.without_states <= run.job.cluster.hardware.usable_memory) & (left.time < enough))
     if not len(rows) and not run.fitting:
-        rows = np.argsort(left.without_states, kind="stable")[: 8 * run.wanted]
+        legal = np.any([allowed(run.job, _offloaded(run.job, left.layout, share, free_zero)) for share in shares], axis=0)
+        rows = np.flatnonzero(legal)
+        rows = rows[np.argsort(left.without_states[rows], kind="stable")][: 8 * run.wanted]
     if not len(rows):
         return False
     trial = _Run(job=run.job, wanted=run.wanted)
-    moved = stack([left.layout.take(rows).replace(offload_optimizer=share) for share in shares])
+    moved = stack([_offloaded(run.job, left.layout.take(rows), share, free_zero) for share in shares])
     trial.price(moved.take(allowed(run.job, moved)))
     used = not run.fitting or trial.fastest < enough
     run.absorb(trial, used)
     return used
+
+
+def _offloaded(job: Job, layout: Layout, share: int, free_zero: bool) -> Layout:
+    """Layouts with a share of the optimizer states on the host.
+
+    The optimizer that can do that is the one that shards: where there is one replica, which shards nothing, it takes the
+    lowest level of sharding unless the level is pinned.
+    """
+    lowest = min((level for level in job.trainer.zero if level and free_zero), default=0)
+    zero = np.asarray(layout.zero)
+    alone = (zero == 0) & (np.asarray(layout.dp) * np.asarray(layout.cp) == 1)
+    return layout.replace(offload_optimizer=share, zero=np.where(alone, lowest, zero))
 
 
 def _refined(
