@@ -128,7 +128,9 @@ def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], free_zero: bo
     enough = OFFLOAD_GAIN * run.fastest
     rows = np.flatnonzero((left.without_states <= run.job.cluster.hardware.usable_memory) & (left.time < enough))
     if not len(rows) and not run.fitting:
-        legal = np.any([allowed(run.job, _offloaded(run.job, left.layout, share, free_zero)) for share in shares], axis=0)
+        legal = np.any(
+            [allowed(run.job, _offloaded(run.job, left.layout, share, free_zero)) for share in shares], axis=0
+        )
         rows = np.flatnonzero(legal)
         rows = rows[np.argsort(left.without_states[rows], kind="stable")][: 8 * run.wanted]
     if not len(rows):

@@ -30,12 +30,12 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
         "coverage": _coverage(pairs),
         "overall": statistics(good, "time_error"),
         "all_predicted": statistics(pairs, "time_error"),
-        "mean_of_sources": _mean_of_sources(good, "time_error"),
+        "mean_of_sources": mean_of_sources(good, "time_error"),
         "families": _by(pairs, lambda pair: pair.run.family, "time_error"),
         "sources": _by(pairs, lambda pair: pair.run.source, "time_error"),
         "rule": {
             "overall": statistics(good, "rule_error"),
-            "mean_of_sources": _mean_of_sources(good, "rule_error"),
+            "mean_of_sources": mean_of_sources(good, "rule_error"),
             "families": _by(pairs, lambda pair: pair.run.family, "rule_error"),
         },
         "alike": {name: alike(group) for name, group in grouped(pairs, lambda pair: pair.run.family).items()},
@@ -48,7 +48,8 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mean_of_sources(pairs: Iterable[Pair], which: str) -> float | None:
+def mean_of_sources(pairs: Iterable[Pair], which: str) -> float | None:
+    """Mean over sources of each one's mean error, so that every source weighs the same; None without any."""
     means = [stats["mean_abs"] for stats in _by(pairs, lambda pair: pair.run.source, which).values()]
     return float(np.mean(means)) if means else None
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.accuracy import Pair, Table
-from planner.accuracy.summary import grouped, statistics
+from planner.accuracy.summary import grouped, mean_of_sources, statistics
 from planner.accuracy.tables import percent
 from planner.calibrate import constants
 from planner.calibrate.held_back import LeftOut
@@ -51,11 +51,14 @@ def _kinds(proofs: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _headline(pairs: Sequence[Pair], held: Sequence[Pair]) -> str:
-    seen, unseen = (statistics([pair for pair in which if pair.counts], "time_error") for which in (pairs, held))
+    good = [[pair for pair in which if pair.counts] for which in (pairs, held)]
+    seen, unseen = (statistics(which, "time_error") for which in good)
+    apart = [mean_of_sources(which, "time_error") for which in good]
     rise = unseen["median_abs"] / seen["median_abs"] - 1.0
     return (
         f"Median over {seen['n']:,} runs: {percent(seen['median_abs'])} as shipped, {percent(unseen['median_abs'])} when each "
-        f"source is predicted without itself ({percent(rise, signed=True)}). Families that move:"
+        f"source is predicted without itself ({percent(rise, signed=True)}); mean over sources {percent(apart[0])} and "
+        f"{percent(apart[1])}. Families that move:"
     )
 
 
