@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 import importlib
+import re
 from pathlib import Path
 
 from planner.errors import PlannerError, UnknownNameError
-from planner.readback.reading import Reading
+from planner.readback.found import Found, read_text
+from planner.readback.reading import Reading, of_found
 
-READERS: dict[str, str] = {
-    "megatron": "megatron",
+FORMS: dict[str, tuple[str, str]] = {
+    "megatron": ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers"),
+    "torchtitan": ("py toml json any", r"ParallelismConfig|\[parallelism\]|--parallelism\.|data_parallel_shard_degree"),
+    "deepspeed": ("json", r"\"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)\""),
+    "nanotron": ("yaml yml", r"(?s)(?=.*^parallelism:)(?=.*^tokens:)"),
 }
-"""Name after --from -> module of planner.readback with ``read(text, where)`` and ``looks_like(text)``."""
+"""Name after --from, module of planner.readback -> endings of such files and what stands in them, tried in this order."""
 
 
-def read(path: Path, name: str | None = None) -> Reading:
+def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Reading:
     """The configuration in a file, by the named reader or by the first that knows its form. Raises PlannerError."""
-    if name is not None and name not in READERS:
-        raise UnknownNameError("reader", name, READERS)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlannerError(f"{path}: cannot be read ({error})") from error
-    for one in [name] if name else READERS:
-        module = importlib.import_module(f"planner.readback.{READERS[one]}")
-        if name or module.looks_like(text):
-            found: Reading = module.read(text, str(path))
-            return found
-    raise PlannerError(f"{path}: looks like no configuration of {', '.join(READERS)}; say which with --from")
+    if name is not None and name not in FORMS:
+        raise UnknownNameError("reader", name, FORMS)
+    text = read_text(path)
+    for one in [name] if name else FORMS:
+        if name or _looks_like(one, path, text):
+            module = importlib.import_module(f"planner.readback.{one}")
+            found: Reading | Found = module.read(text, str(path)) if one == "megatron" else module.read(path, num_gpus)
+            return found if isinstance(found, Reading) else of_found(found, where=str(path))
+    raise PlannerError(f"{path}: looks like no configuration of {', '.join(FORMS)}; say which with --from")
+
+
+def _looks_like(name: str, path: Path, text: str) -> bool:
+    endings, expression = FORMS[name]
+    fits = "any" in endings.split() or path.suffix.removeprefix(".").lower() in endings.split()
+    return fits and re.search(expression, text, re.MULTILINE) is not None

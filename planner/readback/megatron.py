@@ -73,11 +73,6 @@ CP_METHODS = {
 }  # fmt: skip
 
 
-def looks_like(text: str) -> bool:
-    """An argument list or a dump of Megatron's."""
-    return "tensor-model-parallel-size" in text or "tensor_model_parallel_size" in text or "--num-layers" in text
-
-
 def read(text: str, where: str) -> Reading:
     """The job in a text. Raises PlannerError that names the file and the argument."""
     found, dumped = _arguments(text, where)

@@ -10,8 +10,9 @@ from planner import library
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
-from planner.model import ModelSpec, load_model
+from planner.model import ModelSpec, from_hugging_face, load_model
 from planner.plan import Plan
+from planner.readback.found import Found
 from planner.rules import check
 
 NOT_ARCHITECTURE = (
@@ -26,14 +27,14 @@ class Reading:
 
     trainer: str
     """Library name of the trainer."""
-    model: ModelSpec
-    """The architecture."""
-    sequence_length: int
-    """Tokens per sequence."""
-    global_batch_size: int
-    """Sequences per step."""
     layout: dict[str, int]
     """Fields of Layout that the configuration says."""
+    model: ModelSpec | None = None
+    """The architecture; None = the configuration does not say it."""
+    sequence_length: int | None = None
+    """Tokens per sequence; None = not said."""
+    global_batch_size: int | None = None
+    """Sequences per step; None = not said."""
     precision: str = "bf16"
     """One of workload.PRECISIONS."""
     optimizer: str = "adam"
@@ -48,18 +49,47 @@ class Reading:
     """What was taken for what."""
 
 
-def to_plan(
-    reading: Reading, *, num_gpus: int | None = None, hardware: str | None = None, trainer: str | None = None
-) -> Plan:
-    """The plan of a reading, priced; what is given replaces what was read. Raises PlannerError."""
-    gpus = num_gpus or reading.num_gpus
-    if gpus is None:
-        raise PlannerError("the configuration does not say how many GPUs run it; give --gpus")
+@dataclass(frozen=True, kw_only=True)
+class Said:
+    """What a user says beside the configuration; it goes before what was read. None = not said."""
+
+    model: str | None = None
+    """Name or path."""
+    num_gpus: int | None = None
+    hardware: str | None = None
+    trainer: str | None = None
+    sequence_length: int | None = None
+    global_batch_size: int | None = None
+
+
+def of_found(found: Found, *, where: str) -> Reading:
+    """What a configuration without an architecture of its own says, as a reading. Raises PlannerError."""
+    model = None if found.model is None else known_model(from_hugging_face(found.model, source=where))
+    return Reading(
+        trainer=found.trainer, layout=dict(found.values), model=model, sequence_length=found.sequence_length,
+        global_batch_size=found.global_batch_size, precision=found.precision or "bf16",
+        optimizer=found.optimizer or "adam", num_gpus=found.num_gpus, unread=found.unknown, notes=found.notes,
+    )  # fmt: skip
+
+
+def to_plan(reading: Reading, said: Said | None = None) -> Plan:
+    """The plan of a reading, priced; what is said replaces what was read. Raises PlannerError for what neither says."""
+    said = said or Said()
+    model = said.model or reading.model
+    gpus = said.num_gpus or reading.num_gpus
+    length = said.sequence_length or reading.sequence_length
+    batch = said.global_batch_size or reading.global_batch_size
+    for value, what, flag in (
+        (model, "which model it trains", "--model"), (gpus, "how many GPUs run it", "--gpus"),
+        (length, "how long its sequences are", "--sequence-length"), (batch, "its global batch", "--global-batch-size"),
+    ):  # fmt: skip
+        if value is None:
+            raise PlannerError(f"the configuration does not say {what}; give {flag}")
+    assert model is not None and gpus is not None
     resolved = resolve(
         Request(
-            model=reading.model, num_gpus=gpus, hardware=hardware or reading.hardware, trainer=trainer or reading.trainer,
-            sequence_length=reading.sequence_length, global_batch_size=reading.global_batch_size,
-            precision=reading.precision, optimizer=reading.optimizer,
+            model=model, num_gpus=gpus, hardware=said.hardware or reading.hardware, trainer=said.trainer or reading.trainer,
+            sequence_length=length, global_batch_size=batch, precision=reading.precision, optimizer=reading.optimizer,
         )
     )  # fmt: skip
     layout, assumed = complete(resolved.job, reading.layout)
