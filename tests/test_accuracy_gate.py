@@ -101,7 +101,7 @@ def test_links() -> None:
 
 def test_page_of_the_project_is_that_of_the_stored_predictions() -> None:
     text = (ROOT / "docs" / "accuracy.md").read_text(encoding="utf-8")
-    assert "## Choice" in text and "## Error bars" in text and "accuracy.png" in text
+    assert "## Choice" in text and "## Sources left out" in text and "accuracy.png" in text
     assert len(text.split("### By source")[1].split("## Memory")[0].strip().splitlines()) > 90
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
     assert set(notes) == {"intro", "peers", "mechanisms", "floors"}

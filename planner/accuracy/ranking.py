@@ -33,9 +33,9 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
         if pair.time_error is not None:
             timed[(pair.run.source, pair.run.family, *_job(pair))].append(pair)
         elif pair.run.measured.fits is False:
-            failed[(pair.run.source, *_job(pair))].append(pair)
+            failed[(pair.run.source, pair.run.representative, *_job(pair))].append(pair)
     sweeps = [
-        _sweep(key, members, failed[(key[0], *key[2:])])
+        _sweep(key, members, failed[(key[0], members[0].run.representative, *key[2:])])
         for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
         if len({pair.run.layout for pair in members}) >= SWEEP
     ]

@@ -310,14 +310,13 @@ def _layout(found: Arguments, model: ModelSpec, gpus: int | None, where: str) ->
     tp, pp, cp = (_sure(found, f"{kind}_size", where, 1) for kind in
                   ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
     sharded = bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer"))
-    alone = gpus == tp * pp and cp == 1
     method = found.get("cp_comm_type", ["p2p"])
     method = method[0] if isinstance(method, list) else str(method)
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
     layout = {
         "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": _sure(found, "micro_batch_size", where, 1),
-        "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": int(sharded and not alone),
+        "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": int(sharded),
         "cp_method": int(CP_METHODS[method]) if cp > 1 else 0,
         "order": int(Order.TP_CP_EP_PP_DP if found.get("use_tp_pp_dp_mapping") else Order.TP_CP_EP_DP_PP),
     }  # fmt: skip
