@@ -331,7 +331,9 @@ def _notes(job: ExportJob) -> list[str]:
     if m.activation == "gelu" and m.gated:
         notes.append("--quick-geglu is x sigmoid(1.702 x) in place of GELU: the same size and speed, other values.")
     if m.scaled_rope:
-        notes.append("--position-embedding-type yarn outside MLA needs megatron-core 0.19; set --rotary-scaling-factor for your model.")
+        notes.append(
+            "--position-embedding-type yarn outside MLA needs megatron-core 0.19; set --rotary-scaling-factor for your model."
+        )
     if m.window:
         notes.append(
             f"Which {m.num_windowed_layers} of {m.num_layers} layers have the window is not in the plan: they are spread evenly."

@@ -42,7 +42,8 @@ def model_fields(job: ExportJob) -> Fields:
         fields["bias_dropout_fusion"] = "False"
     if m.is_mla:
         fields |= {
-            "multi_latent_attention": "True", "q_lora_rank": str(m.q_lora_rank or None), "kv_lora_rank": str(m.kv_lora_rank), "qk_layernorm": "True",
+            "multi_latent_attention": "True", "q_lora_rank": str(m.q_lora_rank or None),
+            "kv_lora_rank": str(m.kv_lora_rank), "qk_layernorm": "True",
             "qk_head_dim": str(m.qk_nope_head_dim), "qk_pos_emb_head_dim": str(m.qk_rope_head_dim),
             "v_head_dim": str(m.v_head_dim), "rope_type": "'yarn'",
         }  # fmt: skip

@@ -64,6 +64,8 @@ COUNTS = {
     "hierarchical_context_parallel_sizes": None, "encoder_num_layers_": None,
 }  # fmt: skip
 """Arguments of a dump that change time or memory and that a plan does not hold, with the value at which they do not."""
+NO_FUSION = "no_bias_dropout_fusion"
+"""Experts with biases run without this fusion, whatever is said."""
 MODULES = {
     "core_attn": Module.CORE_ATTENTION, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp": Module.MLP,
     "moe": Module.MOE, "mla_up_proj": Module.MLA_UP_PROJECTION, "shared_experts": Module.SHARED_EXPERTS,
@@ -94,8 +96,7 @@ def read(text: str, where: str) -> Reading:
         unread = [
             f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             for name, value in found.items()
-            if name not in READ and not NEUTRAL.fullmatch(name)
-            and not (name == "no_bias_dropout_fusion" and model.expert_bias)  # experts with biases run without it anyway
+            if name not in READ and not NEUTRAL.fullmatch(name) and not (name == NO_FUSION and model.expert_bias)
         ]
     return Reading(
         trainer=header.group(3) if header else "nemo" if found.get("tp_comm_overlap") else "megatron", model=model,

@@ -12,9 +12,7 @@ from typing import Any
 
 from planner.export.check import Checked
 from planner.export.check.child import Answer, Request, ask, request, serve
-from planner.export.check.standins import (
-    hide, modern_typing, pretend_gpu, settle_torch, stand_in,
-)  # fmt: skip
+from planner.export.check.standins import hide, modern_typing, pretend_gpu, settle_torch, stand_in
 from planner.export.mcore import environment
 from planner.export.target import ExportJob
 
@@ -44,6 +42,8 @@ def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
 
 
 def _one(asked: Request, answer: Answer) -> None:
+    from megatron.core.transformer.enums import LayerType
+
     pretend_gpu(*asked["capability"])
     os.environ.update({"WORLD_SIZE": str(asked["world"]), "RANK": "0", "DATA_PATH": "data", **asked["environment"]})
     program = runpy.run_path(os.path.join(asked["folder"], "plan_config.py"))
@@ -58,10 +58,7 @@ def _one(asked: Request, answer: Answer) -> None:
     answer.same("microbatches", config.train.global_batch_size // each, layout["num_microbatches"])
     written = config.model.pipeline_model_parallel_layout
     if written is not None:
-        counts = [
-            [int(written.get_num_layers_to_build(vp_stage=chunk, pp_rank=rank)) for chunk in range(layout["vpp"])]
-            for rank in range(layout["pp"])
-        ]
+        counts = [[chunk.count(LayerType.decoder) for chunk in rank] for rank in written.layout]
         answer.same("layers", counts, asked["layers"])
     answer.reached("validated")
 
@@ -91,6 +88,23 @@ def _prepare() -> None:
 
     stand_in(*KERNELS)
     utils._te_version = Version("2.17.0")
+    import transformer_engine.pytorch.optimizers as optimizers
+
+    optimizers.FusedAdam = FusedAdam
+
+
+class FusedAdam:
+    """Transformer Engine's optimizer as far as Megatron Core looks at it: the names of its arguments since 1.13."""
+
+    def __init__(
+        self,
+        *,
+        master_weight_dtype: Any = None,
+        exp_avg_dtype: Any = None,
+        exp_avg_sq_dtype: Any = None,
+        use_decoupled_grad: bool = False,
+    ) -> None:
+        raise NotImplementedError("a stand-in: no optimizer is built")
 
 
 if __name__ == "__main__":
