@@ -45,7 +45,7 @@ def arguments(job: ExportJob) -> tuple[Group, ...]:
 
 def _model(job: ExportJob) -> tuple[Words, ...]:
     m = job.model
-    positions = {"learned": "learned_absolute"}.get(m.position, m.position)
+    positions = "yarn" if m.scaled_rope else {"learned": "learned_absolute"}.get(m.position, m.position)
     reach = max(m.num_position_embeddings, m.max_sequence_length, job.workload.sequence_length)
     if m.position == "learned":
         reach = m.num_position_embeddings
@@ -57,7 +57,10 @@ def _model(job: ExportJob) -> tuple[Words, ...]:
         ("--padded-vocab-size", str(mcore.vocab_rows(job))), ("--vocab-size", str(m.vocab_size)),
         ("--hidden-dropout", "0.0"), ("--attention-dropout", "0.0"),
     ]  # fmt: skip
-    words += [(_ACTIVATIONS[m.activation, m.gated],)] if _ACTIVATIONS.get((m.activation, m.gated)) else []
+    if m.clamped_activation:  # gpt-oss: x sigmoid(1.702 x) of the clamped gate times the clamped rest plus one
+        words += [("--quick-geglu",), ("--activation-func-clamp-value", "7.0"), ("--glu-linear-offset", "1.0")]
+    elif _ACTIVATIONS.get((m.activation, m.gated)):
+        words.append((_ACTIVATIONS[m.activation, m.gated],))
     words += [] if m.linear_bias else [("--disable-bias-linear",)]
     words += [("--add-qkv-bias",)] if m.qkv_bias else []
     words += [] if m.tied_embeddings else [("--untie-embeddings-and-output-weights",)]
@@ -207,6 +210,7 @@ def _kernels(job: ExportJob) -> tuple[Words, ...]:
     return (
         ("--transformer-impl", "transformer_engine"), ("--attention-backend", mcore.attention_backend(job)),
         *(loss if mcore.fused_loss(job) else ()),
+        *((("--no-bias-dropout-fusion",),) if job.model.expert_bias else ()),  # TEGroupedMLP with biases asserts this
     )  # fmt: skip
 
 
@@ -326,6 +330,10 @@ def _notes(job: ExportJob) -> list[str]:
         notes.append(f"The vocabulary of {m.vocab_size} is padded to {rows} rows, a multiple of 128 tp.")
     if m.activation == "gelu" and m.gated:
         notes.append("--quick-geglu is x sigmoid(1.702 x) in place of GELU: the same size and speed, other values.")
+    if m.scaled_rope:
+        notes.append(
+            "--position-embedding-type yarn outside MLA needs megatron-core 0.19; set --rotary-scaling-factor for your model."
+        )
     if m.window:
         notes.append(
             f"Which {m.num_windowed_layers} of {m.num_layers} layers have the window is not in the plan: they are spread evenly."

@@ -22,7 +22,7 @@ def model_fields(job: ExportJob) -> Fields:
         "num_layers": str(m.num_layers), "hidden_size": str(m.hidden_size), "ffn_hidden_size": str(m.ffn_size),
         "num_attention_heads": str(m.num_heads), "seq_length": str(job.workload.sequence_length),
         "vocab_size": str(mcore.vocab_rows(job)), "should_pad_vocab": "False",
-        "position_embedding_type": repr({"learned": "learned_absolute"}.get(m.position, m.position)),
+        "position_embedding_type": repr("yarn" if m.scaled_rope else {"learned": "learned_absolute"}.get(m.position, m.position)),
         "normalization": repr("RMSNorm" if m.norm == "rmsnorm" else "LayerNorm"),
         "activation_func": ACTIVATIONS[m.activation], "gated_linear_unit": str(m.gated),
         "bias_activation_fusion": str((m.activation, m.gated) in (("silu", True), ("gelu", True)) or m.linear_bias),
@@ -31,9 +31,19 @@ def model_fields(job: ExportJob) -> Fields:
     }  # fmt: skip
     if m.activation == "relu" or (m.activation == "relu2"):
         fields["bias_activation_fusion"] = "False"
+    if m.clamped_activation:  # as models/gpt_oss/gpt_oss_bridge.py
+        fields |= {"activation_func": "quick_gelu", "activation_func_clamp_value": "7.0", "glu_linear_offset": "1.0"}
+    if m.scaled_rope:  # the provider has no defaults for these
+        fields |= {
+            "yarn_rotary_scaling_factor": "32.0", "yarn_original_max_position_embeddings": "4096", "yarn_beta_fast": "32.0",
+            "yarn_beta_slow": "1.0", "yarn_correction_range_round_to_int": "False",
+        }  # fmt: skip
+    if m.expert_bias:  # TEGroupedMLP asserts this
+        fields["bias_dropout_fusion"] = "False"
     if m.is_mla:
         fields |= {
-            "q_lora_rank": str(m.q_lora_rank or None), "kv_lora_rank": str(m.kv_lora_rank), "qk_layernorm": "True",
+            "multi_latent_attention": "True", "q_lora_rank": str(m.q_lora_rank or None),
+            "kv_lora_rank": str(m.kv_lora_rank), "qk_layernorm": "True",
             "qk_head_dim": str(m.qk_nope_head_dim), "qk_pos_emb_head_dim": str(m.qk_rope_head_dim),
             "v_head_dim": str(m.v_head_dim), "rope_type": "'yarn'",
         }  # fmt: skip
@@ -139,7 +149,8 @@ def _program(job: ExportJob) -> str:
         "from megatron.bridge.recipes.common import _pretrain_common",
         "from megatron.bridge.training.comm_overlap import CommOverlapConfig",
         "from megatron.bridge.training.mixed_precision import MixedPrecisionConfig",
-        "from megatron.core.activations import squared_relu", "from megatron.core.transformer.enums import AttnBackend",
+        "from megatron.core.activations import squared_relu", "from megatron.core.fusions.fused_bias_geglu import quick_gelu",
+        "from megatron.core.transformer.enums import AttnBackend",
         "", header(job), "", "", "def config(smoke=False):",
         '    """The plan; ``smoke``: synthetic data, a few steps, the same parallelism."""', "    cfg = _pretrain_common()",
         f"    cfg.model = {provider[0]}(",

@@ -42,7 +42,7 @@ READ = {
     "recompute_granularity", "recompute_method", "recompute_num_layers", "recompute_modules", "recompute_activations",
     "use_distributed_optimizer", "use_layer_wise_distributed_optimizer", "optimizer", "use_precision_aware_optimizer",
     "exp_avg_dtype", "exp_avg_sq_dtype", "optimizer_cpu_offload", "optimizer_offload_fraction", "bf16", "fp16", "fp8", "fp8_recipe",
-    "fp4", "fp4_recipe", "tp_comm_overlap",
+    "fp4", "fp4_recipe", "tp_comm_overlap", "activation_func_clamp_value",
 }  # fmt: skip
 """Arguments that a plan holds."""
 NEUTRAL = re.compile(
@@ -52,7 +52,7 @@ NEUTRAL = re.compile(
     r"clip_grad|train_.*|eval_.*|log_.*|save.*|load|ckpt_.*|tokenizer_.*|data_.*|split|mock_data|tensorboard_.*|wandb_.*|"
     r"distributed_.*|num_workers|layernorm_epsilon|no_create_.*|make_vocab_size_divisible_by|use_mcore_models|use_flash_attn|"
     r"dist_ckpt_.*|manual_gc.*|timing_.*|exit_.*|moe_token_dispatcher_type|use_rotary_position_embeddings|async_save|"
-    r"use_rope_scaling|rope_scaling_factor|apply_layernorm_1p"
+    r"use_rope_scaling|rope_scaling_factor|apply_layernorm_1p|glu_linear_offset"
 )
 """Arguments that change neither time nor memory, or that every plan is priced with."""
 COUNTS = {
@@ -64,6 +64,8 @@ COUNTS = {
     "hierarchical_context_parallel_sizes": None, "encoder_num_layers_": None,
 }  # fmt: skip
 """Arguments of a dump that change time or memory and that a plan does not hold, with the value at which they do not."""
+NO_FUSION = "no_bias_dropout_fusion"
+"""Experts with biases run without this fusion, whatever is said."""
 MODULES = {
     "core_attn": Module.CORE_ATTENTION, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp": Module.MLP,
     "moe": Module.MOE, "mla_up_proj": Module.MLA_UP_PROJECTION, "shared_experts": Module.SHARED_EXPERTS,
@@ -89,7 +91,7 @@ def read(text: str, where: str) -> Reading:
         unread = [
             f"--{name.replace('_', '-')}" + ("" if value is True else f" {value}")
             for name, value in found.items()
-            if name not in READ and not NEUTRAL.fullmatch(name)
+            if name not in READ and not NEUTRAL.fullmatch(name) and not (name == NO_FUSION and model.expert_bias)
         ]
     return Reading(
         trainer=header.group(3) if header else "nemo" if found.get("tp_comm_overlap") else "megatron", model=model,
@@ -204,6 +206,7 @@ def _model(found: Arguments, where: str) -> ModelSpec:
     bias = not (found.get("disable_bias_linear") or found.get("add_bias_linear") is False)
     groups = _sure(found, "num_query_groups", where, heads) if found.get("group_query_attention") else heads
     position = str(found.get("position_embedding_type", "learned_absolute"))
+    clamped = found.get("activation_func_clamp_value") is not None
     reach = _sure(found, "max_position_embeddings", where, _sure(found, "seq_length", where))
     width = _sure(found, "ffn_hidden_size", where, int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
     shared = _sure(found, "moe_shared_expert_intermediate_size", where)
@@ -213,7 +216,7 @@ def _model(found: Arguments, where: str) -> ModelSpec:
         "name": "imported", "num_layers": layers, "hidden_size": hidden, "num_heads": heads,
         "num_kv_heads": heads if mla else groups, "head_dim": _sure(found, "kv_channels", where, hidden // heads),
         "ffn_size": width, "vocab_size": _vocabulary(found, where), "max_sequence_length": reach, "gated": gated,
-        "activation": "silu" if found.get("swiglu") else "relu2" if found.get("squared_relu") else "gelu",
+        "activation": "silu" if found.get("swiglu") or clamped else "relu2" if found.get("squared_relu") else "gelu",
         "tied_embeddings": not found.get("untie_embeddings_and_output_weights"),
         "position": {"learned_absolute": "learned", "none": "none"}.get(position, "rope"),
         "num_position_embeddings": reach if position == "learned_absolute" else 0,
@@ -224,7 +227,8 @@ def _model(found: Arguments, where: str) -> ModelSpec:
         "num_shared_experts": int(bool(shared)), "shared_expert_ffn_size": shared if experts else 0,
         "num_dense_layers": dense, "moe_layer_interval": interval, "expert_bias": bool(experts) and bias,
         "router_bias": bool(experts) and bias, "window": window, "num_windowed_layers": windowed,
-        "mtp_layers": _sure(found, "mtp_num_layers", where),
+        "mtp_layers": _sure(found, "mtp_num_layers", where), "clamped_activation": clamped,
+        "scaled_rope": position == "yarn" and not mla,
     }  # fmt: skip
     if mla:
         nope, rope = _sure(found, "qk_head_dim", where, 128), _sure(found, "qk_pos_emb_head_dim", where, 64)

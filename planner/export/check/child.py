@@ -15,8 +15,8 @@ from typing import Any
 from planner.export.check import Checked
 from planner.export.target import ExportJob
 
-LIMIT = 1800.0
-"""Seconds that all requests of one process may take."""
+LIMIT = 240.0
+"""Seconds that all requests of one process may take; a process that takes longer is ended, and nothing is checked."""
 Request = dict[str, Any]
 
 
@@ -48,12 +48,16 @@ def ask(
         return [Checked(target=target, level="", missing=why) for _ in requests]
     root = str(Path(__file__).resolve().parents[3])
     paths = os.pathsep.join(part for part in (root, os.environ.get("PYTHONPATH", "")) if part)
-    done = subprocess.run(
-        [sys.executable, "-m", module],
-        input="\n".join(json.dumps(one) for one in requests),
-        env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-        capture_output=True, text=True, timeout=LIMIT, check=False,
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", module],
+            input="\n".join(json.dumps(one) for one in requests),
+            env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
+            capture_output=True, text=True, timeout=LIMIT, check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        why = f"its process was ended after {LIMIT:g} s with {len(requests)} cases"
+        return [Checked(target=target, level="", missing=why) for _ in requests]
     answers = [json.loads(line.removeprefix(_MARK)) for line in done.stdout.split("\n") if line.startswith(_MARK)]
     if len(answers) != len(requests):
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]

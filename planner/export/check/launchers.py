@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,28 @@ def strict(schema: Any) -> Any:
     return closed
 
 
+@cache
+def _train_job_schema() -> Any:
+    """The validator of TrainJobs, made once: the schema is large."""
+    from jsonschema.validators import validator_for
+    from kubeflow_trainer_api import models
+
+    schema = strict(models.TrainerV1alpha1TrainJob.model_json_schema(by_alias=True))
+    validator = validator_for(schema)
+    validator.check_schema(schema)
+    return validator(schema)
+
+
 def check_train_job(text: str) -> None:
     """The TrainJob of a file against the schema and the model of kubeflow-trainer-api. Raises what they raise."""
-    import jsonschema
     import yaml
+    from jsonschema.exceptions import best_match
     from kubeflow_trainer_api import models
 
     job = next(one for one in yaml.safe_load_all(text) if one["kind"] == "TrainJob")
-    schema = models.TrainerV1alpha1TrainJob.model_json_schema(by_alias=True)
-    jsonschema.validate(job, strict(schema))
+    wrong = best_match(_train_job_schema().iter_errors(job))
+    if wrong is not None:
+        raise wrong
     read = models.TrainerV1alpha1TrainJob.from_dict(job)
     if read is None or read.to_dict() != job:
         raise ValueError("the API's own model reads the job and gives another one back")

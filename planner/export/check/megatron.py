@@ -13,6 +13,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.export.check import Checked
+from planner.export.check.child import LIMIT
 from planner.export.mcore import environment, vocab_rows
 from planner.export.ranks import GROUPS, group_of
 from planner.export.target import ExportJob
@@ -45,10 +46,14 @@ def _check_here(cases: list[tuple[ExportJob, list[str]]], level: str) -> list[Ch
     code = "planner.export.check.megatron_worker"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    done = subprocess.run(
-        [sys.executable, "-m", code], input=json.dumps(questions), capture_output=True, text=True, check=False,
-        env={**os.environ, "PYTHONPATH": path},
-    )  # fmt: skip
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", code], input=json.dumps(questions), capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": path}, timeout=LIMIT,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        why = f"its process was ended after {LIMIT:g} s with {len(cases)} cases"
+        return [Checked(target="megatron", level="", missing=why) for _ in cases]
     if done.returncode:
         said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
         return [Checked(target="megatron", level="", missing=_reason(said)) for _ in cases]

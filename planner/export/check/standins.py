@@ -76,6 +76,11 @@ def stand_in(*names: str) -> list[str]:
     return missing
 
 
+def hide(*names: str) -> None:
+    """Stand-ins in place of the named modules although they are installed: parts of a trainer that the check does not need."""
+    sys.meta_path.insert(0, _Finder(names))
+
+
 def settle_torch() -> None:
     """Import the parts of torch that ask whether Triton is there, before a stand-in could tell them that it is."""
     import torch._dynamo
