@@ -18,7 +18,11 @@ pytestmark = pytest.mark.skipif(
 )
 TARGET = load_target("megatron-bridge")
 WRONG = (
-    ("    cfg.train.micro_batch_size = ", "    cfg.train.micro_batch_size = 7 * ", "microbatches"),
+    (
+        "    cfg.train.micro_batch_size = ",
+        "    cfg.train.micro_batch_size = 7 * ",
+        "must be divisible by eval_micro_batch_size",
+    ),
     ("        tensor_model_parallel_size=", "        tensor_model_parallel_sizes=", "unexpected keyword argument"),
     ("        tensor_model_parallel_size=", "        tensor_model_parallel_size=3 * ", "divisible"),
     ("    cfg.train.global_batch_size = ", "    cfg.train.global_batch_size = 2 * ", "global batch"),
