@@ -23,8 +23,9 @@ from planner.workload import LOW_PRECISIONS, Workload
 QUANTITIES = ("step_time", "memory")
 KEYS = ("code_base", "arch", "kind")
 """What an entry may be restricted to; an entry without any stands for all runs."""
+SLOW = "slow network"
 SLOW_NETWORK = 0.5
-"""Below this part of the usual network bandwidth a job is of the kind 'slow network'."""
+"""Below this part of the usual network bandwidth a job is of the kind ``SLOW``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ def kind_of(workload: Workload, hardware: HardwareProfile, usual_bandwidth: floa
     ``usual_bandwidth`` is the line rate of the network in bytes/s; None = what the profile says now.
     """
     if usual_bandwidth is not None and hardware.network_bandwidth < SLOW_NETWORK * usual_bandwidth:
-        return "slow network"
+        return SLOW
     if workload.lora_rank:
         return "adapters"
     if workload.model.is_moe:

@@ -14,7 +14,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS, Estimate
-from planner.error_bars import error_bar
+from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError, nearest_first
 from planner.hardware import load_hardware
 from planner.layout import Layout
@@ -131,6 +131,10 @@ class Plan:
         if self.network_bandwidth is not None:
             hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
         return Cluster(hardware=hardware, num_gpus=self.num_gpus)
+
+    def kind(self) -> str:
+        """Kind of run, which chooses its error bar."""
+        return kind_of(self.workload, self.cluster().hardware, load_hardware(self.hardware).network_bandwidth)
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""

@@ -14,7 +14,7 @@ from planner.accuracy.prediction import Pair, Predicted, one_line_rule, pairs_of
 from planner.accuracy.ranking import kendall_tau
 from planner.accuracy.summary import summarise
 from planner.accuracy.tables import Table, summary_rows
-from planner.error_bars import error_bar, kind_of
+from planner.error_bars import error_bar
 from planner.runs import Run, read_runs
 
 
@@ -58,11 +58,9 @@ def _entry(pair: Pair) -> dict[str, Any]:
 
 def _range(run: Run, quantity: str, predicted: float | None) -> list[float] | None:
     """The interval of nine of ten runs; None where nothing was predicted."""
-    if predicted is None or run.workload is None or run.cluster is None or run.trainer is None:
+    if predicted is None or run.cluster is None or run.trainer is None:
         return None
-    hardware = run.cluster.hardware
-    kind = "slow network" if run.slow_network else kind_of(run.workload, hardware)
-    return list(error_bar(quantity, run.trainer, hardware, kind).interval(predicted))
+    return list(error_bar(quantity, run.trainer, run.cluster.hardware, run.kind).interval(predicted))
 
 
 __all__ = [

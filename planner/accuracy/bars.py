@@ -16,7 +16,7 @@ import numpy as np
 from planner.accuracy.prediction import Pair
 from planner.accuracy.summary import grouped
 from planner.arrays import Floats
-from planner.error_bars import KEYS, QUANTITIES, ErrorBar, choose, kind_of
+from planner.error_bars import KEYS, QUANTITIES, ErrorBar, choose
 
 COVERAGE = 0.9
 """Part of the runs that a bar shall hold."""
@@ -50,21 +50,14 @@ def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
     for pair in pairs:
         run = pair.run
         error = pair.time_error if quantity == "step_time" else pair.memory_error
-        if (
-            error is None
-            or not run.representative
-            or run.workload is None
-            or run.cluster is None
-            or run.trainer is None
-        ):
+        if error is None or not run.representative or run.cluster is None or run.trainer is None:
             continue
-        kind = "slow network" if run.slow_network else kind_of(run.workload, run.cluster.hardware)
-        arch = run.cluster.hardware.arch
         found.append(
             Residual(
-                source=run.source, code_base=run.trainer.code_base, arch=arch, kind=kind, value=-float(np.log1p(error))
+                source=run.source, code_base=run.trainer.code_base, arch=run.cluster.hardware.arch, kind=run.kind,
+                value=-float(np.log1p(error)),
             )
-        )
+        )  # fmt: skip
     return found
 
 

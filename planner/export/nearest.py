@@ -7,10 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner.cost.step import estimate
-from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.export.target import ExportJob, Target, library_trainer
-from planner.hardware import load_hardware
 from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
 from planner.plan import predict
 from planner.rules import Job, allowed, check_workload
@@ -92,9 +90,7 @@ def _candidates(job: Job, pins: dict[str, int]) -> list[Layout]:
 
 def _job(job: ExportJob, trainer: str, rules: Job, layout: Layout) -> ExportJob:
     """The job with another trainer and layout, priced."""
-    hardware = rules.cluster.hardware
-    kind = kind_of(rules.workload, hardware, load_hardware(job.plan.hardware).network_bandwidth)
-    prediction = predict(estimate(rules.workload, rules.cluster, rules.trainer, layout), rules, kind)
+    prediction = predict(estimate(rules.workload, rules.cluster, rules.trainer, layout), rules, job.plan.kind())
     plan = dataclasses.replace(job.plan, trainer=trainer, layout=layout, prediction=prediction)
     return ExportJob(plan=plan, cluster=job.cluster, trainer=rules.trainer)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner.cluster import Cluster
+from planner.error_bars import SLOW, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -51,6 +52,13 @@ class Run:
     trainer: Trainer | None = None
     layout: Layout | None = None
     measured: Measured = field(default_factory=Measured)
+
+    @property
+    def kind(self) -> str:
+        """Kind of run, which chooses its error bar; '' where it cannot be priced."""
+        if self.workload is None or self.cluster is None:
+            return ""
+        return SLOW if self.slow_network else kind_of(self.workload, self.cluster.hardware)
 
 
 def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:

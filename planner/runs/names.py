@@ -41,11 +41,16 @@ def entry_of(row: Row) -> Mapping[str, Any]:
 
 def recipe_of(row: Row) -> Mapping[str, Any]:
     """What the published recipe of the row's release, GPU and model says and the row does not; {} when none is known."""
-    text = f"{row.source} {row.framework} {row.hardware.get('gpu', '')}"
-    for recipe in frameworks().get("recipes", []):
-        if recipe["match"].search(text) and re.search(recipe["id"], row.id):
+    for recipe in _recipes(f"{row.source} {row.framework} {row.hardware.get('gpu', '')}"):
+        if re.search(recipe["id"], row.id):
             return recipe
     return {}
+
+
+@cache
+def _recipes(text: str) -> tuple[Mapping[str, Any], ...]:
+    """Recipes of a source, framework and GPU."""
+    return tuple(recipe for recipe in frameworks().get("recipes", []) if recipe["match"].search(text))
 
 
 def notes_of(row: Row) -> str:
