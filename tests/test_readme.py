@@ -25,7 +25,7 @@ def test_readme_starts_with_the_two_commands():
     block = re.search(r"```sh\n(.*?)```", PAGES[0].read_text(encoding="utf-8"), re.DOTALL)
     assert block is not None
     lines = [re.sub(r"\s+#.*", "", line) for line in block[1].splitlines()]
-    assert lines == ["pip install . && plan --model llama-70b --gpus 8", "pip install '.[test]' && pytest"]
+    assert lines == ["pip install . && plan --model llama-70b --gpus 8", "pip install '.[test]' && pytest -n auto"]
     assert PAGES[0].read_text(encoding="utf-8").index(block[0]) < 40
 
 
