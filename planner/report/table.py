@@ -43,8 +43,9 @@ def percent(value: float) -> str:
 def assumptions_table(assumptions: tuple[Assumption, ...]) -> Table:
     """What was assumed, with the flag that changes it."""
     table = Table(title="Assumed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for heading in ("what", "value", "why", "change with"):
+    for heading in ("what", "value", "why"):
         table.add_column(heading, overflow="fold")
+    table.add_column("change with", no_wrap=True)  # a flag in two halves cannot be copied
     for one in assumptions:
         table.add_row(one.what, escape(one.value), escape(one.why), escape(one.flag))
     return table
