@@ -644,7 +644,7 @@ PRECISE_ACCUMULATION = {"Hopper": {"fp8": 1.15}, "Ada": {"fp8": 1.15}}
 #   Blackwell         Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200; B200 alike (its 8b runs would give 0.86). GEMMs
 #                     in a loop on one B200 reach 0.73 (SimuMax): a box with less cooling may fall to that
 #   Blackwell Ultra   0.87 as suggested before; Megatron-Bridge 25.11 llama3 8b on GB300 agrees within 5 percent
-SUSTAINED = {"Hopper": 0.83, "Blackwell": 0.82, "Blackwell Ultra": 0.87}  # others 0.95
+SUSTAINED = {"Hopper": 0.812, "Blackwell": 0.82, "Blackwell Ultra": 0.87}  # others 0.95
 
 # Part of the memory bandwidth per class of operation, with the rows behind it (bytes the algorithm must move / time).
 _H100_MEMORY = {
@@ -913,7 +913,7 @@ def base_fields(name: str, device: str, spec: dict[str, Any], latency: str) -> d
 COMMON_SOURCES = {
     "specs": "stas00/ml-engineering @744d01e (CC-BY-SA-4.0, facts only); ai-dynamo/aiconfigurator @095f58a system yaml "
     "(Apache-2.0); vendor datasheets through those; usable_memory from public runtime logs",
-    "sustained_clock": "Hopper 0.83 from DGX Cloud 25.04 llama3.1 8b bf16 on H100 (5 runs); Blackwell 0.82 from Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200"
+    "sustained_clock": "Hopper 0.812 from llama3.1 8b bf16 on H100 in three releases of DGX Cloud (24.11, 25.03, 25.04; 15 runs); Blackwell 0.82 from Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200"
     "; Blackwell Ultra 0.87 and others 0.95 suggested, A100 PCIe burst 253, sustained 230 TFLOP/s (MooreThreads/SimuMax @4dcaae5)",
     "launch_floor": "gpu-benches @1c36d50, back-to-back kernels on A100 and H200",
     "memory_overheads": "stas00/ml-engineering (context 0.47-0.92 GiB), nccl issues 964, 864, 1685, 2363, 986; PyTorch PR 120925",

@@ -48,6 +48,8 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
             "logit_bytes": 0.0,
             **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0),
         }
+    if re.search(r"\bdropout 0\.[1-9]", notes):
+        changes["dropout"] = True
     if "precision PURE" in notes:
         changes["gradient_reduce_bytes"] = 2.0
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
