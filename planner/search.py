@@ -22,6 +22,11 @@ FINALISTS = 2
 """Layouts that go to the timeline, for every one that is asked for; at least LEAST_FINALISTS, whatever is asked for, so
 that the best plan does not depend on how many are shown."""
 LEAST_FINALISTS = 16
+SPLITS = 512
+"""Layouts with a pipeline whose layers are also split otherwise than evenly: the fastest of those near enough to fitting."""
+SPLIT_TIME, SPLIT_LAYERS = 1.5, 2.5
+"""How much an uneven split can gain: part of the time that the slowest stage of an even one takes beyond the mean, and layers
+that the fullest stage hands on. A layout slower or larger than that beyond the best is left out."""
 OFFLOAD_GAIN = 0.9
 """Optimizer states go to the host when nothing fits without, or when that brings the step time below this share."""
 PIECE = CHUNK
@@ -71,8 +76,9 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
 
     Every legal layout without levers is priced. Recompute adds time and frees memory, so it is tried only on layouts that
     do not fit without it and are not already slower than the best that fit: this leaves out no layout that could be
-    among the ``top``. Offload is the last resort: it enters when nothing fits without it or when it saves a tenth of
-    the time. The result is the optimum of the cost model over that space.
+    among the ``top``. Of layouts with a pipeline those nearest to being among the best are split unevenly over the stages as
+    well. Offload is the last resort: it enters when nothing fits without it or when it saves a tenth of the time. The
+    result is the optimum of the cost model over that space.
     """
     started = clock.perf_counter()
     pins = pins or Pins()
@@ -83,7 +89,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     levers = recompute_levers(job, pins)
     shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
     left = _with_recompute(run, plain, levers)
-    offloaded = len(plain) > 0 and _with_offload(run, left, shares, "zero" not in pins.values)
+    _with_splits(run, pins)
+    offloaded = len(plain) > 0 and _with_offload(run, left, shares, pins)
     layouts, estimates = run.best()
     if run.fitting:
         layouts, estimates = _refined(job, pins, layouts, estimates)
@@ -117,7 +124,14 @@ def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
     )
 
 
-def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], free_zero: bool) -> bool:
+def _with_splits(run: _Run, pins: Pins) -> None:
+    """Prices other splits of the layers over the stages where one could bring a layout among the best, or make it fit."""
+    splits = _splits(run.job, pins, run.uneven())
+    if splits is not None:
+        run.price(splits[1])
+
+
+def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], pins: Pins) -> bool:
     """Moves optimizer states to the host where that could make a layout fit, and fast enough; True when it is used.
 
     A layout is not faster with offload than without, so only those open ones below the wanted time can be. When nothing
@@ -125,6 +139,7 @@ def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], free_zero: bo
     """
     if not shares:
         return False
+    free_zero = "zero" not in pins.values
     enough = OFFLOAD_GAIN * run.fastest
     rows = np.flatnonzero((left.without_states <= run.job.cluster.hardware.usable_memory) & (left.time < enough))
     if not len(rows) and not run.fitting:
@@ -138,6 +153,7 @@ def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], free_zero: bo
     trial = _Run(job=run.job, wanted=run.wanted)
     moved = stack([_offloaded(run.job, left.layout.take(rows), share, free_zero) for share in shares])
     trial.price(moved.take(allowed(run.job, moved)))
+    _with_splits(trial, pins)
     used = not run.fitting or trial.fastest < enough
     run.absorb(trial, used)
     return used
@@ -175,19 +191,10 @@ def _refined(
 
 def _best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layout, Estimate]]:
     """For each layout with a pipeline: the fastest split of layers near an even one that is legal and fits."""
-    if not job.trainer.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
+    splits = _splits(job, pins, Layout.stack(layouts))
+    if splits is None:
         return []
-    splits = [
-        (owner, *split) for owner, one in enumerate(layouts) for split in _near_even(job.model.num_layers, int(one.pp))
-    ]
-    if not splits:
-        return []
-    owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*splits, strict=True))
-    candidates = Layout.stack(layouts).take(owner).replace(first_stage_layers=first, last_stage_layers=last)
-    mask = allowed(job, candidates)
-    candidates, owner = candidates.take(mask), owner[mask]
-    if not len(candidates):
-        return []
+    owner, candidates = splits
     found = estimate(job.workload, job.cluster, job.trainer, candidates)
     time = np.where(fits(job, found), found.step_time, np.inf)
     best = []
@@ -197,6 +204,21 @@ def _best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layo
         if np.isfinite(time[row]):
             best.append((candidates.row(row), found.row(row)))
     return best
+
+
+def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], Layout] | None:
+    """Every legal split of layers near an even one, with the row of its layout; None where there is none."""
+    if not job.trainer.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
+        return None
+    stages = np.broadcast_to(np.asarray(layouts.pp), (len(layouts),))
+    near = {int(pp): _near_even(job.model.num_layers, int(pp)) for pp in np.unique(stages)}
+    rows = [(owner, *split) for owner, pp in enumerate(stages) for split in near[int(pp)]]
+    if not rows:
+        return None
+    owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*rows, strict=True))
+    candidates = layouts.take(owner).replace(first_stage_layers=first, last_stage_layers=last)
+    mask = allowed(job, candidates)
+    return (owner[mask], candidates.take(mask)) if np.any(mask) else None
 
 
 def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
@@ -223,6 +245,7 @@ class _Run:
         self.unlimited: tuple[Layout, Estimate] | None = None
         self._fast: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
         self._close: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
+        self._uneven: list[tuple[Layout, NDArray[np.float64]]] = []
         self.bound = np.inf
         """Step time of the last wanted plan that fits: nothing slower can be among the best."""
 
@@ -247,6 +270,7 @@ class _Run:
         fastest = int(np.argmin(time))
         if self.unlimited is None or time[fastest] < self.unlimited[1].step_time[0]:
             self.unlimited = piece.row(fastest), found.row(fastest)
+        self._keep_uneven(piece, time, peak)
         rows = np.flatnonzero(safe & (time < self.bound))
         if len(rows):
             self._fast = self._merge(self._fast, piece, found, rows, time)
@@ -255,6 +279,24 @@ class _Run:
         elif not self._fast:
             self._close = self._merge(self._close, piece, found, np.arange(len(peak)), peak)
         return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.fragmentation)
+
+    def _keep_uneven(self, piece: Layout, time: NDArray[np.float64], peak: NDArray[np.float64]) -> None:
+        """Remember what another split of the layers over the stages could bring among the best: SPLITS layouts at most."""
+        stages = np.asarray(piece.pp, dtype=float)
+        handed_on = np.minimum(SPLIT_LAYERS * stages / self.job.model.num_layers, 0.5)
+        enough = peak * (1.0 - handed_on) <= self.job.cluster.hardware.usable_memory
+        rows = np.flatnonzero((stages > 1) & enough & (time < SPLIT_TIME * self.bound))
+        rows = rows[np.argsort(time[rows], kind="stable")][:SPLITS]
+        if len(rows):
+            self._uneven.append((piece.take(rows), time[rows]))
+
+    def uneven(self) -> Layout:
+        """The fastest of those layouts."""
+        if not self._uneven:
+            return Layout.stack([])
+        layout = stack([one for one, _ in self._uneven])
+        time = np.concatenate([times for _, times in self._uneven])
+        return layout.take(np.argsort(time, kind="stable")[:SPLITS])
 
     def _merge(
         self, kept: dict[tuple[int, ...], tuple[float, Layout, Estimate]], piece: Layout, found: Estimate,

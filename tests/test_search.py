@@ -15,9 +15,10 @@ from samples import HARDWARE, MODELS, TRAINERS, job, priced
 from planner import search as searching
 from planner.cost.exact import refine
 from planner.layout import NAMES, Layout, Recompute, Schedule
+from planner.model import load_model
 from planner.rules import Job, allowed, check
 from planner.search import Finding, Pins, fits, search
-from planner.space import OFFLOADS, recompute_levers, stack
+from planner.space import OFFLOADS, base_layouts, recompute_levers, stack
 
 
 def all_layouts(one: Job) -> Layout:
@@ -264,6 +265,29 @@ def test_uneven_stages() -> None:
     assert best.estimates[0].step_time[0] < 0.97 * even.estimates[0].step_time[0]
     plain = EVEN.replace(drops_remainder=True)
     assert search(dataclasses.replace(one, trainer=plain), Pins(values=pins)).layouts[0].last_stage_layers == 0
+
+
+@pytest.mark.parametrize("memory", [1.0, 0.85, 0.6])
+def test_no_split_of_any_layout_is_faster(memory: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every split within two layers of an even one, of every layout: also those that fit only because they are split."""
+    trainer = TRAINERS["megatron"].replace(offload_optimizer=False, recompute=("none",))
+    one = job("gqa", trainer, gpus=8, batch=512, sequence=8192)
+    one = dataclasses.replace(one, workload=one.workload.replace(model=load_model("llama-8b")))
+    one = tight(one, one.cluster.hardware.usable_memory * memory)
+    even = base_layouts(one, Pins())
+    rows = [even]
+    for first, last in itertools.product(range(1, one.model.num_layers), repeat=2):
+        stages, middle = np.asarray(even.pp), one.model.num_layers - first - last
+        share = middle / np.maximum(stages - 2, 1)
+        near = (stages > 1) & (np.abs(first - last) <= 3) & (np.where(stages > 2, share % 1, middle) == 0)
+        rows.append(even.take(near & (share >= 0)).replace(first_stage_layers=first, last_stage_layers=last))
+    layouts = stack(rows)
+    layouts = layouts.take(allowed(one, layouts))
+    found = priced(one, layouts)
+    safe = fits(one, found)
+    assert np.any(safe) and np.any(np.asarray(layouts.first_stage_layers)[safe])
+    best = closed_form(one, monkeypatch)
+    assert best.estimates[0].step_time[0] <= found.step_time[safe].min() * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(("model", "trainer"), [("gqa", "megatron"), ("moe", "megatron"), ("gpt", "deepspeed")])
