@@ -126,7 +126,8 @@ def build(found: Sequence[Ordered], date: str) -> Ties:
     gaps = np.array([one.gap for one in rows])
     weights = np.array([1.0 / per_sweep[one.sweep] / len(sweeps[one.source]) for one in rows])
     fitted = isotonic(np.array([float(one.right) for one in rows]), weights)
-    at = [float(np.clip(fitted[max(np.searchsorted(gaps, step, side="right") - 1, 0)], 0.5, 1.0)) for step in STEPS]
+    last = [max(int(np.searchsorted(gaps, step, side="right")) - 1, 0) for step in STEPS]
+    at = [float(np.clip(fitted[row], 0.5, 1.0)) for row in last]
     return Ties(
         gaps=STEPS, right=tuple(at), pairs=len(rows), sweeps=len(per_sweep), sources=len(sweeps), date=date,
     )  # fmt: skip
