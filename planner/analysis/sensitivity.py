@@ -145,7 +145,8 @@ def sensitivity(
 ) -> Sensitivity:
     """Scale every number that can matter both ways, search again, and find where the winner changes.
 
-    About two searches per number where nothing flips, two to four more per flip: 20 to 45 of 0.1 to 2 s each. Raises PlannerError when nothing fits: there is no choice then. Ctrl-C leaves what was found, ``complete`` False.
+    About two searches per number where nothing flips, two to four more per flip: 20 to 45 of 0.1 to 2 s each. Raises
+    PlannerError when nothing fits: there is no choice then. Ctrl-C leaves what was found, ``complete`` False.
     """
     if not (math.isfinite(reach) and 1.0 < reach <= 100.0):
         raise PlannerError(f"--reach is {reach:g}; it must be a factor above 1, at most 100")
