@@ -14,6 +14,7 @@ from planner.analysis.ties import Ties
 from planner.cost.exact import refine
 from planner.cost.step import estimate
 from planner.defaults import ResolvedJob
+from planner.error_bars import error_bar
 from planner.errors import PlannerError
 from planner.explain import differences, layout_text
 from planner.layout import Layout
@@ -41,10 +42,19 @@ class Flip:
     layout: Layout | None
     """The plan that wins just beyond the flip."""
     loss: float | None
-    """Step time of today's choice over that of the best plan at ``reach``, minus 1; None where the choice does not fit
-    there. It is what knowing the number saves, if the number is that far off."""
+    """Step time of today's choice over that of the best plan at ``reach``, minus 1: what knowing the number saves, if it
+    is that far off. None where the choice does not fit there."""
+    forced: float | None
+    """Where the choice does not fit at ``reach``: step time of the best plan that does over that of the choice today,
+    minus 1. None where the choice fits, and where nothing does."""
     fits: bool
     """Something fits at ``reach``."""
+
+    @property
+    def stake(self) -> float:
+        """The loss, or what is forced; infinite where nothing fits."""
+        known = self.loss if self.loss is not None else self.forced
+        return math.inf if known is None else known
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data; the layout as text."""
@@ -67,9 +77,9 @@ class Reading:
         return min(abs(math.log(one.factor)) if one.factor else math.inf for one in (self.down, self.up))
 
     @property
-    def loss(self) -> float:
-        """The larger loss of both ends; infinite where the choice would run out of memory."""
-        return max(math.inf if one.loss is None else one.loss for one in (self.down, self.up))
+    def stake(self) -> float:
+        """What is at stake: the larger loss of both ends."""
+        return max(self.down.stake, self.up.stake)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -107,7 +117,7 @@ class Sensitivity:
     best: Best
     """The choice: the best plan by the profile as it is."""
     readings: tuple[Reading, ...]
-    """What it hangs on, the nearest flip first."""
+    """What it hangs on: the largest loss first, then the nearest flip."""
     neighbours: tuple[Neighbour, ...]
     """The plans behind it, best first."""
     ties: Ties
@@ -160,18 +170,26 @@ def sensitivity(
     try:
         for quantity in relevant(resolved, bool(offloads)):
             look = _Look(resolved=resolved, pins=pins, quantity=quantity, choice=base.layout, progress=progress)
-            hardware = resolved.job.cluster.hardware
-            origin, most = quantity.origin(hardware), quantity.most(hardware)
-            readings.append(
-                Reading(quantity=quantity, origin=origin, down=look.flip(1.0 / reach), up=look.flip(min(reach, most)))
-            )
+            low, high = _ends(resolved, quantity, reach)
+            origin = quantity.origin(resolved.job.cluster.hardware)
+            readings.append(Reading(quantity=quantity, origin=origin, down=look.flip(low), up=look.flip(high)))
     except KeyboardInterrupt:
         complete = False
     counted = ties.shipped()
     return Sensitivity(
-        best=base, readings=tuple(sorted(readings, key=lambda one: (one.nearest, -one.loss))), ties=counted,
+        best=base, readings=tuple(sorted(readings, key=lambda one: (-one.stake, one.nearest))), ties=counted,
         neighbours=tuple(neighbours(base, counted)), complete=complete,
     )  # fmt: skip
+
+
+def _ends(resolved: ResolvedJob, quantity: Quantity, reach: float) -> tuple[float, float]:
+    """How far a number is looked at: to the reach, not beyond what physics allows; usable memory as far as measured peaks
+    lie from predicted ones in nine of ten published runs, as a card that needs more is like a smaller card."""
+    hardware = resolved.job.cluster.hardware
+    if quantity.key == "usable_memory":
+        bar = error_bar("memory", resolved.job.trainer, hardware, resolved.kind)
+        return max(1.0 / bar.high, 1.0 / reach), min(1.0 / bar.low, reach)
+    return 1.0 / reach, min(reach, quantity.most(hardware))
 
 
 def neighbours(base: Best, counted: Ties) -> list[Neighbour]:
@@ -207,9 +225,21 @@ class _Look:
         self.progress(f"{self.quantity.text} x {factor:.3g}")
         return best_of(self.quantity.scale(self.resolved, factor), self.pins)
 
-    def kept(self, found: Best) -> bool:
-        """The choice still wins."""
-        return found.fits and found.layout is not None and plan_key(found.layout) == plan_key(self.choice)
+    def kept(self, found: Best, factor: float) -> bool:
+        """The choice still wins: it is the plan found, or at least as fast as that. (The search walks the timeline of its
+        finalists only, and may leave out a choice whose closed form looks slower than it is.)"""
+        if not found.fits or found.layout is None or found.prediction is None:
+            return False
+        if plan_key(found.layout) == plan_key(self.choice):
+            return True
+        mine = self.choice_at(factor)
+        return mine is not None and mine <= found.prediction.step_time_s
+
+    def choice_at(self, factor: float) -> float | None:
+        """Step time of today's choice with the number multiplied; None where it does not fit."""
+        job = self.quantity.scale(self.resolved, factor).job
+        found = estimate(job.workload, job.cluster, job.trainer, Layout.stack([self.choice]))
+        return step_times(job, [self.choice])[0] if fits(job, found)[0] else None
 
     def flip(self, reach: float) -> Flip:
         """The direction that ends at ``reach``.
@@ -220,23 +250,26 @@ class _Look:
         until they cross, and a search on both sides of that point says who wins there: a third plan moves the end nearer.
         """
         if abs(math.log(reach)) < 0.001:
-            return Flip(factor=None, reach=reach, layout=None, loss=0.0, fits=True)
+            return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
         end = self.at(reach)
-        if self.kept(end):
-            return Flip(factor=None, reach=reach, layout=None, loss=0.0, fits=True)
+        if self.kept(end, reach):
+            return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
         near, far, mine, winner = 1.0, reach, self.choice, end.layout if end.fits else None
         for number in range(LOOKS):
             if abs(math.log(far / near)) < math.log(WIDTH):
                 break
             probe = self._probe(near, far, mine, winner, number)
             found = self.at(probe)
-            if self.kept(found):
-                near, mine = probe, found.layout or mine
+            if self.kept(found, probe):
+                near = probe
+                if found.layout is not None and plan_key(found.layout) == plan_key(mine):
+                    mine = found.layout  # the same plan with another number of virtual stages, say
             else:
                 far, winner = probe, found.layout if found.fits else None
+        loss, forced = self._loss(reach, end)
         return Flip(
-            factor=math.sqrt(near * far), reach=reach, layout=winner, loss=self._loss(reach, end), fits=end.fits
-        )
+            factor=math.sqrt(near * far), reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits
+        )  # fmt: skip
 
     def _probe(self, near: float, far: float, mine: Layout, winner: Layout | None, number: int) -> float:
         """Where to search next: just beyond and just before the crossing in turn; the middle where they do not cross."""
@@ -266,16 +299,14 @@ class _Look:
         one, other = step_times(job, [mine, winner])
         return one - other
 
-    def _loss(self, reach: float, end: Best) -> float | None:
-        """What today's choice costs over the best at the end; None where it does not fit."""
-        job = self.quantity.scale(self.resolved, reach).job
+    def _loss(self, reach: float, end: Best) -> tuple[float | None, float | None]:
+        """What today's choice costs over the best at the end; or what the best there costs over the choice today."""
         if end.prediction is None or not end.fits:
-            return None
-        found = estimate(job.workload, job.cluster, job.trainer, Layout.stack([self.choice]))
-        if not fits(job, found)[0]:
-            return None
-        [mine] = step_times(job, [self.choice])
-        return max(0.0, mine / end.prediction.step_time_s - 1.0)
+            return None, None
+        best, mine = end.prediction.step_time_s, self.choice_at(reach)
+        if mine is None:
+            return None, best / step_times(self.resolved.job, [self.choice])[0] - 1.0
+        return max(0.0, mine / best - 1.0), None
 
 
 def step_times(job: Job, layouts: list[Layout]) -> list[float]:
