@@ -121,6 +121,7 @@ def sweeps(rows: Sequence[Row], least: int = LEAST_SWEEP) -> dict[str, list[Row]
 def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> None:
     """Where prices and power come from, one line per kind of hardware, and what is left out."""
     seen: dict[str, Row] = {}
+    documents: dict[str, list[str]] = {}
     for row in rows:
         if row.rates is not None and row.prediction is not None:
             seen.setdefault(row.hardware, row)
@@ -135,10 +136,15 @@ def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> Non
             text += f"; other dated prices of the profile: {min(others):g} to {max(others):g} USD"
         console.print(Text(text, style="dim"))
         if with_energy:
-            console.print(Text(f"   {power.value} ({power.source})", style="dim"))
             console.print(
-                Text(f"   share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})", style="dim")
+                Text(
+                    f"   {power.value}; share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})",
+                    style="dim",
+                )
             )
+            documents.setdefault(power.source, []).append(name)
+    for source, names in documents.items():
+        console.print(Text(f"Power of {', '.join(names)}: {source}", style="dim"))
     if with_energy:
         console.print(Text(f"Left out. {'; '.join(LEFT_OUT)}.", style="dim"))
 
