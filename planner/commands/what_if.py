@@ -97,6 +97,8 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
     job = what_if_job(file, flags, layout_values(flags))
     if plot is not None and job.sweep is None:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
+    if plot is not None and not plot.parent.is_dir():
+        raise PlannerError(f"--plot {plot}: no such directory: {plot.parent}")
     rows, complete = _search(job)
     if not rows:
         click.echo("interrupted before anything was found", err=True)
