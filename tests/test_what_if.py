@@ -228,6 +228,8 @@ def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
     fitting = [b for b in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
                if best_of(ask.base.resolved(), Pins(values={"micro_batch_size": b})).fits]  # fmt: skip
     assert max(fitting) == row.layout.micro_batch_size
+    same = largest_batch(question(resolved(8, global_batch_size=1)))  # the base again: nothing changed
+    assert same.label == "largest micro batch: 1" and same.why == "no effect, the same plan"
     with pytest.raises(PlannerError, match="which --micro-batch-size pins"):
         largest_batch(dataclasses.replace(ask, pins=Pins(values={"micro_batch_size": 1})))
 

@@ -212,7 +212,8 @@ def _moved(found: Prediction, base: Prediction) -> tuple[list[str], list[str]]:
 
 def _no_effect(variant: Variant, base: Best, same: bool) -> str:
     """Why a change does not help: what it shortens is a small part of the step, or does not bind."""
-    changed, cluster, one = variant.changed[-1], base.resolved.job.cluster, base.prediction
+    changed = variant.changed[-1] if variant.changed else ""
+    cluster, one = base.resolved.job.cluster, base.prediction
     plan = "the same plan" if same else "another plan as fast"
     if changed.startswith("network") and cluster.num_gpus <= cluster.domain:
         return f"no effect, {plan}: the job stays inside one node"
