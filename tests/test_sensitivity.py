@@ -26,7 +26,7 @@ def resolved(**changes: Any) -> ResolvedJob:
 
 def hanging() -> ResolvedJob:
     """A job whose best plan hangs on several numbers."""
-    return resolved(model="llama-8b", num_gpus=8, global_batch_size=512)
+    return resolved(model="llama-8b", num_gpus=4, global_batch_size=32, trainer="torchtitan")
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_flips_lie_between_two_searches_that_disagree(found: Sensitivity) -> Non
         (one.quantity.key, flip) for one in found.readings for flip in (one.down, one.up)
         if flip.factor is not None and flip.loss is not None
     ]  # fmt: skip
-    assert len(flips) >= 2, "the job of this test should hang on something"
+    assert len(flips) >= 3, "the job of this test should hang on something"
     for key, flip in flips:
         assert flip.factor is not None and flip.layout is not None
         outward = 1.02 if flip.factor > 1 else 0.98

@@ -22,7 +22,7 @@ from planner.plan import load_plan
 from planner.search import Pins
 from tests.samples import HARDWARE, MODELS
 
-SMALL = ("--model", "llama-8b", "--gpus", "8", "--global-batch-size", "64")
+SMALL = ("--model", "llama-3.2-1b", "--gpus", "8", "--global-batch-size", "64")
 
 
 def resolved(gpus: int = 16, **changes: Any) -> ResolvedJob:
@@ -222,12 +222,12 @@ def test_longest_sequence_fits_and_no_longer_one_of_a_scan_does() -> None:
 
 
 def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
-    ask = question(resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", global_batch_size=48)))
+    ask = question(resolve(Request(model="llama-8b", num_gpus=2, hardware="h100-sxm", global_batch_size=24)))
     row = largest_batch(ask)
     assert row.layout is not None and row.label == f"largest micro batch: {row.layout.micro_batch_size}"
-    fitting = [b for b in (1, 2, 3, 4, 6, 8, 12, 16, 24, 48)
+    fitting = [b for b in (1, 2, 3, 4, 6, 8, 12, 24)
                if best_of(ask.base.resolved(), Pins(values={"micro_batch_size": b})).fits]  # fmt: skip
-    assert max(fitting) == row.layout.micro_batch_size
+    assert max(fitting) == row.layout.micro_batch_size < 24
     same = largest_batch(question(resolved(8, global_batch_size=1)))  # the base again: nothing changed
     assert same.label == "largest micro batch: 1" and same.why == "no effect, the same plan"
     with pytest.raises(PlannerError, match="which --micro-batch-size pins"):
@@ -235,13 +235,13 @@ def test_largest_micro_batch_is_what_a_scan_of_divisors_finds() -> None:
 
 
 def test_cheapest_is_sorted_by_cost_and_meets_the_deadline(run: Any) -> None:
-    result = run("what-if", *SMALL, "--tokens", "100B", "--days", "20", "--cheapest", "--hardware",
+    result = run("what-if", *SMALL, "--tokens", "100B", "--days", "9", "--cheapest", "--hardware",
                  "h100-sxm,l40s,gaudi2,a100-sxm-80gb", "--price", "a100-sxm-80gb=1.5", "--json")  # fmt: skip
     rows = json.loads(result.stdout)["rows"][1:]
     assert {row["hardware"] for row in rows} == {"h100-sxm", "l40s", "gaudi2", "a100-sxm-80gb"}
     dollars = [row["costs"]["usd"] for row in rows]
     assert dollars[-1] is None and rows[-1]["hardware"] == "gaudi2"  # no price: last
-    assert dollars[:-1] == sorted(dollars[:-1]) and all(row["costs"]["days"] <= 20 for row in rows)
+    assert dollars[:-1] == sorted(dollars[:-1]) and all(row["costs"]["days"] <= 9 for row in rows)
     [a100] = [row for row in rows if row["hardware"] == "a100-sxm-80gb"]
     assert a100["costs"]["usd"] == pytest.approx(1.5 * a100["costs"]["gpu_hours"])
     assert a100["price"]["source"] == "--price"
@@ -295,8 +295,10 @@ def test_sweep_is_drawn_whole_or_not_at_all(run: Any, plan_file: Path, tmp_path:
     drawn = result.stdout.split("Tokens/s/GPU over gpus")[1].strip().split("\n\n")[0]
     bars = [line.split() for line in drawn.splitlines()]
     assert [int(words[0]) for words in bars] == [1, 2, 4, 8, 16]
-    assert all(words[1].startswith("####") for words in bars) and len(bars[4][1]) > len(bars[0][1])
-    refused = run("what-if", str(plan_file), "--gpus", "8,16", "--plot", str(tmp_path / "no" / "x.png"))
+    assert all(words[1].startswith("####") for words in bars)
+    lengths, rates = [len(words[1]) for words in bars], [float(words[2].replace(",", "")) for words in bars]
+    assert lengths == [round(max(lengths) * rate / max(rates)) for rate in rates]
+    refused = run("what-if", str(plan_file), "--gpus", "4,16", "--plot", str(tmp_path / "no" / "x.png"))
     assert refused.exit_code == 2 and "no such directory" in refused.stderr and not refused.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.png"]
 
@@ -347,7 +349,7 @@ def test_a_job_is_needed_and_a_plan_file_must_be_one(run: Any, tmp_path: Path) -
 
 
 def test_missing_price_and_missing_fit_are_said(run: Any, plan_file: Path) -> None:
-    result = run("what-if", str(plan_file), "--tokens", "1T", "--hardware", "gaudi2", "--memory", "3 GiB")
+    result = run("what-if", str(plan_file), "--tokens", "1T", "--hardware", "gaudi2", "--memory", "1 GiB")
     assert "gaudi2: unknown per GPU-hour (profile gaudi2 lists none; give --price)" in result.output
     assert "none fits" in result.output and "misses by" in result.output and result.exit_code == 0
     nothing = run("what-if", "--model", "llama-70b", "--gpus", "1", "--network", "x2")
