@@ -1,6 +1,7 @@
 """Writes what follows from the errors on the published runs; run it after a change of the cost model or of the runs.
 
 - ``profiles/error_bars.yaml``: the intervals that ``plan`` prints,
+- ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
 - ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
 - ``docs/accuracy.md`` and ``docs/accuracy.png``: the page, with what ``docs/accuracy_notes.yaml`` says about rows and families.
 
@@ -9,6 +10,7 @@ It prints the errors by family before (the stored predictions) and after.
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 
@@ -16,7 +18,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
-from planner.accuracy import bars, pairs_of, snapshot, summarise  # noqa: E402
+from planner.accuracy import Pair, bars, pairs_of, snapshot, summarise  # noqa: E402
+from planner.analysis import ties  # noqa: E402
 from planner.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.report.accuracy_page import page  # noqa: E402
@@ -27,6 +30,9 @@ from planner.runs import read_runs  # noqa: E402
 HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
 # Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/accuracy/bars.py says how, docs/accuracy.md
 # how well they hold for sources that were left out.
+"""
+TIES_HEAD = """# How often two plans of one job are ordered rightly, by the predicted gap ln(slower / faster) between them.
+# Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/analysis/ties.py says how.
 """
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
@@ -44,11 +50,17 @@ def main() -> None:
         proofs[quantity] = bars.calibrated(bars.held_back(found, unseen))
         tables[quantity] = bars.build(found, proofs[quantity]["widen"])
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
+    write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
     proof = held_back_section(pairs, held, left, proofs)
     text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof)
     library.write_whole(ROOT / "docs" / "accuracy.md", text)
+
+
+def write_ties(pairs: list[Pair]) -> None:
+    counted = ties.build(ties.ordered(pairs), datetime.date.today().isoformat())
+    library.write_whole(ROOT / "profiles" / "ties.yaml", TIES_HEAD + library.dump_yaml(ties.to_dict(counted)))
 
 
 if __name__ == "__main__":
