@@ -66,7 +66,7 @@ def measured(name: str, job: Job, **layout: int) -> float:
 def step_finding(name: str, seconds: float) -> Finding:
     [found] = diagnose(plan(name), seconds).findings
     assert found.quantity == "step_time" and found.measured == seconds
-    assert sum(one.share for one in found.explanations) + found.model_share == pytest.approx(1.0)
+    assert sum(one.share for one in found.explanations) + found.model_share + found.rest == pytest.approx(1.0)
     assert [one.share for one in found.explanations] == sorted((one.share for one in found.explanations), reverse=True)
     return found
 
@@ -92,11 +92,11 @@ def test_recompute_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["small", "experts on b300"])
 def test_a_slow_host_is_found_with_its_size(name: str) -> None:
-    found = step_finding(name, measured(name, with_host(job_of(plan(name)), 6.0)))
+    found = step_finding(name, measured(name, with_host(job_of(plan(name)), 4.5)))
     first = found.explanations[0]
     assert first.key == "host_time"
-    assert first.value == pytest.approx(6.0, rel=0.01)
-    assert first.size == "240 us instead of 40 us per kernel"
+    assert first.value == pytest.approx(4.5, rel=0.01)
+    assert first.size == "180 us instead of 40 us per kernel"
 
 
 def test_inside_the_interval_nothing_is_proven(run: Any, tmp_path: Path) -> None:
@@ -116,6 +116,8 @@ def test_faster_than_predicted(run: Any) -> None:
     assert found.explanations[0].key == "recompute"
     assert found.explanations[0].name == "less recompute than planned"
     assert all(e.would_be < found.predicted for e in found.explanations)
+    half = step_finding("dense", measured("dense", job_of(one), num_microbatches=int(one.layout.num_microbatches) // 2))
+    assert half.explanations[0].key == "batch" and half.explanations[0].value == 0.5
 
 
 def test_memory_tells_recompute_from_a_slow_gpu() -> None:
@@ -128,7 +130,7 @@ def test_memory_tells_recompute_from_a_slow_gpu() -> None:
         found = diagnose(one, seconds, memory)
         shares[name] = {e.key: e.share for e in found.findings[0].explanations}
     assert shares["low"]["recompute"] > shares["planned"]["recompute"]
-    assert shares["low"]["recompute"] > 0.95
+    assert shares["low"]["recompute"] > 0.9
 
 
 @pytest.mark.parametrize("kind", ["device", "reserved", "allocated"])
@@ -176,7 +178,9 @@ def test_a_mechanism_with_which_the_job_would_not_fit_weighs_less() -> None:
     assert _odds(ran_out, ran, asked, 1) < 0.1
     assert _odds(ran, ran_out, asked, 1) == 1.0, "where the plan itself does not fit, fitting counts for nothing"
     time = _Asked(measured=2.0, interval=(0.9, 1.1))
-    assert _odds((2.0, 1.0, 1.0), ran, time, 0) > 10 > 0.1 > _odds((0.5, 1.0, 1.0), ran, time, 0)
+    assert _odds((2.0, 1.0, 1.0), ran, time, 0) == 1e3, "it meets a step time that the plan misses by far"
+    met = _Asked(measured=1.0, interval=(0.9, 1.1))
+    assert _odds((0.8, 1.0, 1.0), ran, met, 0) < 0.1, "it misses one that the plan meets"
 
 
 # ------------------------------------------------------------------------------------------------ command

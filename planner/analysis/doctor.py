@@ -7,10 +7,10 @@ the others is Bayes' rule for one cause at a time:
 
 seen: published sources in which it was the cause; p(size): half a normal distribution of ln(size) with the width that published
 runs showed, or equally likely options; sigma: the model's own error, from the interval of the plan (nine of ten runs lie within,
-1.645 sigma). The model's own error is one more explanation, with the weight of MODEL sources. Weights are shares of one
-among those listed; two causes at once are not priced. Where the other quantity was measured too, a mechanism
-that moves it weighs more when it moves it towards what was measured, less when away from it; and the job ran, so that a
-mechanism with which it would not fit weighs by the chance that it would.
+1.645 sigma). The model's own error is one more explanation, with the weight of MODEL sources and the tenth of all runs that
+lie outside. Weights are shares of one among all of these; two causes at once are not priced. Where the other quantity was
+measured too, a mechanism that moves it weighs more when it moves it towards what was measured, less when away from it; and
+the job ran, so that a mechanism with which it would not fit weighs by the chance that it would.
 """
 
 from __future__ import annotations
@@ -35,12 +35,16 @@ from planner.units import GIB
 
 MODEL = 4.0
 """The model's own error counts as a cause that this many published sources had: those that docs/log.md could not explain."""
+OUTSIDE = (0.1, 5.0)
+"""Part of all runs that lies outside the interval, by what the interval is; and how many times wider these are spread."""
 GRID = 5
 """Sizes of a continuous mechanism that are priced; between them its effect is interpolated."""
 FINE = 400
 """Steps of the integral over sizes."""
 LEAST = 0.02
 """Mechanisms that explain less of the gap than this are not listed."""
+LEAST_SHARE = 1e-3
+"""Explanations that weigh less than this share are not listed."""
 MOVES = 0.005
 """A mechanism moves the other quantity when it changes it by more than this part."""
 MOST_ODDS = 1e3
@@ -91,6 +95,8 @@ class Finding:
     """Largest share first."""
     model_share: float
     """Share of the model's own error."""
+    rest: float
+    """Share of all explanations that are too small to be listed."""
 
     @property
     def inside(self) -> bool:
@@ -210,13 +216,13 @@ def _finding(index: int, asked: tuple[_Asked, _Asked], prices: _Prices) -> Findi
             source=mechanism.source, check=mechanism.check,
         )  # fmt: skip
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
-    model = MODEL * _normal(gap, sigma)
+    model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)
     ranked = sorted(weighed, key=lambda pair: -pair[0])
     return Finding(
         quantity=("step_time", "memory")[index], measured=measured, predicted=predicted, interval=asked[index].interval,
-        explanations=tuple(replace(one, share=weight / whole if whole else 0.0) for weight, one in ranked),
-        model_share=model / whole if whole else 0.0,
+        explanations=tuple(replace(one, share=w / whole) for w, one in ranked if w >= LEAST_SHARE * whole),
+        model_share=model / whole, rest=sum(w for w, _ in ranked if w < LEAST_SHARE * whole) / whole,
     )  # fmt: skip
 
 
@@ -285,7 +291,7 @@ def _plain(found: Diagnosis) -> Iterator[dict[str, Any]]:
         yield {
             "quantity": one.quantity, f"measured_{unit}": one.measured / scale, f"predicted_{unit}": one.predicted / scale,
             f"interval_{unit}": [bound / scale for bound in one.interval], "inside": one.inside, "gap": one.gap,
-            "model_error_share": one.model_share,
+            "model_error_share": one.model_share, "not_listed_share": one.rest,
             "explanations": [
                 {"key": e.key, "name": e.name, "size": e.size, "value": e.value, f"would_be_{unit}": e.would_be / scale,
                  "explains": e.explains, "share": e.share, "verdict": e.verdict, "seen": e.seen, "source": e.source,

@@ -102,3 +102,20 @@ def trainer_change(**changes: Any) -> Change:
 def layout_change(**changes: int) -> Change:
     """Fields of the layout as a change."""
     return lambda base, _: with_layout(base, base.layout.replace(**changes))
+
+
+def batch(shares: tuple[float, ...]) -> Mechanism:
+    """A step that holds another number of microbatches than planned."""
+
+    def change(base: Priced, share: float) -> tuple[Job, Layout]:
+        sequences = max(round(base.job.workload.global_batch_size * share), 1)
+        job = replace(base.job, workload=base.job.workload.replace(global_batch_size=sequences))
+        return job, base.layout.replace(num_microbatches=max(round(int(base.layout.num_microbatches) * share), 1))
+
+    return Mechanism(
+        key="batch", name="the step holds another number of tokens", sizes=shares, width=0.0, change=change, seen=1,
+        size=lambda base, share: f"{int(base.layout.num_microbatches) * share:.0f} instead of "
+        f"{int(base.layout.num_microbatches)} microbatches",
+        source="rows whose batch was read wrong at first (microbatches of torchtitan's pipelines in 2024)",
+        check="tokens per step in the trainer's log; whether a step of the log is an optimizer step",
+    )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from planner.analysis.mechanisms import Change, Mechanism, factor, layout_change, switch, times, trainer_change
+from planner.analysis.mechanisms import Change, Mechanism, batch, factor, layout_change, switch, times, trainer_change
 from planner.analysis.pricing import Priced
 from planner.calibrate.factors import FACTORS, highest
 from planner.layout import Recompute
@@ -38,7 +38,7 @@ def faster(base: Priced) -> list[Mechanism]:
                     change=factor(one.key, worse=False), source=one.why, check=check,
                 )
             )  # fmt: skip
-    return [one for one in found if one.sizes[0] > 1.0] + [*_switches(base)]
+    return [one for one in found if one.sizes[0] > 1.0] + [*_switches(base), *_smaller_batch(base)]
 
 
 def _switches(base: Priced) -> Iterator[Mechanism]:
@@ -83,3 +83,8 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
 
 def _workload(**changes: Any) -> Change:
     return lambda base, _: (replace(base.job, workload=base.job.workload.replace(**changes)), base.layout)
+
+
+def _smaller_batch(base: Priced) -> list[Mechanism]:
+    shares = tuple(share for share in (0.5, 0.25) if int(base.layout.num_microbatches) * share % 1 == 0)
+    return [batch(shares)] if shares else []
