@@ -12,8 +12,9 @@ from planner.commands.common import SentenceError
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
-    "import": "import_", "what-if": "what_if", "sensitivity": "sensitivity", "models": "library", "hardware": "library",
+    "search": "search", "estimate": "estimate", "compare": "compare", "what-if": "what_if",
+    "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_", 
+    "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "library",
     "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
