@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "compare": "compare", "what-if": "what_if",
-    "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_", 
+    "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_",
     "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "library",
     "trainers": "library",
 }  # fmt: skip
