@@ -36,7 +36,7 @@ BESIDE = "a profile of one step: NCCL kernels must run beside GEMMs, not between
 
 def slower(base: Priced) -> list[Mechanism]:
     """The mechanisms that could make this plan's step slower than planned."""
-    return [*_networks(base), *_kernels(base), *_switches(base), batch((2.0, 4.0))]
+    return [*_networks(base), *_kernels(base), *_switches(base), *batch(base, (2.0, 4.0))]
 
 
 def _crosses(base: Priced) -> bool:
