@@ -9,6 +9,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.compute import straggling
 from planner.cost.stage_times import StageTable, StageTimes
 from planner.cost.stages import Stages, deal_layers
 from planner.cost.step import Estimate
@@ -52,9 +53,11 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
     which[0], which[-1] = 0, 2
     counted = np.maximum((stages.dense + stages.moe)[0], 1.0)
     v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
+    share = layers / counted[which]
+    share[(stages.dense + stages.moe)[0][which] == 0.0] = 1.0  # no layers: what is left is the ends' own gradients, added up
 
     def spread(total: Floats, ends: Floats) -> Floats:
-        body = (total - ends)[which] * layers / counted[which] / vpp
+        body = (total - ends)[which] * share / vpp
         every = np.concatenate([body, body[::-1]]) if v_shaped else np.tile(body, vpp)
         every[0] += ends[0]
         every[-1] += 0.0 if v_shaped else ends[2]
@@ -70,7 +73,8 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
 def refine(
     workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
 ) -> list[Estimate]:
-    """The estimates of some layouts with the idle time of the walked schedule in place of the closed form's."""
+    """The estimates of some layouts with the idle time of the walked schedule in place of the closed form's, and what the
+    slowest GPU adds to it."""
     layouts = [deal_layers(workload.model, trainer, layout) for layout in layouts]
     stacked = Layout.stack(layouts)
     table = StageTable(workload, cluster, trainer, stacked)
@@ -89,7 +93,10 @@ def refine(
         )  # fmt: skip
         waiting = float(shared.of_slowest("waiting")[0]) * int(layout.num_microbatches)
         busy = sum(float(one.time[part][0]) for part in _BUSY) + waiting
-        refined.append(dataclasses.replace(one, time={**one.time, "bubble": np.array([max(walked - busy, 0.0)])}))
+        bubble = np.array([max(walked - busy, 0.0)])
+        slowed = straggling(np.asarray(layout.num_gpus, dtype=float))  # [step: of computation and idle time]
+        stragglers = one.time["stragglers"] + slowed * (bubble - one.time["bubble"])
+        refined.append(dataclasses.replace(one, time={**one.time, "bubble": bubble, "stragglers": stragglers}))
     return refined
 
 
