@@ -30,7 +30,7 @@ class Provenance:
     timer: str = ""
     """What was read: device events, process CPU time, synchronised clocks."""
     spread: dict[str, float] = field(default_factory=dict)
-    """Interquartile range over the median of repeated measurements, percent, by family or curve; the median over points."""
+    """Half the 95 percent interval of a measured median over the median, percent, by family or curve: the median over points."""
     residuals: dict[str, Any] = field(default_factory=dict)
     """[median, 90th percentile] of |fit / measured - 1| in percent, by curve; ``held_out`` where it was scored on other
     points than it was fitted on."""
