@@ -17,6 +17,7 @@ import torch.distributed as dist
 from planner.errors import PlannerError
 from planner.profiler.operations import Group
 from planner.profiler.patterns import Pattern
+from planner.profiler.place import Place
 from planner.profiler.watch import Watch
 
 JOIN_SECONDS = 120.0
@@ -27,26 +28,6 @@ NCCL_SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_FR_BUFFER_SIZE": "2000", "TORCH_NCCL_RETHROW_CUDA_ERRORS": "1",
 }  # fmt: skip
 """Where the user has set nothing: errors end the process, the last collectives are kept for a dump."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where a process stands, as torchrun or srun says it."""
-
-    rank: int
-    """Of all."""
-    world: int
-    """All ranks."""
-    local_rank: int
-    """On its node."""
-    node: int
-    """Number of the node."""
-    address: str
-    """Of the store."""
-    port: int
-    """Of the store."""
-    agent_store: bool
-    """torchrun's agent holds the store; otherwise rank 0 opens it."""
 
 
 @dataclass(kw_only=True)
