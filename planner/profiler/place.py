@@ -117,6 +117,7 @@ def commands(nodes: int, per_node: int, program: list[str]) -> str:
     )
     inner = torchrun_command(max(nodes, 1), per_node, "$head", program)
     batch = " ".join(word if "$head" in word else shlex.quote(word) for word in inner)
+    tasks = f"--nodes={nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node} --distribution=block"
     return f"""# {where}:
 {by_hand}
 
@@ -127,7 +128,7 @@ head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 {batch}
 
 # Or one task per GPU, without torchrun, inside an allocation:
-srun --nodes={nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node} --distribution=block --kill-on-bad-exit=1 {" ".join(_plain(program))}
+srun {tasks} --kill-on-bad-exit=1 {" ".join(_plain(program))}
 """
 
 

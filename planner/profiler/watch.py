@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from planner.errors import PlannerError
+
 TICK = 0.25
 """Seconds between two signs of life."""
 GRACE = 1.5
@@ -69,9 +71,22 @@ class Watch:
         self._thread.join(timeout=5.0)
         self.store.set(f"done/{self.rank}", "1")
 
+    @property
+    def ending(self) -> bool:
+        """Whether this rank is already on its way out with a report."""
+        return self._posted
+
+    def silence(self) -> None:
+        """The user or launcher ends the profile: nothing is to be reported."""
+        self._posted = True
+        self._stop.set()
+
     def fail(self, error: BaseException) -> None:
         """Ends this rank because of an exception."""
         text = str(error).strip() or type(error).__name__
+        if isinstance(error, PlannerError):
+            self._end("said", text)
+            return
         lost = any(word in text.lower() for word in CONNECTION) and isinstance(error, RuntimeError | OSError)
         kind = "lost" if lost else "error"
         self._end(kind, text.splitlines()[0][:300])
@@ -139,6 +154,9 @@ class Watch:
         """What happened, in one sentence: own errors first, then the ranks that are gone, then who waited in vain."""
         own = {rank: entry for rank, entry in posts.items() if entry["kind"] == "error"}
         waiting = {rank: entry for rank, entry in posts.items() if entry["kind"] in ("late", "lost")}
+        said = [entry["text"] for entry in posts.values() if entry["kind"] == "said"]
+        if said:
+            return str(said[0])
         shown = next(iter((own or waiting or posts).values()))
         doing = shown["doing"]
         if own:
