@@ -26,6 +26,7 @@ OPERAND = {
     "tf32": ("tf32", 4.0, False),
     "fp8": ("fp8", 1.0, True),
     "fp8_block": ("fp8", 1.0, True),
+    "fp8_plain": ("fp8", 1.0, False),
     "nvfp4": ("fp4", 0.5, True),
 }
 """Recipe: key of the peak, bytes per element of the operands, whether the time holds the quantisation of the activation."""

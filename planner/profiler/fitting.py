@@ -22,7 +22,7 @@ def fitted(
 
     ``scale`` is the relative error beyond which a point counts as disturbed.
     """
-    from scipy.optimize import least_squares
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     fit = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)
     return np.asarray(fit.x, float)
