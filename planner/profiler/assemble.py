@@ -153,6 +153,9 @@ def profile_data(
     else:
         found = Links(keys={}, measured={}, notes=(), unverified=())
     data |= keys | found.keys
+    if base is None:
+        data |= _shared(head)
+        data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
         **(compute.measured if compute else {}), **found.measured,
@@ -161,15 +164,29 @@ def profile_data(
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
-    return data
+    first = ("name", "device", "vendor", "arch", "provenance", "measured", "notes", "unverified")
+    rest = [key for key in data if key not in (*first, "measurements")]
+    return {key: _plain(data[key]) for key in (*first, *rest, "measurements")}
+
+
+def _plain(value: Any) -> Any:
+    """A copy without shared parts: YAML would write those as anchors."""
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
+
+
+def _shared(head: Mapping[str, Any]) -> dict[str, Any]:
+    """The ranks of a CPU share its memory."""
+    each = f"{float(head['memory']) / int(head['local']):.0f} B"
+    return {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
 
 
 def _cpu_defaults(head: Mapping[str, Any]) -> dict[str, Any]:
     """A CPU as a device: one core per rank. What has no meaning there is as small as a profile allows, and is said."""
     return {
         "vendor": str(head["name"]).split()[0], "arch": "CPU", "compute_units": 1,
-        "memory": f"{head['memory']:.0f} B", "usable_memory": f"{head['memory']:.0f} B",
-        "host_memory": f"{head['memory']:.0f} B", "pcie_bandwidth": "1 TB/s", "tdp": "1 W",
+        "pcie_bandwidth": "1 TB/s", "tdp": "1 W",
         "context_memory": "1 MiB", "communicator_memory": "1 MiB", "expert_communicator_memory": "1 MiB",
         "workspace_memory": "1 MiB", "sustained_clock": 1.0, "cpu_adam_bandwidth_fraction": 1.0, "prices": [],
         "unverified": ["pcie_bandwidth", "tdp", "context_memory", "communicator_memory", "workspace_memory"],

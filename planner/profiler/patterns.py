@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -131,11 +132,26 @@ def sizes(largest: float, smallest: float = SMALLEST) -> list[int]:
     return [int(smallest) * 2**i for i in range(count + 1)]
 
 
+def coarse_first(count: int) -> list[list[int]]:
+    """0 .. count - 1 in rounds: the ends and the middle, then what halves every gap, until all are named.
+
+    Whatever the budget, the curves then span all sizes; what is missing lies between measured octaves.
+    """
+    known = sorted({0, (count - 1) // 2, count - 1})
+    found = [known]
+    while len(known) < count:
+        between = [(a + b) // 2 for a, b in pairwise(known) if b - a > 1]
+        found.append(between)
+        known = sorted([*known, *between])
+    return found
+
+
 def collective_points(world: int, local: int, largest: float, *, main: str, other: str | None) -> list[Point]:
     """Every collective to measure, those that the profile's curves need first.
 
     First all operations of the curves in the plain patterns with elements of type ``main``; then the groups of layouts;
-    then the other operations; then the adding operations with elements of type ``other``.
+    then the other operations; then the adding operations with elements of type ``other``. In each of these rounds the sizes
+    come from coarse to fine.
     """
     plain = plain_patterns(world, local)
     layouts = {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}
@@ -146,15 +162,17 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
     ]
     if other:
         rounds.append((other, ((pattern, ADDING) for pattern in plain)))
+    octaves = sizes(largest)
     points: list[Point] = []
     for number, (dtype, entries) in enumerate(rounds):
-        for pattern, ops in entries:
-            for op in ops:
-                if (op in PAIRS and pattern.n != 2) or (op == "send_recv_ring" and pattern.n == 2):
-                    continue
-                points += [
-                    collective_point(op, pattern, size, dtype, local, weight=1.0 / 4**number) for size in sizes(largest)
-                ]
+        chosen = [
+            (pattern, op) for pattern, ops in entries for op in ops
+            if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
+        ]  # fmt: skip
+        points += [
+            collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
+            for places in coarse_first(len(octaves)) for pattern, op in chosen for place in places
+        ]  # fmt: skip
     unique = {point.identity: point for point in reversed(points)}
     return [point for point in points if unique.pop(point.identity, None) is not None]
 

@@ -147,23 +147,30 @@ def _journal(settings: Settings, ranks: Ranks) -> Journal:
 def _measure(run: Run) -> None:
     alone = [part for part in ("compute", "memory") if part in run.settings.only]
     together = "collectives" in run.settings.only and run.ranks.world > 1
-    if alone and run.ranks.first:
-        _alone(run, alone, SHARE if together else 1.0)
+    points = _alone_points(run, alone) if alone and run.ranks.first else []
+    run.begun = time.monotonic()
+    if points:
+        _alone(run, points, SHARE if together else 1.0)
     run.ranks.word([0.0])
     if together:
         _together(run)
 
 
-def _alone(run: Run, parts: Sequence[str], share: float) -> None:
-    """What rank 0 measures while the others wait."""
-    from planner.profiler.compute_profile import compute_points, measure_compute
+def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
+    """What rank 0 measures while the others wait, the weightiest first."""
+    from planner.profiler.compute_profile import compute_points
 
-    settings = run.settings
-    guess = settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
-    points = [
-        point for point in compute_points(settings.models, guess, settings.device)
+    guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
+    return [
+        point for point in compute_points(run.settings.models, guess, run.settings.device)
         if ("memory" if point.family in MEMORY_FAMILIES else "compute") in parts and point not in run.journal
     ]  # fmt: skip
+
+
+def _alone(run: Run, points: Sequence[Point], share: float) -> None:
+    """Measures on rank 0 until its share of the budget is spent."""
+    from planner.profiler.compute_profile import measure_compute
+
     for number, point in enumerate(points):
         left = run.left(share)
         if left <= 0:
@@ -172,7 +179,7 @@ def _alone(run: Run, parts: Sequence[str], share: float) -> None:
         fair = min(max(left / (len(points) - number), LEAST_SECONDS), MOST_SECONDS)
         try:
             with run.ranks.watch.doing(point.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
-                run.journal.add(measure_compute(point, settings.device, fair))
+                run.journal.add(measure_compute(point, run.settings.device, fair))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             run.journal.fail(point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error))
     else:
