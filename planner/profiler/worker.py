@@ -19,7 +19,7 @@ from planner import detect, library, units
 from planner.errors import PlannerError
 from planner.profiler.collectives import measure_collective
 from planner.profiler.journal import Journal
-from planner.profiler.machine_facts import header
+from planner.profiler.machine_facts import header, pressure
 from planner.profiler.operations import Buffers, quiet
 from planner.profiler.overlap import measure_overlap, overlap_points
 from planner.profiler.patterns import collective_points, in_words, sizes
@@ -87,11 +87,13 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
     try:
         kept = _journal(settings, ranks)
         journal.append(kept)
+        kept.header["cpu_pressure"] = pressure()
+        run = Run(
+            settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
+            begun=time.monotonic(),
+        )  # fmt: skip
         with kept:
-            _measure(
-                Run(settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
-                    begun=time.monotonic())
-            )  # fmt: skip
+            _measure(run)
             ranks.watch.done()
     except KeyboardInterrupt:
         ranks.watch.silence()
