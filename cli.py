@@ -12,8 +12,8 @@ from planner.commands.common import SentenceError
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
-    "import": "import_", "models": "library", "hardware": "hardware", "trainers": "library",
+    "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "profile": "profile",
+    "export": "export", "import": "import_", "models": "library", "hardware": "hardware", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 

@@ -50,10 +50,22 @@ class Journal:
                     f"{path}: was measured with {key} {shown(before)}, now it is {shown(value)}; "
                     "run without --resume, or with another --output"
                 )
+        journal.header = {**data["header"], **header}
         for number, entry in enumerate(data["measured"]):
             found = Measured.from_dict(entry, f"{path}: measured {number}")
             journal._measured[found.point.identity] = found
         return journal  # what failed is tried again
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """The journal of a finished or interrupted run with its failures, to make a profile of. Raises PlannerError."""
+        journal = cls.resume(path, {})
+        if not path.is_file():
+            raise PlannerError(f"{path}: nothing was measured")
+        for entry in json.loads(path.read_text(encoding="utf-8"))["failed"]:
+            point = Point.from_dict(entry["point"], str(path))
+            journal._failed[point.identity] = (point, str(entry["reason"]))
+        return journal
 
     def __enter__(self) -> Journal:
         return self
