@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "profile": "profile",
-    "export": "export", "import": "import_", "models": "library", "hardware": "library", "trainers": "library",
+    "export": "export", "import": "import_", "models": "library", "hardware": "hardware", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 

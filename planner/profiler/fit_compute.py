@@ -440,7 +440,7 @@ def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[
 
 
 def _micro(value: float) -> str:
-    return f"{short(value / 1e-6)} us"
+    return f"{short(value / units.MICRO)} us"
 
 
 def _sustained(measured: Sequence[Measured]) -> dict[str, Any]:
@@ -458,7 +458,7 @@ def points_by_family(measured: Sequence[Measured]) -> dict[str, Any]:
     """The points as they are kept in the file: key, microseconds (bytes for facts), interval, repetitions, clock."""
     found: dict[str, Any] = {}
     for row in measured:
-        scale = 1.0 if row.point.family == "bytes" else 1e-6
+        scale = 1.0 if row.point.family == "bytes" else units.MICRO
         unit = "bytes" if row.point.family == "bytes" else "us"
         entry: dict[str, Any] = {
             **row.point.values,

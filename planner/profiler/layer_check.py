@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from planner import units
 from planner.cost.compute import price
 from planner.cost.layers import layer
 from planner.cost.operators import Shard
@@ -101,7 +102,7 @@ def check(measured: Sequence[Measured], hardware: HardwareProfile) -> list[dict[
             continue
         total = predicted(row.point, hardware)
         rows.append({
-            **row.point.values, "whole_us": short(row.median / 1e-6), "operators_us": short(total / 1e-6),
+            **row.point.values, "whole_us": short(row.median / units.MICRO), "operators_us": short(total / units.MICRO),
             "error_percent": round(100.0 * (total / row.median - 1.0), 1), "spread_percent": round(100.0 * row.spread, 1),
         })  # fmt: skip
     return rows

@@ -200,7 +200,7 @@ def _communicator_bytes(exchange: bool) -> float:
 
     if not distributed.is_initialized() or distributed.get_backend() != "nccl" or distributed.get_world_size() < 2:
         raise PlannerError("bytes of a communicator need NCCL with two GPUs or more; run under torchrun")
-    x = torch.zeros(distributed.get_world_size() * 64 * 1024, device="cuda", dtype=torch.uint8)
+    x = torch.zeros(distributed.get_world_size() * int(64 * units.KIB), device="cuda", dtype=torch.uint8)
     y = torch.empty_like(x)
     torch.cuda.synchronize()
     distributed.barrier()
