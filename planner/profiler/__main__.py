@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 
 from planner.errors import PlannerError
+from planner.profiler.launch import DIRECTORY
 from planner.profiler.place import place_from
 from planner.profiler.settings import Settings
-from planner.profiler.worker import DIRECTORY, work
+from planner.profiler.worker import work
 
 
 def main(path: str) -> int:
