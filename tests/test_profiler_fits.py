@@ -257,6 +257,12 @@ def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, m
     assert done.exit_code == 2 and words in done.output, done.output
 
 
+def test_an_unknown_gpu_needs_a_relative(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.detect.local_devices", lambda: ["NVIDIA Z1"])
+    done = run("profile", "--output", "x.yaml")
+    assert done.exit_code == 2 and "no profile of 'NVIDIA Z1'; give --hardware with the nearest relative" in done.output
+
+
 # ------------------------------------------------------------------------------------------------ what is said
 
 
