@@ -203,6 +203,8 @@ def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[D
 
 def plot(profile: HardwareProfile, path: Path) -> None:
     """A picture of three parts: bus bandwidth by size, GEMM rate by size, roofline. Raises PlannerError without matplotlib."""
+    if not path.parent.is_dir():
+        raise PlannerError(f"{path}: cannot be written, there is no directory {path.parent}")
     try:
         import matplotlib
     except ImportError as error:
