@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from planner.profiler.settings import Settings
 
 BUDGET = {"cpu": "1m", "cuda": "10m"}
+MOST_ON_CPU = 64
 
 
 @click.command(short_help="Measure this machine and write a hardware profile.")
@@ -119,14 +120,18 @@ def _gpus() -> int:
 
 def _ranks(ranks: int | None, device: str) -> int:
     """Processes of this machine. Raises PlannerError."""
-    most = _gpus() if device == "cuda" else 64
+    from planner.profiler.launch import count_by_torch
+
+    most = (_gpus() or count_by_torch()) if device == "cuda" else MOST_ON_CPU
+    if most == 0:
+        raise PlannerError(
+            "--device cuda: neither the driver nor torch reports a GPU here; leave it out to measure the CPU"
+        )
     if ranks is None:
         ranks = most if device == "cuda" else 2 ** min((os.cpu_count() or 1).bit_length() - 1, 3)
-    if not 1 <= ranks <= max(most, 1):
-        what = f"GPUs; this machine has {most}" if device == "cuda" else f"processes; at most {most}"
-        raise PlannerError(f"--ranks {ranks}: a rank needs one of the {what}")
-    if device == "cuda" and most == 0:
-        raise PlannerError("--device cuda: the driver reports no GPU here; leave --device out to measure the CPU")
+    if not 1 <= ranks <= most:
+        what = f"each needs a GPU, and this machine has {most}" if device == "cuda" else f"from 1 to {most}"
+        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, {what}")
     return ranks
 
 

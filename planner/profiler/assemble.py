@@ -113,7 +113,9 @@ def _assumed_scale_up(memory_rate: float) -> dict[str, Any]:
     found = {}
     for op in COLLECTIVES:
         factor = float(least_factor(op, 2.0))
-        us = " ".join(f"{units.MEGA * (20e-6 + factor * 1024.0 * 2.0**i / (0.5 * memory_rate)):.5g}" for i in range(15))
+        us = " ".join(
+            f"{units.MEGA * (20e-6 + factor * units.KIB * 2.0**i / (0.5 * memory_rate)):.5g}" for i in range(15)
+        )
         found[op] = {"first_size": "1 KiB", "us": {2: us}}
     return found
 

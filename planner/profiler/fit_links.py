@@ -23,6 +23,8 @@ from planner.profiler.points import Measured
 
 TINY = 1e-9
 """Seconds: no latency is shorter."""
+BEYOND = 1.25
+"""A line rate may exceed the best measured transfer by a quarter: latency is that much of a message of some ms."""
 FLOAT = np.float64
 
 
@@ -204,12 +206,17 @@ def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
 
 
 def network_rate(all_curves: Sequence[Curve]) -> float:
-    """Bytes per second through one NIC, the most that any fitted line reaches: what every efficiency is relative to."""
+    """Bytes per second through one NIC, the most that any fitted line reaches: what every efficiency is relative to.
+
+    A slope says more than the largest message, whose time holds the latency too, but a noisy one says nothing: at most
+    BEYOND times the best that was measured.
+    """
     rates = []
     for one in all_curves:
         if one.nodes > 1 and one.op in COLLECTIVES and len(one.points) > 1:
             moved = transfer_bytes(one.op, one.sizes, one.n, one.per_node)
-            rates += [1.0 / fit_lines(moved, one.seconds, 1).per_byte[0], float(np.max(moved / one.seconds))]
+            best = float(np.max(moved / one.seconds))
+            rates += [best, min(1.0 / fit_lines(moved, one.seconds, 1).per_byte[0], BEYOND * best)]
     if not rates:
         raise PlannerError("nothing across nodes was measured")
     return max(rates)

@@ -38,6 +38,16 @@ def need_torch() -> None:
         )
 
 
+def count_by_torch() -> int:
+    """GPUs that torch sees, asked in a process of its own: for devices whose driver has no nvidia-smi."""
+    if importlib.util.find_spec("torch") is None:
+        return 0
+    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    text = done.stdout.strip().splitlines()
+    return int(text[-1]) if done.returncode == 0 and text and text[-1].isdecimal() else 0
+
+
 def run_here(settings: Settings, ranks: int, show: Callable[[State], object]) -> float:
     """Measures with ``ranks`` processes of this machine; the journal holds the result. Seconds that it took.
 

@@ -63,7 +63,7 @@ def header(ranks: Ranks) -> dict[str, Any]:
     """Of the journal: what the results belong to."""
     hosts = sorted(set(ranks.hosts))
     cuda = ranks.device == "cuda"
-    properties: Any = torch.cuda.get_device_properties(ranks.place.local_rank) if cuda else None
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device()) if cuda else None
     return {
         "device": ranks.device, "name": ranks.names[0] if cuda else processor(), "host": hosts[0].split(" node ")[0],
         "nodes": len(hosts), "world": ranks.world, "local": ranks.local, "cores": os.cpu_count() or 1,

@@ -17,6 +17,8 @@ from planner.errors import PlannerError, UnknownNameError
 from planner.profiler.patterns import DTYPE_BYTES, OPERATIONS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+CHUNK = 2**24
+"""Elements that are filled or checked at once: their indices take eight bytes each."""
 SAFE_SUM = 256
 """bf16 counts exactly up to here: 8 bits of mantissa."""
 
@@ -86,6 +88,13 @@ def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tens
     return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
 
 
+def fill(buffer: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    """Element i becomes values(i)."""
+    for start in range(0, buffer.numel(), CHUNK):
+        part = buffer[start : start + CHUNK]
+        part.copy_(values(torch.arange(start, start + part.numel(), device=buffer.device)))
+
+
 def _single(name: str, older: str) -> Callable[..., Any]:
     """A function of torch.distributed by the name it has from 2.13 on, or its older one."""
     return getattr(dist, name, None) or getattr(dist, older)
@@ -133,32 +142,27 @@ class _Collective:
         }
         return calls[self.op]
 
-    def _index(self, count: int) -> torch.Tensor:
-        return torch.arange(count, device=self.source.device)
-
     def _fill(self) -> None:
-        self.source.copy_(content(self.group.me, self._index(self.source.numel()), self.group.n))
+        fill(self.source, lambda index: content(self.group.me, index, self.group.n))
         if not self.in_place:
             self.result.fill_(-1.0)
 
-    def _expected(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """(result, what it must be); None where this rank's result does not count."""
+    def _expected(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None:
+        """(result, what its element i must be); None where this rank's result does not count."""
         n, me, part = self.group.n, self.group.me, self.part
         if self.op in ("reduce", "gather") and me != 0:
             return None
         if self.op in ("all_reduce", "reduce"):
-            return self.source, self._sum(self._index(self.whole))
+            return self.source, self._sum
         if self.op == "broadcast":
-            return self.source, content(0, self._index(self.whole), n)
+            return self.source, lambda index: content(0, index, n)
         if self.op == "reduce_scatter":
-            return self.result, self._sum(self._index(part) + me * part)
+            return self.result, lambda index: self._sum(index + me * part)
         if self.op == "scatter":
-            return self.result, content(0, self._index(part) + me * part, n)
-        index = self._index(self.whole)
-        sender, place = index // part, index % part
+            return self.result, lambda index: content(0, index + me * part, n)
         if self.op == "all_to_all":
-            return self.result, content(sender, place + me * part, n)
-        return self.result, content(sender, place, n)  # all_gather, gather
+            return self.result, lambda index: content(index // part, index % part + me * part, n)
+        return self.result, lambda index: content(index // part, index % part, n)  # all_gather, gather
 
     def _sum(self, index: torch.Tensor) -> torch.Tensor:
         total = content(0, index, self.group.n)
@@ -204,27 +208,30 @@ class _Transfer:
             work.wait()
 
     def _fill(self) -> None:
-        self.source.copy_(content(self.group.me, torch.arange(self.source.numel(), device=self.source.device), 1))
+        fill(self.source, lambda index: content(self.group.me, index, 1))
         self.result.fill_(-1.0)
 
     def _wrong(self) -> str:
         if not self.receives:
             return ""
         sender = (self.group.me - 1) % self.group.n
-        index = torch.arange(self.result.numel(), device=self.result.device)
-        return difference(self.result, content(sender, index, 1), exact=True)
+        return difference(self.result, lambda index: content(sender, index, 1), exact=True)
 
 
-def difference(result: torch.Tensor, expected: torch.Tensor, *, exact: bool) -> str:
+def difference(result: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tensor], *, exact: bool) -> str:
     """The first element that differs, in words; "" where none does. Large bf16 sums may round by one part in 64."""
-    found = result.to(torch.float32)
     allowed = 0.0 if exact or result.dtype == torch.float32 else 1.0 / 64.0
-    off = (found - expected).abs() > allowed * expected.abs()
-    off |= ~torch.isfinite(found)
-    if not bool(off.any()):
-        return ""
-    place = int(off.nonzero()[0].item())
-    return f"element {place} of {result.numel()} is {found[place].item():g}, expected {expected[place].item():g}"
+    for start in range(0, result.numel(), CHUNK):
+        found = result[start : start + CHUNK].to(torch.float32)
+        wanted = expected(torch.arange(start, start + found.numel(), device=result.device))
+        off = ((found - wanted).abs() > allowed * wanted.abs()) | ~torch.isfinite(found)
+        if bool(off.any()):
+            place = int(off.nonzero()[0].item())
+            return (
+                f"element {start + place} of {result.numel()} is {found[place].item():g}, "
+                f"expected {wanted[place].item():g}"
+            )
+    return ""
 
 
 def quiet() -> None:

@@ -125,7 +125,7 @@ def join(place: Place, device: str, timeout: float, ended: Callable[[str], None]
     if device == "cuda":
         for key, value in NCCL_SETTINGS.items():
             os.environ.setdefault(key, value)
-        torch.cuda.set_device(place.local_rank)
+        torch.cuda.set_device(place.local_rank % torch.cuda.device_count())  # srun may show each task its own GPU only
     else:
         torch.set_num_threads(1)
     try:

@@ -6,7 +6,7 @@ from planner import units
 from planner.cost.parameters import count_parameters
 from planner.model import load_model
 
-CAP = {"cpu": 16.0 * units.MIB, "cuda": 1024.0 * units.MIB}
+CAP = {"cpu": 16.0 * units.MIB, "cuda": units.GIB}
 """Beyond this the bus bandwidth is flat on every fabric whose sweep is in the library, and a CPU needs seconds per run."""
 SEQUENCE = 8192
 

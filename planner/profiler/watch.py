@@ -57,9 +57,9 @@ class Watch:
         self.again(seconds)
         try:
             yield
+            self._doing = before  # what raises is still being done when it is reported
         finally:
             self._deadline = float("inf")
-            self._doing = before
 
     def again(self, seconds: float | None = None) -> None:
         """One more step of the same: the time starts anew."""

@@ -19,10 +19,10 @@ from planner import detect, library, units
 from planner.errors import PlannerError
 from planner.profiler.collectives import measure_collective
 from planner.profiler.journal import Journal
-from planner.profiler.machine_facts import header
+from planner.profiler.machine_facts import header, pressure
 from planner.profiler.operations import Buffers, quiet
 from planner.profiler.overlap import measure_overlap, overlap_points
-from planner.profiler.patterns import collective_points, in_words, sizes
+from planner.profiler.patterns import coarse_first, collective_points, in_words, sizes
 from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
@@ -87,11 +87,13 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
     try:
         kept = _journal(settings, ranks)
         journal.append(kept)
+        kept.header["cpu_pressure"] = pressure()
+        run = Run(
+            settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
+            begun=time.monotonic(),
+        )  # fmt: skip
         with kept:
-            _measure(
-                Run(settings=settings, ranks=ranks, journal=kept, teller=Teller(show if ranks.first else None),
-                    begun=time.monotonic())
-            )  # fmt: skip
+            _measure(run)
             ranks.watch.done()
     except KeyboardInterrupt:
         ranks.watch.silence()
@@ -168,13 +170,14 @@ def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
-    """Measures on rank 0 until its share of the budget is spent."""
+    """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile."""
     from planner.profiler.compute_profile import measure_compute
 
     for number, point in enumerate(points):
         left = run.left(share)
-        if left <= 0:
-            break
+        if left <= 0 and not _needed(point, run.journal):
+            run.journal.fail(point, LEFT_OUT)
+            continue
         run.tell("compute", point.label, number, len(points))
         fair = min(max(left / (len(points) - number), LEAST_SECONDS), MOST_SECONDS)
         try:
@@ -182,11 +185,14 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
                 run.journal.add(measure_compute(point, run.settings.device, fair))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             run.journal.fail(point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error))
-    else:
-        return
-    for point in points:
-        if point not in run.journal and point.identity not in {failed.identity for failed, _ in run.journal.failed}:
-            run.journal.fail(point, LEFT_OUT)
+
+
+def _needed(point: Point, journal: Journal) -> bool:
+    """Whether a profile needs a point like this one and has none: a product, attention both ways, a stream."""
+    names = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",)}.get(point.family)
+    if names is None or (point.family == "memory_bound" and point["op"] != "elementwise"):
+        return False
+    return not any(all(one.point[name] == point[name] for name in names) for one in journal.of(point.family))
 
 
 def _together(run: Run) -> None:
@@ -198,19 +204,21 @@ def _together(run: Run) -> None:
     points = collective_points(ranks.world, ranks.local, largest, main=main, other=other)
     beside = overlap_points(ranks.world, ranks.local, int(min(top, OVERLAP_LARGEST)), main, weight=0.9)
     first_round = sum(point.weight >= 1.0 for point in points)
+    octaves = len(sizes(largest))  # of the first round, the ends and the middle are measured whatever the budget
     points = points[:first_round] + beside + points[first_round:]
     missing = [number for number, point in enumerate(points) if point not in run.journal]
     with ranks.watch.doing(f"setting up buffers of {units.format_bytes(top)}", list(range(ranks.world))):
         buffers = Buffers(top, ranks.device)
         ranks.barrier()
+    least = {point.identity for point in points[: first_round * len(coarse_first(octaves)[0]) // octaves]}
     for turn, number in enumerate(missing):
         left = run.left()
-        fair = left / (len(missing) - turn)
-        said, budget = ranks.word([float(number) if left > 0 else -1.0, min(max(fair, LEAST_SECONDS), MOST_SECONDS)])
+        go_on = left > 0 or points[number].identity in least
+        fair = min(max(left / (len(missing) - turn), LEAST_SECONDS), MOST_SECONDS)
+        said, budget = ranks.word([float(number) if go_on else -1.0, fair])
         if said < 0:
-            for skipped in missing[turn:]:
-                run.journal.fail(points[skipped], LEFT_OUT)
-            break
+            run.journal.fail(points[number], LEFT_OUT)
+            continue
         point = points[int(said)]
         run.tell("collectives", in_words(point), turn, len(missing))
         found = _one(point, ranks, buffers, budget)
