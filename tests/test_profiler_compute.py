@@ -145,7 +145,9 @@ def test_products_do_the_work_that_their_point_counts() -> None:
         for pass_ in ("forward", "backward"):
             point = layer_point(pass_, gated=gated, dtype="fp32", **sizes)
             attention = definitions.attention("fp32", pass_, 2, 4, 2, 16, 16, 32)
-            assert counted(layer(point, "cpu")) == flop(point) - flop(attention), point.label  # torch counts no flash attention
+            assert counted(layer(point, "cpu")) == flop(point) - flop(attention), (
+                point.label
+            )  # torch counts no flash attention
 
 
 def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
