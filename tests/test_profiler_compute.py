@@ -208,7 +208,7 @@ def synthetic(profile: HardwareProfile, scatter: float, seed: int = 0) -> list[M
             size = {name: float(value[name]) for name in ("batch", "heads", "kv_heads", "head_dim")}
             slow = {"flash": 2.0, "cudnn": 1.0, "default": 1.0}[str(value["kernel"])]
             seconds = slow * float(profile.attention_time(
-                **size, seq_q=value["seq"], seq_kv=value["seq"], pass_=str(value["pass"])))  # fmt: skip
+                **size, seq_q=value["seq"], seq_kv=value["seq"], causal=bool(value["causal"]), pass_=str(value["pass"])))  # fmt: skip
         elif point.family == "memory_bound" and str(value["op"]) in profile.memory_fraction:
             seconds = float(profile.memory_time(moved_bytes(point), str(value["op"]))) + profile.launch_floor
         elif point.family == "launch":

@@ -136,11 +136,14 @@ def _spanning(device: str) -> list[Point]:
     ]  # fmt: skip
     seqs, dims = ((1024, 4096, 16384), (64, 128)) if device == "cuda" else ((128, 256, 512, 1024), (64, 128))
     kernels = ("flash", "cudnn") if device == "cuda" else ("default",)
+    heads = 16 if device == "cuda" else 4
+    variants = [(heads // 4, True), (heads, True), (heads // 4, False)]  # grouped queries, none, not causal
     more += [
-        definitions.attention(kind, pass_, 1, 16 if device == "cuda" else 4, heads, dim, dim, seq, kernel=kernel)
+        definitions.attention(kind, pass_, 1, heads, kv, dim, dim, seq, kernel=kernel, causal=causal)
+        for kv, causal in variants
         for kind in (("bf16",) if device == "cuda" else ("fp32", "bf16"))
-        for dim in dims for seq in (seqs if kind != "bf16" or device == "cuda" else seqs[:3])
-        for heads in (4,) for kernel in kernels for pass_ in ("forward", "backward")
+        for dim in dims for seq in (seqs if ((kv, causal) == variants[0] and kind != "bf16") or device == "cuda" else seqs[1:2])
+        for kernel in kernels for pass_ in ("forward", "backward")
     ]  # fmt: skip
     more += [
         definitions.memory_bound(op, pass_, rows, width, dtype)
