@@ -11,12 +11,15 @@ step time. Stop anywhere: what is missing keeps the constants of the guess and i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from planner import units
+from planner import library, units
+from planner.curves import AttentionCurve, GemmCurve
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile
+from planner.hardware import HardwareProfile, load_hardware
 from planner.model import load_model
 from planner.profiler import definitions
 from planner.profiler.definitions import flop, moved_bytes, text
@@ -31,7 +34,7 @@ from planner.profiler.fit_compute import (
     spreads,
     stand_ins,
 )
-from planner.profiler.layer_check import layer_point
+from planner.profiler.layer_check import check, layer_point
 from planner.profiler.points import Measured, Point
 from planner.profiler.shapes import Wanted, affordable, weighed
 
@@ -41,7 +44,7 @@ it can run."""
 GPUS = {"cuda": (8, 64), "cpu": (1, 8)}
 """Sizes of job whose best layouts count."""
 CPU_SEQUENCE = 512
-CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.15, 1.0
+CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.06, 0.6
 """FLOP/s and bytes/s of a slow core, and the longest run of an operator and of a layer there in seconds."""
 CPU_TRAFFIC = 16.0 * units.MIB
 """Bytes of a memory-bound point on a CPU: about what one operator of a layer moves there."""
@@ -76,7 +79,8 @@ def compute_points(
     first, last = _facts(device), _spanning(device)
     anchors, rest = _anchors(shapes)
     half = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
-    ordered = [*first, *anchors, *rest[:half], *layers, *_machine(device), *rest[half:], *last]
+    classes = [point for point in last if point.family == "memory_bound"]
+    ordered = [*first, *anchors, *classes, *rest[:half], *layers, *_machine(device), *rest[half:], *last]
     unique: dict[object, Point] = {}
     for point in ordered:
         unique.setdefault(point.identity, point)
@@ -132,11 +136,14 @@ def _spanning(device: str) -> list[Point]:
     ]  # fmt: skip
     seqs, dims = ((1024, 4096, 16384), (64, 128)) if device == "cuda" else ((128, 256, 512, 1024), (64, 128))
     kernels = ("flash", "cudnn") if device == "cuda" else ("default",)
+    heads = 16 if device == "cuda" else 4
+    variants = [(heads // 4, True), (heads, True), (heads // 4, False)]  # grouped queries, none, not causal
     more += [
-        definitions.attention(kind, pass_, 1, 16 if device == "cuda" else 4, heads, dim, dim, seq, kernel=kernel)
+        definitions.attention(kind, pass_, 1, heads, kv, dim, dim, seq, kernel=kernel, causal=causal)
+        for kv, causal in variants
         for kind in (("bf16",) if device == "cuda" else ("fp32", "bf16"))
-        for dim in dims for seq in (seqs if kind != "bf16" or device == "cuda" else seqs[:3])
-        for heads in (4,) for kernel in kernels for pass_ in ("forward", "backward")
+        for dim in dims for seq in (seqs if ((kv, causal) == variants[0] and kind != "bf16") or device == "cuda" else seqs[1:2])
+        for kernel in kernels for pass_ in ("forward", "backward")
     ]  # fmt: skip
     more += [
         definitions.memory_bound(op, pass_, rows, width, dtype)
@@ -186,14 +193,14 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
     from planner.profiler import machine, operators, whole_layer
     from planner.profiler.timing import measure
 
-    if device == "cpu":
-        torch.set_num_threads(1)
-        torch.set_flush_denormal(True)
+    threads = torch.get_num_threads()
     alone = {
         "launch": machine.launch, "host_copy": machine.host_copy, "cpu_adam": machine.cpu_adam,
         "host_stream": machine.host_stream, "sustained": machine.sustained, "bytes": machine.memory_fact,
     }  # fmt: skip
     try:
+        if device == "cpu":
+            torch.set_num_threads(1)
         if point.family in alone:
             budget_s = max(budget_s, SUSTAINED_SECONDS[device]) if point.family == "sustained" else budget_s
             return alone[point.family](point, device, budget_s)
@@ -206,10 +213,14 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         NotImplementedError,
         AttributeError,
         TypeError,
-    ) as error:  # torch: no kernel, no memory, no such API
+        KeyError,
+    ) as error:  # torch: no kernel, no memory
         if device == "cuda":
             torch.cuda.empty_cache()
-        raise PlannerError(f"{point.label}: {str(error).strip().splitlines()[0][:200]}") from error
+        reason = str(error).strip() or type(error).__name__
+        raise PlannerError(f"{point.label}: {reason.splitlines()[0][:200]}") from error
+    finally:
+        torch.set_num_threads(threads)
 
 
 # ---------------------------------------------------------------------------------------------------- fitting
@@ -281,11 +292,34 @@ def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> Comput
     if device == "cpu":
         base.notes.append("sustained_clock of a CPU core is 1 by definition: processor time was measured")
         keys["sustained_clock"] = 1.0
+    profile = _with_curves(base, curves, entries, keys, launch)
+    measurements = points_by_family(measured)
+    layers = check(measured, profile)
+    if layers:
+        measurements["layer"] = layers
+        off = [abs(row["error_percent"]) for row in layers]
+        residuals["layers whole, against the sum of their operators"] = {"median": median(off), "rows": len(off)}
     how = "measured" if device == "cuda" else "measured, processor time of one thread"
     return ComputeFit(
         keys=keys, residuals=residuals | attention_residuals | memory_residuals, spread=spreads(measured),
         measured={family: how for family in ("gemm", "attention", "memory")}, notes=tuple(base.notes),
-        measurements=points_by_family(measured),
+        measurements=measurements,
+    )  # fmt: skip
+
+
+def _with_curves(
+    base: Base, curves: dict[str, GemmCurve], entries: list[dict[str, Any]], keys: dict[str, Any], launch: float,
+) -> HardwareProfile:  # fmt: skip
+    """A profile that prices operators as the file will; links and sizes play no part and are some library profile's."""
+    some = base.guess or load_hardware(library.names("hardware")[0])
+    attention = {
+        (one["kernel"], one["dtype"], one["pass"]): AttentionCurve.from_dict(one, "attention") for one in entries
+    }
+    return replace(
+        some, peak_flops=base.peak_flops, memory_bandwidth=base.bandwidth, compute_units=base.compute_units, gemm=curves,
+        attention=attention, memory_fraction=keys["memory_fraction"], kernels=keys["kernels"],
+        launch_floor=launch or some.launch_floor,
+        precise_accumulation=keys.get("precise_accumulation", some.precise_accumulation if base.guess else {}),
     )  # fmt: skip
 
 

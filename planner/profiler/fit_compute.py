@@ -373,7 +373,7 @@ def memory_fractions(
             [moved_bytes(row.point) / max(row.median - launch, 0.2 * row.median) for row in rows]
         ) / base.bandwidth  # fmt: skip
         value = float(np.median(parts))
-        if value > 1.0:
+        if value > 1.005:
             base.notes.append(f"memory_fraction {op}: measured {value:.2f} of the bandwidth, out of a cache; 1 is kept")
         fractions[op] = short(min(value, 1.0), 3)
         spread[f"memory {op}"] = {"in_sample": error_of(value / parts, np.ones_like(parts)), "rows": len(rows)}

@@ -1,13 +1,15 @@
 """The operators of a training step as torch runs them: one callable per point, its tensors made beforehand.
 
-On a GPU the operands of a GEMM rotate through sets that together exceed the second-level cache, as in a model whose
-weights are read once per microbatch; on a CPU they stay warm. Backward passes run on a graph that is kept.
+The operands of a GEMM rotate through sets that together exceed the last-level cache, as in a model whose weights are read
+once per microbatch; those of memory-bound operators stay, as a layer reads what it has just written. Backward passes run
+on a graph that is kept.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -27,9 +29,11 @@ DTYPES: dict[str, Any] = {
     "tf32": torch.float32,
     "fp8": torch.float8_e4m3fn,
 }
-MOST_SETS = 8
+MOST_SETS = 16
 MOST_BYTES = 2.0 * units.GIB
 """Operand sets that rotate, and what they may take together."""
+USUAL_CACHE = 32.0 * units.MIB
+"""Where the kernel does not say."""
 FP8_MULTIPLE = 16
 """Rows and depth of an fp8 GEMM are multiples of this.  [cuBLASLt]"""
 
@@ -59,16 +63,26 @@ def operator(point: Point, device: str) -> Run:
     return makers[point.family](point, device)
 
 
-def _cache_bytes() -> float:
-    return float(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+def _cache_bytes(device: str) -> float:
+    """The last-level cache: that of the GPU, or of the processor as the kernel says."""
+    if device == "cuda":
+        return float(torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size)
+    try:
+        said = Path("/sys/devices/system/cpu/cpu0/cache/index3/size").read_text(encoding="ascii").strip()
+        return float(said.rstrip("KM")) * (units.MIB if said.endswith("M") else units.KIB)
+    except (OSError, ValueError):
+        return USUAL_CACHE
 
 
 def sets(bytes_each: float, device: str) -> int:
     """How many operand sets rotate so that none is still in the cache when its turn comes."""
-    if device != "cuda":
-        return 1
-    wanted = int(2.0 * _cache_bytes() / max(bytes_each, 1.0)) + 1
+    wanted = int(2.0 * _cache_bytes(device) / max(bytes_each, 1.0)) + 1
     return max(1, min(wanted, MOST_SETS, int(MOST_BYTES / max(bytes_each, 1.0))))
+
+
+def _copies(first: tuple[Any, ...], bytes_each: float, device: str) -> list[tuple[Any, ...]]:
+    """Operand sets of equal values in different places."""
+    return [first, *(tuple(one.clone() for one in first) for _ in range(sets(bytes_each, device) - 1))]
 
 
 # ---------------------------------------------------------------------------------------------------- GEMM
@@ -84,9 +98,7 @@ def _gemm(point: Point, device: str) -> Run:
     if pass_ == "wgrad_fp32":
         return _accumulated(point, device)
     shapes = {"forward": ((m, k), (n, k)), "dgrad": ((m, n), (n, k)), "wgrad": ((m, n), (m, k))}[pass_]
-    pairs = itertools.cycle(
-        [tuple(values(shape, dtype, device) for shape in shapes) for _ in range(sets(bytes_each, device))]
-    )
+    pairs = itertools.cycle(_copies(tuple(values(shape, dtype, device) for shape in shapes), bytes_each, device))
     if pass_ == "forward":
         return lambda: F.linear(*next(pairs))
     if pass_ == "dgrad":
@@ -122,16 +134,14 @@ def _scaled(point: Point, device: str) -> Run:
     if columns % FP8_MULTIPLE or depth % FP8_MULTIPLE:
         raise PlannerError(f"{point.label}: fp8 needs columns and depth that are multiples of {FP8_MULTIPLE}")
     one = torch.tensor(1.0, device=device)
-    pairs = itertools.cycle([
-        (values((rows, depth), "fp8", device), values((columns, depth), "fp8", device).t())
-        for _ in range(sets(float(rows * depth + columns * depth), device))
-    ])  # fmt: skip
+    first = (values((rows, depth), "fp8", device), values((columns, depth), "fp8", device))
+    pairs = itertools.cycle(_copies(first, float(rows * depth + columns * depth), device))
     fast = pass_ == "forward"
 
     def run() -> object:
         left, right = next(pairs)
         return torch._scaled_mm(
-            left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast
+            left, right.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16, use_fast_accum=fast
         )  # fmt: skip
 
     return run

@@ -49,7 +49,7 @@ def in_words(value: float, unit: str) -> str:
     if unit == "bytes/s":
         return f"{value / units.GIGA:.4g} GB/s"
     if unit == "FLOP/s":
-        return f"{value / units.TERA:.4g} TFLOP/s"
+        return f"{value / units.TERA:.4g} TFLOP/s" if value >= units.TERA else f"{value / units.GIGA:.4g} GFLOP/s"
     return units.format_seconds(value) if unit == "seconds" else f"{value:.3g}"
 
 
@@ -203,6 +203,8 @@ def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[D
 
 def plot(profile: HardwareProfile, path: Path) -> None:
     """A picture of three parts: bus bandwidth by size, GEMM rate by size, roofline. Raises PlannerError without matplotlib."""
+    if not path.parent.is_dir():
+        raise PlannerError(f"{path}: cannot be written, there is no directory {path.parent}")
     try:
         import matplotlib
     except ImportError as error:
@@ -245,7 +247,9 @@ def _draw_collectives(axis: Any, profile: HardwareProfile) -> None:
     for op, curve in profile.scale_up.items():
         group = float(curve.groups[-1])
         rate = bus_factor(op, group) * curve.sizes / curve.seconds[-1] / units.GIGA
-        axis.plot(curve.sizes, rate, "--" if op == "broadcast" else "-", label=f"{op}, {group:.0f} GPUs", linewidth=1.6)
+        axis.plot(
+            curve.sizes, rate, "--" if op == "broadcast" else "-", label=f"{op}, {group:.0f} ranks", linewidth=1.6
+        )
     link = profile.scale_up_bandwidth if profile.scale_up_domain > 1 else profile.pcie_bandwidth
     axis.axhline(link / units.GIGA, color="grey", linestyle="--", linewidth=1, label="link, one direction")
     _size_axis(axis, next(iter(profile.scale_up.values())).sizes)
@@ -281,8 +285,15 @@ def _draw_groups(axis: Any, profile: HardwareProfile) -> None:
     axis.legend(fontsize=8)
 
 
+def _rate_unit(profile: HardwareProfile) -> tuple[float, str]:
+    """TFLOP/s for a GPU, GFLOP/s for a core."""
+    fast = max(profile.peak_flops.values()) >= units.TERA
+    return (units.TERA, "TFLOP/s") if fast else (units.GIGA, "GFLOP/s")
+
+
 def _draw_gemm(axis: Any, profile: HardwareProfile) -> None:
     """Rate of a product of m tokens with a 4096 x 4096 weight, by recipe and pass."""
+    scale, unit = _rate_unit(profile)
     tokens = np.exp2(np.linspace(4, 15, 90))
     for number, recipe in enumerate(profile.gemm):
         try:
@@ -290,7 +301,7 @@ def _draw_gemm(axis: Any, profile: HardwareProfile) -> None:
         except PlannerError:
             continue
         for which, style in ((0, "-"), (2, ":")):
-            rate = 2.0 * tokens * 4096.0**2 / times[which] / units.TERA
+            rate = 2.0 * tokens * 4096.0**2 / times[which] / scale
             axis.plot(
                 tokens,
                 rate,
@@ -301,20 +312,21 @@ def _draw_gemm(axis: Any, profile: HardwareProfile) -> None:
             )
     points = [one for one in profile.measurements.get("gemm", ()) if one.get("pass") == "forward"]
     if points:
-        rates = [2.0 * one["m"] * one["n"] * one["k"] / (one["us"] * units.MICRO) / units.TERA for one in points]
+        rates = [2.0 * one["m"] * one["n"] * one["k"] / (one["us"] * units.MICRO) / scale for one in points]
         axis.plot([one["m"] for one in points], rates, "k.", markersize=3, label="measured, every shape")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.grid(alpha=0.3, which="both")
-    axis.set(title="GEMM rate: tokens x 4096 x 4096, short burst", xlabel="tokens", ylabel="TFLOP/s")
+    axis.set(title="GEMM rate: tokens x 4096 x 4096, short burst", xlabel="tokens", ylabel=unit)
     axis.legend(fontsize=8)
 
 
 def _draw_roofline(axis: Any, profile: HardwareProfile) -> None:
     """Peak and bandwidth, with the classes of operators where the profile puts them."""
+    scale, unit = _rate_unit(profile)
     intensity = np.exp2(np.linspace(-4, 13, 200))
     for number, peak in enumerate(sorted(set(profile.peak_flops.values()))):
-        roof = np.minimum(peak, intensity * profile.memory_bandwidth) / units.TERA
+        roof = np.minimum(peak, intensity * profile.memory_bandwidth) / scale
         dtypes = ", ".join(dtype for dtype, rate in profile.peak_flops.items() if rate == peak)
         axis.plot(intensity, roof, color=f"C{number}", linewidth=1.2, label=f"peak {dtypes}")
     for recipe, marker in zip(profile.gemm, "os^Dv", strict=False):
@@ -325,18 +337,18 @@ def _draw_roofline(axis: Any, profile: HardwareProfile) -> None:
                 seconds = float(profile.gemm_time(size, size, size, recipe, quantised=True))
             except PlannerError:
                 continue
-            axis.plot(2.0 * size**3 / moved, 2.0 * size**3 / seconds / units.TERA, marker, color="black", markersize=5,
+            axis.plot(2.0 * size**3 / moved, 2.0 * size**3 / seconds / scale, marker, color="black", markersize=5,
                       label=f"gemm {recipe}: 512, 2048, 8192" if size == 512.0 else None)  # fmt: skip
     reached = sorted({round(fraction, 3) for fraction in profile.memory_fraction.values()})
     for fraction in (reached[0], reached[-1]):
         names = [op for op, value in profile.memory_fraction.items() if round(value, 3) == fraction]
         low = intensity[intensity < 2.0]
-        axis.plot(low, low * profile.memory_bandwidth * fraction / units.TERA, "--", color="grey", linewidth=1)
-        end = (low[-1], low[-1] * profile.memory_bandwidth * fraction / units.TERA)
+        axis.plot(low, low * profile.memory_bandwidth * fraction / scale, "--", color="grey", linewidth=1)
+        end = (low[-1], low[-1] * profile.memory_bandwidth * fraction / scale)
         said = f"{names[0]}: {fraction:.2f} of the bandwidth"
         axis.annotate(said, end, fontsize=8, xytext=(4, -8), textcoords="offset points")
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.grid(alpha=0.3, which="both")
-    axis.set(title="Roofline", xlabel="FLOP per byte of memory traffic", ylabel="TFLOP/s")
+    axis.set(title="Roofline", xlabel="FLOP per byte of memory traffic", ylabel=unit)
     axis.legend(fontsize=8, loc="upper left")
