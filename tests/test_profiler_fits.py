@@ -18,6 +18,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.profiler import assemble, fit_links
 from planner.profiler.journal import Journal
+from planner.profiler.odd_ones import odd_group, odd_one, rank_point
 from planner.profiler.patterns import (
     Pattern,
     asked_patterns,
@@ -256,6 +257,12 @@ def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, m
     assert done.exit_code == 2 and words in done.output, done.output
 
 
+def test_an_unknown_gpu_needs_a_relative(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.detect.local_devices", lambda: ["NVIDIA Z1"])
+    done = run("profile", "--output", "x.yaml")
+    assert done.exit_code == 2 and "no profile of 'NVIDIA Z1'; give --hardware with the nearest relative" in done.output
+
+
 # ------------------------------------------------------------------------------------------------ what is said
 
 
@@ -336,3 +343,23 @@ def test_too_little_is_said(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="run again with --resume and --only compute"):
         assemble.write_profile(wanted, 1.0)
     assert not Path(wanted.output).exists()
+
+
+def test_a_slow_card_and_a_slow_link_stand_out(tmp_path: Path) -> None:
+    assert odd_one([1.0, 1.0, 1.3, 1.0]) == (2, pytest.approx(1.3)) and odd_one([2.0]) == (0, 1.0)
+    assert odd_group([[0, 1], [2, 3], [4, 5]], [1.0, 1.1, 2.2, 1.0, 1.0, 1.0]) == ("2 3", pytest.approx(2.2 / 1.05))
+    wanted = Settings(output=str(tmp_path / "mine.yaml"), device="cuda", budget=60.0)
+    journal = journal_of(wanted.journal, 16, 8, "cuda")
+    journal.add(Measured(
+        point=rank_point("cuda"), median=1e-3, low=1e-3, high=1e-3, repetitions=1,
+        details=(("host", "node9"), ("over_median", 1.3), ("ranks", 16), ("slowest", 9)),
+    ))  # fmt: skip
+    slow = collective_point("send_recv", Pattern(n=2, stride=1), 2**20, "bf16", 8)
+    journal.add(Measured(
+        point=slow, median=1e-2, low=1e-2, high=1e-2, repetitions=9,
+        details=(("over_median", 2.5), ("slowest_group", "4 5")),
+    ))  # fmt: skip
+    journal.write()
+    notes = assemble.write_profile(wanted, 1.0).notes
+    assert any("rank 9 (node9) computes 1.30 times as long" in note for note in notes), notes
+    assert any("send_recv of 1 MiB" in note and "ranks 4 5 take 2.5 times as long" in note for note in notes), notes

@@ -96,11 +96,25 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
         from planner.hardware import load_hardware
 
         load_hardware(settings.base)
+    elif device == "cuda":
+        _known_gpu()
     folder = Path(output).resolve().parent
     if not folder.is_dir():
         raise PlannerError(f"--output {output}: there is no directory {folder}")
     need_torch()
     return settings
+
+
+def _known_gpu() -> None:
+    """Raises PlannerError where the library has no profile by the GPU's name: found out before anything is measured."""
+    from planner.detect import local_devices, profile_of
+
+    found = local_devices()
+    if found and profile_of(found[0]) is None:
+        raise PlannerError(
+            f"the library has no profile of '{found[0]}'; give --hardware with the nearest relative ('plan hardware' lists "
+            "them), for its peaks and for what is not measured"
+        )
 
 
 def _seconds(text: str, flag: str) -> float:

@@ -18,6 +18,8 @@ from planner.profiler import fit_links
 from planner.profiler.compute_profile import base_of, fit_compute
 from planner.profiler.fit_compute import ComputeFit
 from planner.profiler.journal import Journal
+from planner.profiler.odd_ones import FEWEST, SLOW_GROUP, SLOW_RANK
+from planner.profiler.patterns import in_words
 from planner.profiler.points import CLOCKS, Measured
 from planner.profiler.settings import Settings
 
@@ -154,6 +156,7 @@ def profile_data(
         found = links(journal, settings, base, memory_rate)
     else:
         found = Links(keys={}, measured={}, notes=(), unverified=())
+    data |= {"pcie_bandwidth": keys.get("memory_bandwidth", data["pcie_bandwidth"])} if base is None else {}
     data |= keys | found.keys
     if base is None:
         data |= _shared(head)
@@ -162,7 +165,7 @@ def profile_data(
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
         **(compute.measured if compute else {}), **found.measured,
     }  # fmt: skip
-    data["notes"] = [*found.notes, *(compute.notes if compute else ()), *_failures(journal)]
+    data["notes"] = [*_odd_ones(journal), *found.notes, *(compute.notes if compute else ()), *_failures(journal)]
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
@@ -195,6 +198,25 @@ def _cpu_defaults(head: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _odd_ones(journal: Journal) -> list[str]:
+    """Ranks and groups that are slower than their like: a throttled card, a slow link."""
+    found = []
+    for one in journal.of("ranks", "collective"):
+        details = dict(one.details)
+        ratio = float(details.get("over_median", 1.0))
+        if one.point.family == "ranks" and ratio >= SLOW_RANK and int(details["ranks"]) >= FEWEST:
+            found.append(
+                f"rank {details['slowest']} ({details['host']}) computes {ratio:.2f} times as long as the median of the others: "
+                "look for heat, a power limit, or another job there"
+            )
+        if one.point.family == "collective" and ratio >= SLOW_GROUP:
+            found.append(
+                f"{in_words(one.point)}: ranks {details['slowest_group']} take {ratio:.1f} times as long as the median group: "
+                "look at the links between them"
+            )
+    return found[:10]
+
+
 def _failures(journal: Journal) -> list[str]:
     """Points without a result: those left out by the budget as a number, the others by reason."""
     left = sum(reason.startswith("left out") for _, reason in journal.failed)
@@ -216,7 +238,11 @@ def _kept(journal: Journal) -> dict[str, Any]:
          **{name: round(value, 7) if isinstance(value, float) else value for name, value in one.details}}
         for one in journal.of("overlap")
     ]  # fmt: skip
-    return kept | ({"overlap": beside} if beside else {})
+    everyone = [
+        {**one.point.values, "us": round(one.median * units.MEGA, 2), **dict(one.details)}
+        for one in journal.of("ranks")
+    ]
+    return kept | ({"overlap": beside} if beside else {}) | ({"ranks": everyone} if everyone else {})
 
 
 def _provenance(journal: Journal, settings: Settings, compute: ComputeFit | None, seconds: float) -> Provenance:
@@ -270,7 +296,7 @@ def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     """Makes the profile of the journal, checks it as it will be read, and writes it. Raises PlannerError."""
     journal = Journal.read(settings.journal)
     base = base_profile(settings, str(journal.header["name"]))
-    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap")]
+    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks")]
     compute = fit_compute(rows, base_of(settings.device, rows, base), settings.device) if _computed(rows) else None
     data = profile_data(journal, settings, compute, base, seconds)
     path = Path(settings.output)

@@ -15,11 +15,12 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
+from planner.profiler.odd_ones import FEWEST, odd_group
 from planner.profiler.operations import Buffers, Operation, make
 from planner.profiler.patterns import Pattern, factor, in_words, pattern_of
-from planner.profiler.points import Measured, Point
+from planner.profiler.points import Measured, Point, Value
 from planner.profiler.ranks import Ranks
-from planner.profiler.timing import precise, summarise
+from planner.profiler.timing import middle, precise, summarise
 
 PRECISION = 0.05
 """Half the interval of the median over the median at which a point is done."""
@@ -47,14 +48,18 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         if operation:
             operation.calm()
-        samples, inner = _sample(operation, ranks, budget_s)
+        samples, own, inner = _sample(operation, ranks, budget_s)
         ranks.watch.again()
         _check(operation, ranks, point)
+        several: dict[str, Value] = {}
+        if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
+            group_ranks, ratio = odd_group(everyone, ranks.collect(middle(sorted(own))))
+            several = {"slowest_group": group_ranks, "over_median": ratio}
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     bandwidth = size / found.median
     return found.measured(
         point, inner=inner, algorithm_bandwidth=bandwidth, bus_bandwidth=bandwidth * factor(op, pattern.n),
-        groups=len(everyone),
+        groups=len(everyone), **several,
     )  # fmt: skip
 
 
@@ -82,23 +87,25 @@ def synchronise(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], int]:
-    """Samples, the slowest rank's, and the runs in each. All ranks decide alike: they see the same samples."""
+def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
+    """Samples of the slowest rank, those of this one, and the runs in each. All ranks decide alike: by the slowest's."""
     block = _block_taker(operation, ranks)
     pilot = ranks.slowest(block(1, 2))
     inner = max(1, min(LONGEST_BLOCK, math.ceil(BLOCK_SECONDS / max(min(pilot), 1e-9))))
     samples: list[float] = []
+    own: list[float] = []
     spent = sum(pilot)
     while len(samples) < MOST:
         ranks.watch.again()
-        count = 3 if len(samples) < LEAST else min(len(samples), 25)
-        new = ranks.slowest(block(inner, count))
+        mine = block(inner, 3 if len(samples) < LEAST else min(len(samples), 25))
+        new = ranks.slowest(mine)
+        own += mine
         samples += new
         spent += inner * sum(new)
         enough = len(samples) >= (LEAST if 3.0 * max(new) * inner < budget_s else 3)
         if precise(samples, PRECISION) or (spent > budget_s and enough):
             break
-    return samples, inner
+    return samples, own, inner
 
 
 def _block_taker(operation: Operation | None, ranks: Ranks) -> Callable[[int, int], list[float]]:

@@ -22,6 +22,8 @@ from planner.profiler.state import State, from_file
 DIRECTORY = "PLANNER_PROFILE_DIRECTORY"
 """Set for the ranks: where they leave their state and last words."""
 POLL = 0.1
+AFTER_LAST_WORDS = 5.0
+"""Seconds that torchrun has to end after a rank has reported; it would wait half a minute for one that is stopped."""
 STOP_SECONDS = 15.0
 """After Ctrl-C the ranks have this long to write what they have; then they are ended."""
 
@@ -67,16 +69,26 @@ def run_here(settings: Settings, ranks: int, show: Callable[[State], object]) ->
                 stdout=log, stderr=log, env=_environment(directory), start_new_session=True,
             )  # fmt: skip
             try:
-                while process.poll() is None:
-                    show(from_file(directory / "state.json"))
-                    time.sleep(POLL)
+                _wait(process, directory, show)
             except KeyboardInterrupt:
                 _stop(process)
                 raise InterruptedProfileError("stopped") from None
             finally:
-                _end(process)
+                _end(process, directory)
         _judge(process.returncode, directory, ranks)
     return time.monotonic() - begun
+
+
+def _wait(process: subprocess.Popen[bytes], directory: Path, show: Callable[[State], object]) -> None:
+    """Until torchrun has ended, or some time after the last words of its ranks: it waits long for one that is stopped."""
+    spoken = None
+    while process.poll() is None:
+        show(from_file(directory / "state.json"))
+        time.sleep(POLL)
+        if spoken is None and (directory / "failure.txt").is_file():
+            spoken = time.monotonic()
+        if spoken is not None and time.monotonic() - spoken > AFTER_LAST_WORDS:
+            return
 
 
 def _environment(directory: Path) -> dict[str, str]:
@@ -114,12 +126,17 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         process.wait(timeout=STOP_SECONDS)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Nothing of the session that was started stays behind."""
+def _end(process: subprocess.Popen[bytes], directory: Path) -> None:
+    """Nothing that was started stays behind: torchrun, and its ranks, which have sessions of their own."""
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+    for file in directory.glob("pid-*"):
+        pid = int(file.read_text(encoding="utf-8") or 0)
+        with contextlib.suppress(OSError):
+            if pid and str(directory).encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                os.kill(pid, signal.SIGKILL)
 
 
 def _judge(code: int, directory: Path, ranks: int) -> None:

@@ -20,7 +20,7 @@ from planner import units
 from planner.errors import PlannerError
 from planner.profiler.collectives import measure_collective, synchronise
 from planner.profiler.operations import DTYPES, Buffers, Operation, make
-from planner.profiler.patterns import Pattern, collective_point, doubling, pattern_of
+from planner.profiler.patterns import Pattern, collective_point, doubling, in_words, pattern_of
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks
 from planner.profiler.timing import Timing, summarise
@@ -70,7 +70,7 @@ def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: floa
         raise PlannerError(f"overlap in groups of {pattern.n}: the ranks do not fill them")
     operation = make(op, size, dtype, group, buffers)
     operation.calm()
-    with ranks.watch.doing(f"{op} of {size} bytes beside GEMMs", group.ranks):
+    with ranks.watch.doing(in_words(point), group.ranks):
         pair = _pair(operation, alone.median, ranks, dtype)
         run = _joint_on_gpu if ranks.device == "cuda" else _joint_on_cpu
         both = [run(pair, ranks, str(point["of"])) for _ in range(SAMPLES)]

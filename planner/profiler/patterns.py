@@ -192,8 +192,9 @@ def pattern_of(point: Point) -> Pattern:
 
 def in_words(point: Point) -> str:
     """For a person: ``all_reduce of 4 MiB fp32 in groups of 4 ranks, 1 apart``."""
-    if point.family != "collective":
+    if point.family not in ("collective", "overlap"):
         return point.label
     size = units.format_bytes(float(point["size"]))
     apart = f", {point['stride']} apart" if point["stride"] != 1 else ""
-    return f"{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"
+    beside = {"gemm": "GEMMs beside ", "collective": "beside GEMMs "}.get(str(point.values.get("of")), "")
+    return f"{beside}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"

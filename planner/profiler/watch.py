@@ -41,6 +41,7 @@ class Watch:
         self._doing = ("starting", tuple(range(len(hosts))))
         self._deadline = float("inf")
         self._posted = False
+        self._parent = os.getppid()
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
@@ -95,6 +96,9 @@ class Watch:
         count = 0
         while not self._stop.wait(TICK):
             count += 1
+            if os.getppid() != self._parent:  # the launcher was killed: nobody would end this rank
+                self._ended("")
+                self._leave(FAILED)
             try:
                 self.store.set(f"alive/{self.rank}", str(count))
                 if self.store.check(["failure"]):

@@ -19,7 +19,9 @@ from planner import detect, library, units
 from planner.errors import PlannerError
 from planner.profiler.collectives import measure_collective
 from planner.profiler.journal import Journal
+from planner.profiler.launch import DIRECTORY
 from planner.profiler.machine_facts import header, pressure
+from planner.profiler.odd_ones import measure_ranks, rank_point
 from planner.profiler.operations import Buffers, quiet
 from planner.profiler.overlap import measure_overlap, overlap_points
 from planner.profiler.patterns import coarse_first, collective_points, in_words, sizes
@@ -30,8 +32,6 @@ from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
 from planner.profiler.state import State, Teller, to_file
 
-DIRECTORY = "PLANNER_PROFILE_DIRECTORY"
-"""Set by the process that started torchrun: where its ranks leave their state and last words."""
 SHARE = 0.5
 """Part of the budget for what one rank measures alone, where both are wanted."""
 LEAST_SECONDS, MOST_SECONDS = 5e-3, 2.0
@@ -211,6 +211,8 @@ def _together(run: Run) -> None:
         buffers = Buffers(top, ranks.device)
         ranks.barrier()
     least = {point.identity for point in points[: first_round * len(coarse_first(octaves)[0]) // octaves]}
+    if ranks.world > 1 and rank_point(ranks.device) not in run.journal:
+        run.journal.add(measure_ranks(rank_point(ranks.device), ranks))
     for turn, number in enumerate(missing):
         left = run.left()
         go_on = left > 0 or points[number].identity in least
