@@ -104,7 +104,7 @@ def test_what_cannot_run_here_is_refused_in_a_sentence() -> None:
     for point, sentence in (
         (Point.of("host_copy", direction="h2d", bytes=8), "need a GPU"),
         (Point.of("launch", kind="graph"), "a CUDA graph needs a GPU"),
-        (Point.of("bytes", name="communicator"), "fact of a GPU"),
+        (Point.of("bytes", name="context"), "fact of a GPU"),
         (definitions.gemm("bf16", definitions.ACCUMULATING, 8, 8, 8), "fp32 gradient needs a GPU"),
         (definitions.gemm("fp8", "forward", 16, 24, 16), "multiples of 16"),
         (Point.of("sustained", dtype="fp32", m=8, n=8, k=8, seconds=0.5), "show no heat"),
@@ -187,6 +187,38 @@ def test_memory_bound_operators_run_in_both_passes() -> None:
         moved_bytes(definitions.memory_bound("norm_forward", "backward", 6, 10, "fp32"))
 
 
+def test_a_gpu_would_take_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own shape functions for CUDA, without a GPU: layouts, alignment and types of every forward operator."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    from planner.profiler import operators
+
+    monkeypatch.setattr(operators, "_cache_bytes", lambda _: 50.0 * MIB)
+    kinds: dict[tuple[Any, ...], Point] = {}
+    for point in compute_points(("llama-3.2-1b", "qwen3-30b-a3b"), "h100-sxm", "cuda"):
+        if point.family in ("gemm", "grouped_gemm", "attention", "memory_bound"):
+            kinds.setdefault(
+                tuple(point.values.get(name) for name in ("pass", "dtype", "op", "kernel", "groups")), point
+            )
+    without = {"copy", "norm_backward", "optimizer", "cross_entropy_whole"}  # need a build with CUDA, or gradients
+    checked = set()
+    for point in kinds.values():
+        value = point.values
+        if value.get("pass") in ("backward", definitions.ACCUMULATING) or value.get("op") in without:
+            continue
+        with FakeTensorMode(), torch.no_grad():
+            made = operators.operator(point, "cuda")()
+        if point.family == "gemm":
+            assert tuple(made.shape) == definitions.rows_columns_depth(point)[:2], point.label
+            assert made.dtype == (torch.bfloat16 if value["dtype"] == "fp8" else operators.DTYPES[str(value["dtype"])])
+        if point.family == "grouped_gemm":
+            rows, n, k, groups = (int(value[name]) for name in ("tokens", "n", "k", "groups"))
+            wanted = {"forward": (rows * groups, n), "dgrad": (rows * groups, k), "wgrad": (groups, n, k)}
+            assert tuple(made.shape) == wanted[str(value["pass"])], point.label
+        checked.add((point.family, value.get("dtype")))
+    assert {("gemm", name) for name in ("bf16", "fp16", "fp8", "tf32")} | {("grouped_gemm", "bf16")} <= checked
+
+
 # ------------------------------------------------------------------------------------------------ what the fits make of it
 
 
@@ -207,8 +239,10 @@ def synthetic(profile: HardwareProfile, scatter: float, seed: int = 0) -> list[M
         elif point.family == "attention":
             size = {name: float(value[name]) for name in ("batch", "heads", "kv_heads", "head_dim")}
             slow = {"flash": 2.0, "cudnn": 1.0, "default": 1.0}[str(value["kernel"])]
-            seconds = slow * float(profile.attention_time(
-                **size, seq_q=value["seq"], seq_kv=value["seq"], causal=bool(value["causal"]), pass_=str(value["pass"])))  # fmt: skip
+            size |= {"seq_q": float(value["seq"]), "seq_kv": float(value["seq"])}
+            seconds = slow * float(
+                profile.attention_time(**size, causal=bool(value["causal"]), pass_=str(value["pass"]))
+            )
         elif point.family == "memory_bound" and str(value["op"]) in profile.memory_fraction:
             seconds = float(profile.memory_time(moved_bytes(point), str(value["op"]))) + profile.launch_floor
         elif point.family == "launch":
@@ -281,6 +315,20 @@ def test_no_fit_passes_the_peak_and_nothing_measured_is_an_error() -> None:
     fit = fit_compute(fast, base_of("cuda", fast, H100), "cuda")
     assert fit.keys["gemm"]["bf16"]["efficiency"] <= 1.0
     HardwareProfile.from_dict(H100.to_dict() | fit.keys, where="fitted")
+    random = np.random.default_rng(
+        1
+    )  # a boosted clock: many shapes at 0.7 to 1.2 of the nominal peak, with a residual grid
+    shapes = [(m, n, k) for m in (512, 2048, 8192) for n in (1024, 4096, 16384) for k in (1024, 4096, 16384)]
+    many = [
+        known(point, flop(point) / H100.peak("bf16") / random.uniform(0.7, 1.2))
+        for shape in shapes
+        for point in (definitions.gemm("bf16", name, *shape) for name in definitions.GEMM_PASSES)
+    ]
+    fit = fit_compute(many, base_of("cuda", many, H100), "cuda")
+    found = HardwareProfile.from_dict(H100.to_dict() | fit.keys | {"measured": {**H100.measured, **fit.measured}})
+    assert all(
+        float(found.gemm_time(*shape)) >= 2.0 * np.prod(np.float64(shape)) / H100.peak("bf16") for shape in shapes
+    )
     with pytest.raises(PlannerError, match="larger --budget"):
         base_of("cpu", [], None)
     with pytest.raises(PlannerError, match="give --hardware"):

@@ -131,7 +131,9 @@ def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
         curve = fit_gemm.fit_constants((m, n, k), t[keep], recipe, device, LEAST_EFFICIENCY, LONGEST_LAUNCH)
         if not nodes:
             return curve
-        return replace(curve, grid=fit_gemm.fit_grid(curve, (m, n, k), t[keep], device, nodes))
+        return fit_gemm.bounded(
+            replace(curve, grid=fit_gemm.fit_grid(curve, (m, n, k), t[keep], device, nodes)), device
+        )
 
     tried = {}
     for nodes in ("", "x4") if len(rows) >= MANY else ("",):

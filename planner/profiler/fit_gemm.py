@@ -119,6 +119,18 @@ def fit_grid(curve: GemmCurve, shape: Shape, t: Column, device: Device, nodes: s
     return Grid(m=axes[0], n=axes[1], k=axes[2], log_factor=np.log(percent / 100.0).reshape(count))
 
 
+def bounded(curve: GemmCurve, device: Device) -> GemmCurve:
+    """The curve with the nodes of its grid raised to where no product is faster than the peak; scatter may put them below."""
+    if curve.grid is None:
+        return curve
+    grid = curve.grid
+    m, n, k = np.meshgrid(grid.m, grid.n, grid.k, indexing="ij")
+    time = curve.unbounded_time(m, n, k, device.peak, device.bandwidth) - curve.launch
+    least = 2.0 * m * n * k / device.peak - curve.launch
+    short_by = np.log(np.maximum(least, 1e-12) / time)
+    return replace(curve, grid=replace(grid, log_factor=grid.log_factor + np.maximum(short_by, 0.0)))
+
+
 def fit_gemm(shape: Shape, t: Column, recipe: str, device: Device, half: Any) -> GemmCurve:
     """The best of constants and constants x grid (x4, x2) by the error on the rows that are not in ``half``.
 

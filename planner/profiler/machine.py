@@ -159,10 +159,7 @@ def memory_fact(point: Point, device: str, _: float) -> Measured:
         return _fact(point, _rounding(), source="allocated for one byte")
     if name == "workspace":
         return _fact(point, _workspace(), source="allocated by the first bf16 product beyond its tensors")
-    if name in ("communicator", "expert_communicator"):
-        return _fact(point, _communicator_bytes(name == "expert_communicator"), source="device memory before and after")
-    known = "usable, context, allocator_rounding, workspace, communicator, expert_communicator"
-    raise PlannerError(f"unknown memory fact '{name}'; known: {known}")
+    raise PlannerError(f"unknown memory fact '{name}'; known: usable, context, allocator_rounding, workspace")
 
 
 def _fact(point: Point, value: float, source: str) -> Measured:
@@ -189,31 +186,6 @@ def _context_bytes() -> float:
     torch.cuda.synchronize()
     free, total = torch.cuda.mem_get_info()
     return float(total - free - torch.cuda.memory_reserved())
-
-
-def _communicator_bytes(exchange: bool) -> float:
-    """Device memory that a further NCCL communicator over all ranks takes; every rank must come here at the same time.
-
-    Its buffers are made by the first operation: an all-reduce, or an all-to-all, which connects every pair of ranks.
-    """
-    from torch import distributed
-
-    if not distributed.is_initialized() or distributed.get_backend() != "nccl" or distributed.get_world_size() < 2:
-        raise PlannerError("bytes of a communicator need NCCL with two GPUs or more; run under torchrun")
-    x = torch.zeros(distributed.get_world_size() * int(64 * units.KIB), device="cuda", dtype=torch.uint8)
-    y = torch.empty_like(x)
-    torch.cuda.synchronize()
-    distributed.barrier()
-    before = torch.cuda.mem_get_info()[0]
-    group = distributed.new_group(backend="nccl")
-    if exchange:
-        distributed.all_to_all_single(y, x, group=group)
-    else:
-        distributed.all_reduce(x, group=group)
-    torch.cuda.synchronize()
-    taken = before - torch.cuda.mem_get_info()[0]
-    distributed.destroy_process_group(group)
-    return float(max(taken, 0))
 
 
 def _rounding() -> float:

@@ -112,14 +112,14 @@ def _gemm(point: Point, device: str) -> Run:
 
 
 def _accumulated(point: Point, device: str) -> Run:
-    """dW += dY^T X into an fp32 gradient, in the product's own kernel; torch has it on a GPU only."""
+    """dW += dY^T X into an fp32 gradient, in the product's own kernel; torch has it on a GPU only, in place from 2.10 on."""
     if device != "cuda":
         raise PlannerError(f"{point.label}: a product that adds to an fp32 gradient needs a GPU; this is a CPU")
     dtype = text(point, "dtype")
     m, n, k = (whole(point, name) for name in ("m", "n", "k"))
     gradient, inputs = values((m, n), dtype, device), values((m, k), dtype, device)
     total = torch.zeros(n, k, device=device)
-    return lambda: torch.ops.aten.addmm.dtype_out(total, gradient.t(), inputs, torch.float32, out=total)
+    return lambda: torch.addmm(total, gradient.t(), inputs, out_dtype=torch.float32, out=total)
 
 
 def _scaled(point: Point, device: str) -> Run:
