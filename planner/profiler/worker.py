@@ -173,6 +173,8 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile."""
     from planner.profiler.compute_profile import measure_compute
 
+    if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
     for number, point in enumerate(points):
         left = run.left(share)
         if left <= 0 and not _needed(point, run.journal):
