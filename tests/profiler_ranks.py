@@ -172,6 +172,18 @@ def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
         ranks.watch.fail(error)
 
 
+def is_terminated(place: Any, say: Callable[[Any], None], died: bool) -> None:
+    """The launcher ends ranks 0 and 1, which talk to nobody, after the last rank ``died``, or all of them."""
+    from planner.profiler.worker import heed_signals
+
+    ranks = joined(place, say)
+    heed_signals(ranks)
+    with ranks.watch.doing("a product of 8 x 8", [place.rank]):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL if died and place.rank == place.world - 1 else signal.SIGTERM)
+        time.sleep(10.0)
+
+
 def comes_alone(place: Any, say: Callable[[Any], None]) -> None:
     """The other ranks never come."""
     from planner.errors import PlannerError
