@@ -66,6 +66,14 @@ def test_overlap_has_both_directions() -> None:
         assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
+def test_the_code_for_gpus_times_with_events() -> None:
+    """Not on a GPU: the calls, their order and their units, with a stand-in for torch.cuda."""
+    for found in ranks.together(2, ranks.as_on_a_gpu).values():
+        assert set(found) == {"all_reduce", "send_recv", "gemm", "collective"}, found
+        for name, (median, clock) in found.items():
+            assert clock == "cuda_events" and 1e-6 < median < 1.0, name
+
+
 @pytest.fixture
 def slow_link() -> Iterator[tuple[str, str]]:
     """Two network namespaces joined by a link of 100 Mbit/s."""
