@@ -19,6 +19,8 @@ SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""
 SQUARES = (1024, 2048, 4096, 8192)
 """Sizes of square products in the table."""
+LAYER_KEYS = ("hidden", "ffn", "heads", "seq", "batch", "dtype", "pass", "whole_us", "operators_us", "error_percent")
+"""What is shown of a whole layer that was measured beside its operators."""
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same where neither profile says how far its own scatter."""
 
@@ -122,6 +124,11 @@ def shown_profile(profile: HardwareProfile) -> dict[str, Any]:
         "measured": dict(profile.measured),
         "provenance": profile.provenance.to_dict() if profile.provenance else None,
         "figures": [asdict(one) for one in figures(profile)],
+        "points": {family: len(rows) for family, rows in profile.measurements.items() if isinstance(rows, list)},
+        "layers": [
+            {key: row[key] for key in LAYER_KEYS} for row in profile.measurements.get("layer", ())
+            if isinstance(row, dict) and set(LAYER_KEYS) <= row.keys()
+        ],
         "notes": list(profile.notes), "unverified": list(profile.unverified),
     }  # fmt: skip
 
