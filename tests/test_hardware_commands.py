@@ -137,6 +137,18 @@ def test_what_is_within_the_spread_is_chance() -> None:
     second = replace(throttled(), provenance=Provenance.from_dict({**MEASURED, "spread": {"gemm": 12.0}}, "b"))
     found, _ = differences(first, second)
     assert {one.family for one in found} == {"scale_up", "scale_out"}
+    loose = {"spread": {"gemm": 20.0, "collective all_reduce": 90.0}}  # of another operation: it excuses nothing
+    second = replace(throttled(), provenance=Provenance.from_dict({**MEASURED, **loose}, "b"))
+    assert {one.name.split()[0] for one in differences(first, second)[0]} == {"all_gather"}
+
+
+def test_what_a_profile_assumes_is_not_compared() -> None:
+    one_node = replace(
+        throttled(), provenance=Provenance.from_dict(MEASURED, "b"), pcie_bandwidth=1e9, unverified=("pcie_bandwidth",),
+        measured={**H100.measured, "scale_up": "assumed: one rank was measured", "scale_out": "assumed: one node"},
+    )  # fmt: skip
+    found, compared = differences(H100, one_node)
+    assert {one.family for one in found} == {"gemm"} and compared < len(figures(H100))
 
 
 # ------------------------------------------------------------------------------------------------ commands

@@ -125,14 +125,23 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from planner.hardware import load_hardware
-    from planner.report.hardware import differences, in_words
+    from planner.report.hardware import assumed, differences, in_words
 
-    found, compared = differences(load_hardware(first), load_hardware(second))
+    one_profile, other_profile = load_hardware(first), load_hardware(second)
+    found, compared = differences(one_profile, other_profile)
+    left_out = sorted(assumed(one_profile) | assumed(other_profile))
     if as_json:
         rows = [{**asdict(one), "verdict": one.verdict} for one in found]
-        click.echo(json.dumps({"first": first, "second": second, "compared": compared, "differences": rows}, indent=2))
+        click.echo(
+            json.dumps(
+                {"first": first, "second": second, "compared": compared, "not_compared": left_out, "differences": rows},
+                indent=2,
+            )
+        )
         return
     out = console()
+    if left_out:
+        out.print(f"Not compared, as one of the two assumes it: {', '.join(left_out)}")
     if not found:
         out.print(f"No difference beyond the spread in {compared} figures.")
         return
