@@ -137,18 +137,37 @@ def test_what_is_within_the_spread_is_chance() -> None:
     second = replace(throttled(), provenance=Provenance.from_dict({**MEASURED, "spread": {"gemm": 12.0}}, "b"))
     found, _ = differences(first, second)
     assert {one.family for one in found} == {"scale_up", "scale_out"}
+    loose = {"spread": {"gemm": 20.0, "collective all_reduce": 90.0}}  # of another operation: it excuses nothing
+    second = replace(throttled(), provenance=Provenance.from_dict({**MEASURED, **loose}, "b"))
+    assert {one.name.split()[0] for one in differences(first, second)[0]} == {"all_gather"}
+
+
+def test_what_a_profile_assumes_is_not_compared() -> None:
+    one_node = replace(
+        throttled(), provenance=Provenance.from_dict(MEASURED, "b"), pcie_bandwidth=1e9, unverified=("pcie_bandwidth",),
+        measured={**H100.measured, "scale_up": "assumed: one rank was measured", "scale_out": "assumed: one node"},
+    )  # fmt: skip
+    found, compared = differences(H100, one_node)
+    assert {one.family for one in found} == {"gemm"} and compared < len(figures(H100))
 
 
 # ------------------------------------------------------------------------------------------------ commands
 
 
 def test_show_says_what_the_json_says(run: Any, tmp_path: Path) -> None:
-    profile = replace(H100, provenance=Provenance.from_dict(MEASURED, "mine"))
+    layer = {"hidden": 64, "ffn": 96, "heads": 4, "seq": 32, "batch": 2, "dtype": "fp32", "pass": "forward"}
+    layer |= {"whole_us": 250.0, "operators_us": 225.0, "error_percent": -10.0}
+    kept = {"layer": [layer], "gemm": [{"m": 8}, {"m": 9}]}
+    profile = replace(H100, provenance=Provenance.from_dict(MEASURED, "mine"), measurements=kept)
     path = written(profile, tmp_path / "mine.yaml")
     table, data = run("hardware", "show", path).output, json.loads(run("hardware", "show", path, "--json").output)
     assert len(data["figures"]) == len(figures(profile))
     for one in data["figures"]:
         assert one["name"] in table
+    assert data["layers"] == [layer] and data["points"] == {"layer": 1, "gemm": 2}
+    assert (
+        "hidden 64, ffn 96, 2 x 32 tokens" in table and "225 us" in table and "-10.0 %" in table and "2 gemm" in table
+    )
     assert "node-7: 8 x H100" in table and "one point failed" in table and data["provenance"] == MEASURED
     assert run("hardware", path).output == table  # the name alone shows it
     assert "h100-sxm" in run("hardware").output  # no name lists

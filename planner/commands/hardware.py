@@ -64,6 +64,7 @@ def show(name: str, as_json: bool) -> None:
     """
     from planner.hardware import load_hardware
     from planner.report.hardware import in_words, shown_profile
+    from planner.units import MICRO, format_seconds
 
     data = shown_profile(load_hardware(name))
     if as_json:
@@ -81,6 +82,16 @@ def show(name: str, as_json: bool) -> None:
     out.print("Curves")
     for family, how in data["measured"].items():
         out.print(f"  {family}: {escape(how)}")
+    if data["layers"]:
+        out.print("Whole layers, and the sum of their operators by these curves")
+        out.print(_table(("layer", "whole", "operators", "difference"), [
+            (f"{row['pass']} {row['dtype']}, hidden {row['hidden']}, ffn {row['ffn']}, {row['batch']} x {row['seq']} tokens",
+             format_seconds(row["whole_us"] * MICRO), format_seconds(row["operators_us"] * MICRO),
+             _percent(row["error_percent"]))
+            for row in data["layers"]
+        ]))  # fmt: skip
+    if data["points"]:
+        out.print("Points: " + ", ".join(f"{count} {family}" for family, count in data["points"].items()))
     if data["provenance"]:
         out.print("Measured")
         for key, value in data["provenance"].items():
@@ -114,14 +125,23 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from planner.hardware import load_hardware
-    from planner.report.hardware import differences, in_words
+    from planner.report.hardware import assumed, differences, in_words
 
-    found, compared = differences(load_hardware(first), load_hardware(second))
+    one_profile, other_profile = load_hardware(first), load_hardware(second)
+    found, compared = differences(one_profile, other_profile)
+    left_out = sorted(assumed(one_profile) | assumed(other_profile))
     if as_json:
         rows = [{**asdict(one), "verdict": one.verdict} for one in found]
-        click.echo(json.dumps({"first": first, "second": second, "compared": compared, "differences": rows}, indent=2))
+        click.echo(
+            json.dumps(
+                {"first": first, "second": second, "compared": compared, "not_compared": left_out, "differences": rows},
+                indent=2,
+            )
+        )
         return
     out = console()
+    if left_out:
+        out.print(f"Not compared, as one of the two assumes it: {', '.join(left_out)}")
     if not found:
         out.print(f"No difference beyond the spread in {compared} figures.")
         return
@@ -171,7 +191,7 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    right = {"value", "first", "second", "difference", "chance"}
+    right = {"value", "whole", "operators", "first", "second", "difference", "chance"}
     for heading in headings:
         table.add_column(heading, overflow="fold", justify="right" if heading in right else "left")
     for row in rows:

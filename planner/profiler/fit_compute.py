@@ -321,12 +321,13 @@ def _attention_entry(
         errors[f"{size:g}"] = {"in_sample": error_of(model, inputs.seconds), "rows": len(alike)}
         if held_out:
             errors[f"{size:g}"]["held_out"] = held_out
+    own = tuple(found)
     for size in before.head_dims.tolist() if before is not None else ():
         if size not in found:
-            nearest = min(errors, key=lambda other: abs(float(other) - size))
-            gain = found[float(nearest)][1] / _constants(before, float(nearest))[1]
+            nearest = min(own, key=lambda other: abs(other - size))
+            gain = found[nearest][1] / _constants(before, nearest)[1]
             found[size] = _constants(before, size) * np.array([1.0, gain, 1.0, 1.0])
-            errors[f"{size:g}"] = f"not measured; moves with {nearest}"
+            errors[f"{size:g}"] = f"not measured; moves with {nearest:g}"
     sizes = sorted(found)
     columns = np.array([found[size] for size in sizes])
     columns[:, 1] = np.clip(columns[:, 1], 1e-4, 0.98)

@@ -19,6 +19,8 @@ SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""
 SQUARES = (1024, 2048, 4096, 8192)
 """Sizes of square products in the table."""
+LAYER_KEYS = ("hidden", "ffn", "heads", "seq", "batch", "dtype", "pass", "whole_us", "operators_us", "error_percent")
+"""What is shown of a whole layer that was measured beside its operators."""
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same where neither profile says how far its own scatter."""
 
@@ -122,6 +124,11 @@ def shown_profile(profile: HardwareProfile) -> dict[str, Any]:
         "measured": dict(profile.measured),
         "provenance": profile.provenance.to_dict() if profile.provenance else None,
         "figures": [asdict(one) for one in figures(profile)],
+        "points": {family: len(rows) for family, rows in profile.measurements.items() if isinstance(rows, list)},
+        "layers": [
+            {key: row[key] for key in LAYER_KEYS} for row in profile.measurements.get("layer", ())
+            if isinstance(row, dict) and set(LAYER_KEYS) <= row.keys()
+        ],
         "notes": list(profile.notes), "unverified": list(profile.unverified),
     }  # fmt: skip
 
@@ -158,38 +165,51 @@ class Difference:
         return "slower" if worse else "faster"
 
 
-_SPREAD_FAMILIES = {
-    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound", "memory"),
-    "scale_up": ("scale_up", "collective"), "scale_out": ("scale_out", "collective"),
-    "machine": ("launch", "host_copy", "sustained", "memory_bound"),
+_SPREADS = {
+    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound",), "launch floor": ("launch",),
+    "graph launch floor": ("launch",), "memory bandwidth": ("memory_bound",), "pcie bandwidth": ("host_copy",),
+    "host memory bandwidth": ("host_stream",), "cpu adam bandwidth fraction": ("host_stream", "cpu_adam"),
+    "sustained clock": ("sustained", "gemm"), "network latency": ("collective send_recv",),
+    "scale up bandwidth": ("collective send_recv",), "network bandwidth": ("collective send_recv",),
 }  # fmt: skip
-"""Names under which a profile may say the spread of a family."""
+"""Families of points whose scatter is that of a figure, by the figure's family or its name; sizes of memories have none."""
 
 
-def spread_of(profile: HardwareProfile, family: str) -> float:
-    """Percent by which a family's figures scatter in a profile that says so; 0 in one that does not."""
+def spread_of(profile: HardwareProfile, family: str, name: str = "") -> float:
+    """Percent by which a figure scatters in a profile that says so; 0 in one that does not."""
     if profile.provenance is None:
         return 0.0
     said = profile.provenance.spread
-    names = [name for name in said if name.split(" ")[0] in _SPREAD_FAMILIES.get(family, (family,))]
-    return max((said[name] for name in names), default=0.0)
+    if family in ("scale_up", "scale_out"):
+        return said.get(f"collective {name.split()[0]}", 0.0) if name else 0.0
+    wanted = _SPREADS.get(name) or _SPREADS.get(family, ())
+    return math.hypot(*(said.get(one, 0.0) for one in wanted))
+
+
+def assumed(profile: HardwareProfile) -> set[str]:
+    """Families and quantities that a measured profile only assumes: they differ from another's for no reason of the machine's."""
+    families = {family for family, how in profile.measured.items() if how.startswith("assumed")}
+    said = {name.replace("_", " ") for name in profile.unverified} if profile.provenance else set()
+    return families | said
 
 
 def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[Difference], int]:
     """Figures that differ by more than their spread, the largest difference first; and how many figures were compared.
 
-    Chance: sqrt(spread_1^2 + spread_2^2) percent, at least LEAST_DIFFERENCE.
+    Chance: sqrt(spread_1^2 + spread_2^2) percent, at least LEAST_DIFFERENCE. What one of them assumes is not compared.
     """
+    guessed = assumed(first) | assumed(second)
     theirs = {(one.family, one.name): one for one in figures(second)}
     found = []
     compared = 0
     for one in figures(first):
         other = theirs.get((one.family, one.name))
-        if other is None or one.value == 0:
+        if other is None or one.value == 0 or {one.family, one.name} & guessed:
             continue
         compared += 1
         percent = 100.0 * (other.value / one.value - 1.0)
-        chance = max(math.hypot(spread_of(first, one.family), spread_of(second, one.family)), LEAST_DIFFERENCE)
+        both = (spread_of(profile, one.family, one.name) for profile in (first, second))
+        chance = max(math.hypot(*both), LEAST_DIFFERENCE)
         if abs(percent) > chance:
             found.append(Difference(
                 family=one.family, name=one.name, first=one.value, second=other.value, unit=one.unit,
