@@ -13,8 +13,8 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "compare": "compare", "what-if": "what_if",
-    "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_",
-    "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "library",
+    "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_", "profile": "profile",
+    "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "hardware",
     "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""

@@ -23,15 +23,20 @@ def profile_of(device: str) -> str | None:
     return next((profile for text, profile in NAMES if text.lower() in device.lower()), None)
 
 
-def local_device() -> str | None:
-    """Name of the first GPU that nvidia-smi reports; None without one, or when it does not answer in two seconds."""
+def local_devices() -> list[str]:
+    """Names of the GPUs that nvidia-smi reports; none without one, or when it does not answer in two seconds."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return None
+        return []
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=2, check=True).stdout
     except (OSError, subprocess.SubprocessError):
-        return None
-    names = [line.strip() for line in answer.splitlines() if line.strip()]
+        return []
+    return [line.strip() for line in answer.splitlines() if line.strip()]
+
+
+def local_device() -> str | None:
+    """Name of the first of them, or None."""
+    names = local_devices()
     return names[0] if names else None

@@ -23,8 +23,8 @@ PACKAGE = ROOT / "planner"
 FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
     (0, "units library detect"),
-    (1, "layout curves hugging_face"),
-    (1, "model hardware trainer"),
+    (1, "layout curves. hugging_face"),
+    (1, "model hardware. trainer"),
     (2, "workload cluster"),
     (3, "rules cost.parameters cost.operators cost.distinct"),
     (3, "cost.experts"),
@@ -50,7 +50,8 @@ HEAVY = ("torch", "scipy", "matplotlib")
 MAY_USE_TORCH = ("profiler.", "validator.", "export.check.")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
 FACTORS_OUTSIDE_UNITS = {
-    "curves.py": 4,  # tables of profiles hold microseconds
+    "curves/attention.py": 2,  # tables of profiles hold microseconds
+    "curves/collectives.py": 2,
     "advice.py": 1,  # per million tokens
     "report/table.py": 1,
     "report/library.py": 3,

@@ -12,7 +12,7 @@ from __future__ import annotations
 import csv
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,13 @@ import yaml
 from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from planner.curves import COLLECTIVES, AttentionCurve, Column, GemmCurve, Grid, Waves, bus_factor
+from planner.curves import COLLECTIVES, Column, GemmCurve, bus_factor
+from planner.profiler.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
+from planner.profiler.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
+from planner.profiler.fitting import error_of, short
 
 GB = 1e9
 SIZES = 2.0 ** np.arange(9, 35)  # 512 B to 16 GiB, one per octave
-TRAINING_SHAPES = 1024  # "large" shapes in the errors: M, N, K at least this
 RANDOM = np.random.default_rng(0)
 
 
@@ -41,132 +43,20 @@ def floats(rows: list[dict[str, str]], *keys: str) -> list[Column]:
     return [np.array([float(row[key]) for row in rows]) for key in keys]
 
 
-def error_of(predicted: Column, measured: Column) -> list[float]:
-    """[median, 90th percentile] of |predicted / measured - 1| in percent."""
-    error = 100.0 * np.abs(predicted / measured - 1.0)
-    return [round(float(np.median(error)), 1), round(float(np.percentile(error, 90)), 1)]
-
-
 # ---------------------------------------------------------------------------------------------------- GEMM
 
-OPERAND = {
-    "bf16": ("bf16", 2.0, False),
-    "fp8": ("fp8", 1.0, True),
-    "fp8_block": ("fp8", 1.0, True),
-    "nvfp4": ("fp4", 0.5, True),
-}
-TILES = [[256, 128], [128, 256], [128, 128], [256, 64], [64, 256], [128, 64], [64, 128], [64, 64]]
-GRIDS = {
-    "x4": ([128, 512, 2048, 8192, 32768], [256, 1024, 4096, 16384, 65536]),
-    "x2": ([128, 256, 512, 1024, 2048, 4096, 8192, 32768], [256, 512, 1024, 2048, 4096, 8192, 16384, 65536]),
-}
 
-
-def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> GemmCurve:
-    """The curve of a parameter vector (logarithms)."""
-    name, operand, quantise = OPERAND[recipe]
-    e, m0, n0, k0, u, t0 = np.exp(parameters[:6])
-    traffic = float(np.exp(parameters[6])) if quantise else 0.0
-    wave = None
-    if waves:
-        c128, c64 = 1.0 + np.exp(parameters[6:8])
-        cost = [1.0, 1.0, c128, c128, c128, 0.5 * (c128 + c64), 0.5 * (c128 + c64), c64]
-        wave = Waves(tiles=np.array(TILES, float), tile_cost=np.array(cost), compute_units=units)
-    return GemmCurve(
-        peak_name=name, operand_bytes=operand, quantise=quantise, efficiency=float(e), m0=float(m0), n0=float(n0),
-        k0=float(k0), memory_efficiency=float(u), launch=float(t0), waves=wave, quantise_traffic=traffic,
-    )  # fmt: skip
-
-
-def fit_gemm_constants(
-    shape: tuple[Column, Column, Column], t: Column, recipe: str, peak: float, memory: float, units: float, waves: bool
-) -> GemmCurve:
-    """Six constants by robust least squares on log time; eight with waves, seven where the activation is quantised.
-
-    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there.
-    """
-
-    def residual(parameters: Column) -> Column:
-        curve = gemm_from(parameters, recipe, units, waves)
-        return np.log(curve.time(*shape, peak, memory) / t) + 3.0 * max(curve.efficiency - 1.0, 0.0)
-
-    start = np.log([0.8, 60, 60, 120, 0.6, 4e-6] + ([0.05, 0.2] if waves else []))
-    low = np.log([0.2, 1e-2, 1e-2, 1e-2, 0.1, 1e-6] + ([1e-4, 1e-3] if waves else []))
-    high = np.log([1.0, 4e3, 6e3, 4e3, 1.0, 3e-5] + ([1.0, 2.0] if waves else []))
-    if OPERAND[recipe][2]:
-        start, low, high = (np.append(v, np.log(q)) for v, q in ((start, 6.0), (low, 0.5), (high, 40.0)))
-        high[2] = np.log(100.0)
-    fit = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.08, max_nfev=150)
-    return gemm_from(fit.x, recipe, units, waves)
-
-
-def fit_grid(
-    curve: GemmCurve, shape: tuple[Column, Column, Column], t: Column, peak: float, memory: float, nodes: str
-) -> Grid:
-    """log(measured / model) at the nodes by ridge regression of the trilinear form (reweighted twice for outliers)."""
-    axis_m, axis_nk = (np.array(values, float) for values in GRIDS[nodes])
-    axes = (axis_m, axis_nk, axis_nk)
-    work = replace(curve, quantise=False).time(*shape, peak, memory) - curve.launch
-    other = curve.launch + (curve.quantise_traffic * shape[0] * shape[2] / memory if curve.quantise else 0.0)
-    target = np.log(np.maximum(t - other, 0.3 * work) / work)
-    share = (work / (other + work)) ** 2  # what launch and quantisation hide says little about the rate
-    count = [len(axis) for axis in axes]
-    matrix = np.zeros((len(t), math.prod(count)))
-    parts = [Grid.weights(axis, x) for axis, x in zip(axes, shape, strict=True)]
-    for corner in np.ndindex(2, 2, 2):
-        index, weight = np.zeros(len(t), int), np.ones(len(t))
-        for (below, fraction), bit, size in zip(parts, corner, count, strict=True):
-            index = index * size + below + bit
-            weight = weight * (fraction if bit else 1.0 - fraction)
-        matrix[np.arange(len(t)), index] += weight
-    trust: Any = share
-    solution: Column = np.zeros(matrix.shape[1])
-    for _ in range(3):
-        normal = matrix.T @ (matrix * trust[:, None]) + 0.3 * np.eye(matrix.shape[1])
-        solution = np.asarray(np.linalg.solve(normal, matrix.T @ (trust * target)), float)
-        trust = share / np.maximum(1.0, np.abs(target - matrix @ solution) / 0.08)
-    percent = np.clip(np.round(100.0 * np.exp(solution)), 60, 160)
-    return Grid(m=axes[0], n=axes[1], k=axes[2], log_factor=np.log(percent / 100.0).reshape(count))
-
-
-def fit_gemm(
+def fit_table(
     rows: list[dict[str, str]], recipe: str, peak: float, memory: float, units: float, ampere: bool
 ) -> GemmCurve:
-    """The best of constants and constants x grid (x4, x2) by held-out error; with the wave factor on Ampere.
-
-    The thinned table holds few M between powers of two, so its held-out half cannot show what waves are worth: at N = K =
-    4096 and M = 768, 1024, 1280, 1792, 2560, 2816 the full table gives 230, 166, 207, 195, 276, 216 TFLOP/s; the form
-    with waves says 201, 174, 225, 208, 257, 239, without them 191, 204, 213, 226, 235, 236.
-    """
+    """``fit_gemm`` of the rows that are no slivers, scored on a random half; with the wave factor on Ampere."""
     m, n, k, us = floats(rows, "m", "n", "k", "time_us")
     keep = (m >= 128) & (n >= 256) & (k >= 256)
     m, n, k, t = m[keep], n[keep], k[keep], us[keep] * 1e-6
-    half = RANDOM.random(len(t)) < 0.5
-    large = (m >= TRAINING_SHAPES) & (n >= TRAINING_SHAPES) & (k >= TRAINING_SHAPES)
-    tried: dict[str, tuple[list[float], list[float]]] = {}
-    makers: dict[str, Callable[[tuple[Column, Column, Column], Column], GemmCurve]] = {}
-    for waves in (ampere,):
-        for nodes in ("", *GRIDS):
-
-            def make(shape: tuple[Column, Column, Column], time: Column, w: bool = waves, g: str = nodes) -> GemmCurve:
-                curve = fit_gemm_constants(shape, time, recipe, peak, memory, units, w)
-                return replace(curve, grid=fit_grid(curve, shape, time, peak, memory, g)) if g else curve
-
-            label = ("waves" if waves else "constants") + (f" x grid {nodes}" if nodes else "")
-            makers[label] = make
-            curve = make((m[half], n[half], k[half]), t[half])
-            predicted = curve.time(m, n, k, peak, memory)
-            tried[label] = (error_of(predicted[~half & large], t[~half & large]), error_of(predicted[~half], t[~half]))
-    # The x2 grid is five times the numbers: take it only where it is better by half a point.
-    best = min(tried, key=lambda label: tried[label][0][0] + tried[label][1][0] + (1.0 if "x2" in label else 0.0))
-    print("   ", recipe, len(t), tried, "->", best)
-    errors = {
-        "held_out_percent_median_p90": {"M,N,K>=1024": tried[best][0], "M>=128,N,K>=256": tried[best][1]},
-        "chosen": best,
-        "others_M,N,K>=1024": {label: error[0] for label, error in tried.items() if label != best},
-        "rows": len(t),
-    }
-    return replace(makers[best]((m, n, k), t), errors=errors)
+    device = Device(peak=peak, bandwidth=memory, units=units, waves=ampere)
+    curve = fit_gemm((m, n, k), t, recipe, device, RANDOM.random(len(t)) < 0.5)
+    print("   ", recipe, len(t), curve.errors)
+    return curve
 
 
 # ---------------------------------------------------------------------------------------------------- attention
@@ -181,73 +71,35 @@ TRAINING_KERNELS = {
 }  # fmt: skip
 
 
-def attention_inputs(rows: list[dict[str, str]]) -> tuple[Column, Column, Column, Column]:
+def attention_rows(rows: list[dict[str, str]]) -> Rows:
     """FLOP (FlashAttention convention: causal halved, backward 2.5 x), mean keys, tiles and seconds of the rows."""
     batch, heads, d, d_v, s, causal, us = floats(
         rows, "batch", "heads", "head_dim", "head_dim_v", "seq", "causal", "time_us"
     )
     backward = np.array([2.5 if row["pass"] == "bwd" else 1.0 for row in rows])
     flop = 2.0 * batch * heads * s * s * (d + d_v) * np.where(causal > 0, 0.5, 1.0) * backward
-    return flop, s * np.where(causal > 0, 0.5, 1.0), batch * heads * np.ceil(s / 128.0), us * 1e-6
+    return Rows(
+        flop=flop, span=s * np.where(causal > 0, 0.5, 1.0), tiles=batch * heads * np.ceil(s / 128.0), seconds=us * 1e-6
+    )
 
 
-def attention_model(p: Iterable[float], flop: Column, s: Column, tiles: Column, peak: float, units: float) -> Column:
-    """``AttentionCurve.time`` for one head size, from (t0, e, s0, c)."""
-    t0, e, s0, c = (np.array([value]) for value in p)
-    curve = AttentionCurve(head_dims=np.array([128.0]), launch=t0, efficiency=e, s0=s0, c=c)
-    return curve.time(flop, s, tiles, np.full_like(flop, 128.0), peak, units)
-
-
-def fit_attention_base(rows: list[dict[str, str]], peak: float, units: float) -> tuple[Column, list[float]]:
+def fit_attention_base(table_rows: list[dict[str, str]], peak: float, units: float) -> tuple[Column, list[float]]:
     """(t0, e, s0, c) of one head size from a large table, with held-out errors."""
-    flop, s, tiles, t = attention_inputs(rows)
-
-    def fit(keep: Any) -> Column:
-        def residual(p: Column) -> Column:
-            model = attention_model(np.exp(p), flop[keep], s[keep], tiles[keep], peak, units)
-            return np.asarray(np.log(model / t[keep]), float)
-
-        low, high = np.log([1e-6, 0.05, 1.0, 0.02]), np.log([6e-5, 1.0, 8e3, 4.0])
-        start = np.log([8e-6, 0.5, 500.0, 0.5])
-        result = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=0.1, max_nfev=100)
-        return np.asarray(np.exp(result.x), float)
-
-    half = RANDOM.random(len(t)) < 0.5
-    error = error_of(attention_model(fit(half), flop[~half], s[~half], tiles[~half], peak, units), t[~half])
-    return fit(np.ones(len(t), bool)), error
+    rows = attention_rows(table_rows)
+    half = RANDOM.random(len(rows.seconds)) < 0.5
+    outside = rows.take(~half)
+    error = error_of(attention_model(fit_all(rows.take(half), peak, units), outside, peak, units), outside.seconds)
+    return fit_all(rows, peak, units), error
 
 
 def fit_attention_anchor(
-    rows: list[dict[str, str]], base: Column, peak: float, units: float
+    table_rows: list[dict[str, str]], base: Column, peak: float, units: float
 ) -> tuple[Column, list[float]]:
-    """Efficiency and s0 from the few rows of a training kernel; launch and c stay those of the large table."""
-    flop, s, tiles, t = attention_inputs(rows)
-
-    def residual(p: Column) -> Column:
-        e, s0 = np.exp(p)
-        return np.log(attention_model((base[0], e, s0, base[3]), flop, s, tiles, peak, units) / t)
-
-    if len(t) >= 10 and len({row["heads"] for row in rows}) >= 4:  # enough to see launch and idle units too
-        low, high = np.log([1e-6, 0.05, 1.0, 0.02]), np.log([1e-4, 1.0, 8e3, 4.0])
-        start = np.clip(np.log(base), low + 1e-6, high - 1e-6)
-        every = least_squares(
-            lambda p: np.log(attention_model(np.exp(p), flop, s, tiles, peak, units) / t), start, bounds=(low, high),
-            loss="soft_l1", f_scale=0.1,
-        )  # fmt: skip
-        fitted = np.exp(np.asarray(every.x, float))
-    elif len(set(s.tolist())) < 3:  # too few lengths for a slope
-        ratio = attention_model(base, flop, s, tiles, peak, units) / t
-        fitted = base * np.array([1.0, float(np.median(ratio)), 1.0, 1.0])
-    else:
-        result = least_squares(
-            residual,
-            np.log([0.5, 500.0]),
-            bounds=(np.log([0.05, 1.0]), np.log([1.0, 2e4])),
-            loss="soft_l1",
-            f_scale=0.1,
-        )
-        fitted = np.array([base[0], *np.exp(result.x), base[3]])
-    return fitted, error_of(attention_model(fitted, flop, s, tiles, peak, units), t)
+    """Constants from the few rows of a training kernel; what they cannot show stays that of the large table."""
+    rows = attention_rows(table_rows)
+    many = len(rows.seconds) >= 10 and len({row["heads"] for row in table_rows}) >= 4
+    found = refine_all(rows, base, peak, units) if many else refine_rate(rows, base, peak, units)
+    return found, error_of(attention_model(found, rows, peak, units), rows.seconds)
 
 
 def build_attention(
@@ -365,11 +217,6 @@ def triple(values: Iterable[float]) -> tuple[float, float, float]:
     return forward, dgrad, wgrad
 
 
-def short(value: float, digits: int = 4) -> float:
-    """Rounded to significant digits, for a readable file."""
-    return float(f"{value:.{digits}g}")
-
-
 # ---------------------------------------------------------------------------------------------------- grouped GEMM
 
 
@@ -392,12 +239,10 @@ def fit_grouped_backward(rows: list[dict[str, str]], curve: GemmCurve, peak: flo
             rows_, columns_, depth_ = s
             return trial.grouped_time(m, rows_, columns_, depth_, g, w, peak * level, memory)
 
-        fit = least_squares(lambda p, f=time, us=us: np.log(f(np.exp(p)) / (us * 1e-6)), np.log([150.0, 0.9]),
-                            bounds=(np.log([1.0, 0.3]), np.log([3e3, 1.0])), loss="soft_l1", f_scale=0.1)  # fmt: skip
-        m_g, e_g = np.exp(fit.x)
+        m_g, e_g = fit_grouped(time, us * 1e-6, (150.0, 0.9), 0.3)
         result["m"].append(short(m_g, 3))
         result["e"].append(short(min(e_g, 1.0), 3))
-        result["errors"][layout] = error_of(time(np.exp(fit.x)), us * 1e-6)
+        result["errors"][layout] = error_of(time(np.array([m_g, e_g])), us * 1e-6)
     return result
 
 
@@ -423,9 +268,7 @@ def fit_grouped_forward(
     half = RANDOM.random(len(t)) < 0.5
 
     def fit(chosen: Any) -> Column:
-        result = least_squares(lambda p: np.log(time(np.exp(p)) / t)[chosen], np.log([100.0, 0.8]),
-                               bounds=(np.log([1.0, 0.2]), np.log([3e3, 1.0])), loss="soft_l1", f_scale=0.1)  # fmt: skip
-        return np.asarray(np.exp(result.x), float)
+        return fit_grouped(lambda p: time(p)[chosen], t[chosen], (100.0, 0.8), 0.2)
 
     error = error_of(time(fit(half))[~half], t[~half])
     m_g, e_g = fit(np.ones(len(t), bool))
@@ -977,7 +820,7 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         if len(rows) < 500:
             continue
         peak = spec["peak_dense_tflops"][peak_name] * 1e12
-        curve = fit_gemm(rows, recipe, peak, memory, units, spec["arch"] == "Ampere")
+        curve = fit_table(rows, recipe, peak, memory, units, spec["arch"] == "Ampere")
         forward = {"m": grouped["m"][0], "e": grouped["e"][0], "error": grouped["errors"]["grouped-fwd"], "rows": 0}
         moe_dtype = "bfloat16" if recipe == "bf16" else recipe
         moe_rows = [r for r in raw["moe_gemm"] if r["gpu"] == device and r["dtype"] == moe_dtype]
@@ -1142,7 +985,7 @@ def main(arguments: list[str]) -> None:
     b200 = specs["B200-SXM"]
     rows = [r for r in raw["gemm"] if r["gpu"] == "B200-SXM" and r["dtype"] == "bfloat16" and r["source"] == "aic-trt"]
     random_state = RANDOM.bit_generator.state
-    curve = fit_gemm(rows, "bf16", 2250e12, 8000e9, float(b200["compute_units"]), False)
+    curve = fit_table(rows, "bf16", 2250e12, 8000e9, float(b200["compute_units"]), False)
     grouped = fit_grouped_backward([r for r in raw["gemm"] if r["gpu"] == "B200-SXM"], curve, 2250e12, 8000e9)
     print("grouped", grouped)
     for name in MEASURED:

@@ -1,4 +1,4 @@
-"""``plan models``, ``plan hardware``, ``plan trainers``: what the library holds."""
+"""``plan models``, ``plan trainers``: what the library holds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,6 @@ def models() -> None:
     from planner.report.library import models_table
 
     console().print(models_table())
-
-
-@click.command()
-def hardware() -> None:
-    """List the hardware profiles."""
-    from planner.report.library import hardware_table
-
-    console().print(hardware_table())
 
 
 @click.command()

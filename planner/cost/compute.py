@@ -199,7 +199,8 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     """Mean over the model's full and windowed layers; backward is one kernel and belongs to the input gradient."""
     model = shard.model
     value_dim = model.attention_output_size / model.num_heads
-    dtype = shard.trainer.attention_dtype if shard.workload.precision in LOW_PRECISIONS else "bf16"
+    plain = "fp32" if shard.workload.precision == "fp32" else "bf16"  # fp32: where a profile measured it, else as bf16
+    dtype = shard.trainer.attention_dtype if shard.workload.precision in LOW_PRECISIONS else plain
 
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(

@@ -1,0 +1,229 @@
+"""Time of a collective: inside one domain as measured, across nodes by two straight lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from planner import arrays as npt
+from planner import units
+from planner.curves.reading import Column, checked, column, numbers
+from planner.errors import PlannerError
+
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
+
+
+def bus_factor(op: str, n: npt.ArrayLike) -> Column:
+    """Bytes on the busiest link over the buffer size S.  [nccl-tests, PERFORMANCE.md]
+
+    2 (n-1)/n all_reduce; (n-1)/n all_gather, reduce_scatter, all_to_all; 1 broadcast, send_recv.
+    """
+    n = np.maximum(column(n), 1.0)
+    if op == "all_reduce":
+        return 2.0 * (n - 1.0) / n
+    if op in ("broadcast", "send_recv"):
+        return np.ones_like(n)
+    return (n - 1.0) / n
+
+
+def least_factor(op: str, n: npt.ArrayLike) -> Column:
+    """Bytes each GPU must receive over S, whatever the algorithm: the physical floor of the time is this x S / link.
+
+    An all_reduce inside the switch (NVLS, SHARP) receives S once, so its *bus* bandwidth may reach 2 (n-1)/n times the
+    link; every other operation receives what its bus factor counts.
+    """
+    return np.minimum(bus_factor(op, n), 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveCurve:
+    """Measured times of one collective inside one domain, over (log2 size, log2 group)."""
+
+    op: str
+    sizes: Column
+    """Buffer sizes S in bytes, increasing powers of two."""
+    groups: Column
+    """Group sizes that were measured, increasing, from 2."""
+    seconds: Column
+    """Shape (len(groups), len(sizes)), never decreasing along the size."""
+
+    @classmethod
+    def from_dict(cls, op: str, data: object, where: str) -> CollectiveCurve:
+        """``us`` maps the group size to microseconds, one per octave from ``first_size``.
+
+        Measured times that fall with the size are lifted to the longest before them: noise must not reward more bytes.
+        """
+        entry = checked(data, where, ("first_size", "us"))
+        first = units.parse(entry["first_size"], "bytes", what=f"{where} first_size")
+        rows = entry["us"]
+        if not isinstance(rows, dict) or not rows:
+            raise PlannerError(f"{where}: us must map group sizes to lists of microseconds")
+        groups = numbers(sorted(rows), f"{where} group sizes", above=2.0)
+        lists = [numbers(rows[key], f"{where} us {key}", above=1e-3) for key in sorted(rows)]
+        if len({row.size for row in lists}) != 1 or lists[0].ndim != 1 or lists[0].size < 2:
+            raise PlannerError(f"{where}: us must map group sizes to lists of equal length, two numbers or more")
+        us = np.stack(lists)
+        sizes: Column = first * np.exp2(np.arange(us.shape[1], dtype=np.float64))
+        return cls(op=op, sizes=sizes, groups=groups, seconds=np.maximum.accumulate(us * 1e-6, axis=1))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        rows = (self.seconds * 1e6).round(6).tolist()
+        us = {int(group): row for group, row in zip(self.groups, rows, strict=True)}
+        return {"first_size": f"{float(self.sizes[0])!r} B", "us": us}
+
+    def latency(self) -> Column:
+        """Time of the smallest message per group size."""
+        result: Column = self.seconds[:, 0]
+        return result
+
+    def bus_bandwidth(self) -> Column:
+        """Bus bandwidth of the largest message per group size, bytes/s."""
+        result: Column = bus_factor(self.op, self.groups) * self.sizes[-1] / self.seconds[:, -1]
+        return result
+
+    def with_link(self, ratio: float) -> CollectiveCurve:
+        """The same curve on a link of ``ratio`` times the bandwidth: all but the latency scales."""
+        latency = self.seconds[:, :1]
+        return replace(self, seconds=latency + (self.seconds - latency) / ratio)
+
+    def time(self, size: Column, n: Column) -> Column:
+        """Seconds, log-log between the measured points; 0 for a group of one or no bytes.
+
+        Above the largest size the last bus bandwidth holds, below the smallest the latency. Above the largest group the
+        volume grows with the bus factor, the latency with n (all_reduce: with log2 n, it is a tree there).
+        """
+        n_in = np.clip(n, self.groups[0], self.groups[-1])
+        rows = np.log(self.seconds)
+        log_size = np.log2(np.maximum(size, 1.0))
+        log_sizes = np.log2(self.sizes)
+        position = np.interp(log_size, log_sizes, np.arange(len(log_sizes), dtype=np.float64))
+        below = np.minimum(position.astype(np.intp), len(log_sizes) - 2)
+        fraction = position - below
+        group_position = np.interp(np.log2(n_in), np.log2(self.groups), np.arange(len(self.groups), dtype=np.float64))
+        if len(self.groups) == 1:
+            log_time = (1.0 - fraction) * rows[0, below] + fraction * rows[0, below + 1]
+        else:
+            lower = np.minimum(group_position.astype(np.intp), len(self.groups) - 2)
+            share = group_position - lower
+            log_time = (1.0 - share) * ((1.0 - fraction) * rows[lower, below] + fraction * rows[lower, below + 1])
+            log_time = log_time + share * (
+                (1.0 - fraction) * rows[lower + 1, below] + fraction * rows[lower + 1, below + 1]
+            )
+        time = np.exp(log_time) * np.maximum(size / self.sizes[-1], 1.0)
+        time = self._beyond(time, n, n_in)
+        return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)
+
+    def _beyond(self, time: Column, n: Column, n_in: Column) -> Column:
+        """Groups larger than measured (and, for one measured group, smaller): volume and latency by their laws."""
+        latency = np.interp(n_in, self.groups, self.latency())
+        n = np.maximum(n, 2.0)
+        growth = np.log2(n) / np.log2(n_in) if self.op == "all_reduce" else n / n_in
+        growth = np.ones_like(n) if self.op == "send_recv" else growth
+        volume = bus_factor(self.op, n) / bus_factor(self.op, n_in)
+        return np.maximum(time - latency, 0.0) * volume + latency * growth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """One protocol of a collective across nodes: a straight line in the bytes."""
+
+    efficiency: float
+    """Bus bandwidth over the line rate of the NICs that the group has in a node."""
+    latency: float
+    latency_per_rank: float
+    latency_per_doubling: float
+
+    def stretched(self, factor: float) -> Segment:
+        """The line with its latencies multiplied."""
+        return replace(self, latency=self.latency * factor, latency_per_rank=self.latency_per_rank * factor,
+                       latency_per_doubling=self.latency_per_doubling * factor)  # fmt: skip
+
+    def latency_of(self, n: Column, nodes: Column) -> Column:
+        """a = latency + per_rank (n - 1) + per_doubling log2(nodes), seconds: rings grow with n, trees with log2."""
+        return self.latency + self.latency_per_rank * (n - 1.0) + self.latency_per_doubling * np.log2(nodes)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str) -> Segment:
+        """From a mapping with the names of the fields; latencies have units."""
+        times = ("latency", "latency_per_rank", "latency_per_doubling")
+        entry = checked(data, where, ("efficiency", *times))
+        values = {key: units.parse(entry[key], "seconds", what=f"{where} {key}") for key in times}
+        efficiency = float(numbers(entry["efficiency"], f"{where} efficiency", above=0.0))
+        if not 0 < efficiency <= 1:
+            raise PlannerError(
+                f"{where}: efficiency {efficiency:g} is above the line rate of the NICs; it must be in 0..1"
+            )
+        return cls(efficiency=efficiency, **values)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        times = ("latency", "latency_per_rank", "latency_per_doubling")
+        return {"efficiency": self.efficiency, **{key: f"{getattr(self, key)!r} s" for key in times}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkCurve:
+    """Time of one collective across nodes: t = min over two protocols of a + x / e, x = F S / line rate.
+
+    NCCL switches from a protocol of low latency and low bandwidth (``fast``, LL) to one of high latency and bandwidth
+    (``bulk``, Simple); two lines fit the measured sweeps to 4 percent (median), one line to 11.
+    """
+
+    fast: Segment
+    bulk: Segment
+    two_nodes: float | None = None
+    """Efficiency of bulk on exactly two whole nodes where measured (NVLS tree, may pass 1); never extrapolated."""
+    inside: tuple[float, float, float] = (1.0, 0.0, 1.0)
+    """Part of the bus bandwidth inside a rack that is left across racks: on two, loss per doubling, least."""
+    source: str = ""
+    """Cluster the constants were fitted on."""
+    errors: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str) -> NetworkCurve:
+        """From a mapping with ``fast`` and ``bulk``."""
+        entry = checked(data, where, ("fast", "bulk"), ("two_nodes", "inside", "source", "errors"))
+        two = entry.get("two_nodes")
+        inside = numbers(entry.get("inside", [1.0, 0.0, 1.0]), f"{where} inside", above=0.0)
+        if inside.shape != (3,) or inside[2] <= 0 or inside[0] < inside[2]:
+            raise PlannerError(
+                f"{where}: inside holds three numbers: share on two domains, loss per doubling, least share"
+            )
+        return cls(
+            inside=(float(inside[0]), float(inside[1]), float(inside[2])),
+            fast=Segment.from_dict(entry["fast"], f"{where} fast"),
+            bulk=Segment.from_dict(entry["bulk"], f"{where} bulk"),
+            two_nodes=None if two is None else float(numbers(two, f"{where} two_nodes", above=0.01)),
+            source=str(entry.get("source", "")),
+            errors=dict(entry.get("errors", {})),
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        return {"fast": self.fast.to_dict(), "bulk": self.bulk.to_dict(), "two_nodes": self.two_nodes,
+                "inside": list(self.inside), "source": self.source, "errors": self.errors}  # fmt: skip
+
+    def stretched(self, factor: float) -> NetworkCurve:
+        """The curve with all latencies multiplied."""
+        return replace(self, fast=self.fast.stretched(factor), bulk=self.bulk.stretched(factor))
+
+    def with_share(self, factor: float) -> NetworkCurve:
+        """The curve with the shares of the line rate multiplied."""
+        two = None if self.two_nodes is None else self.two_nodes * factor
+        fast, bulk = (replace(line, efficiency=line.efficiency * factor) for line in (self.fast, self.bulk))
+        return replace(self, fast=fast, bulk=bulk, two_nodes=two)
+
+    def time(self, transfer: Column, floor: Column, n: Column, nodes: Column, whole: Column, stretch: float) -> Column:
+        """Seconds. ``transfer`` x at line rate; ``floor`` the transfer inside the nodes, which bounds both protocols.
+
+        ``whole`` is true where the group has every GPU of its nodes; ``stretch`` multiplies the latencies.
+        """
+        bulk = column(self.bulk.efficiency)
+        if self.two_nodes is not None:
+            bulk = np.where((nodes == 2.0) & (whole > 0), self.two_nodes, bulk)
+        floor = floor / np.maximum(self.inside[0] - self.inside[1] * np.log2(nodes / 2.0), self.inside[2])
+        slow_start = stretch * self.fast.latency_of(n, nodes) + np.maximum(transfer / self.fast.efficiency, floor)
+        return np.minimum(slow_start, stretch * self.bulk.latency_of(n, nodes) + np.maximum(transfer / bulk, floor))

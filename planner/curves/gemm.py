@@ -1,0 +1,227 @@
+"""Time of a matrix product by its shape: saturating rate, roofline, tiles and waves, a residual grid."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from planner import arrays as npt
+from planner import units
+from planner.curves.reading import Column, checked, column, numbers
+from planner.errors import PlannerError
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grid:
+    """A correction factor over (log M, log N, log K), interpolated linearly in the logarithms, clamped outside."""
+
+    m: Column
+    n: Column
+    k: Column
+    log_factor: Column
+    """Logarithm of measured / model (both above the launch time) at the nodes, shape (len(m), len(n), len(k))."""
+
+    @classmethod
+    def from_dict(cls, data: object, where: str) -> Grid:
+        """``percent`` holds 100 x measured / model: one row per (m, n), m outermost, one number per k."""
+        entry = checked(data, where, ("m", "n", "k", "percent"))
+        m, n, k = (numbers(entry[axis], f"{where} {axis}", above=1.0) for axis in ("m", "n", "k"))
+        percent = numbers(entry["percent"], f"{where} percent", above=1.0)
+        if percent.size != m.size * n.size * k.size:
+            raise PlannerError(f"{where}: percent has {percent.size} numbers, expected {m.size} x {n.size} x {k.size}")
+        return cls(m=m, n=n, k=k, log_factor=np.log(percent / 100.0).reshape(m.size, n.size, k.size))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        percent = np.round(100.0 * np.exp(self.log_factor), 6).reshape(-1, self.k.size)
+        return {"m": self.m.tolist(), "n": self.n.tolist(), "k": self.k.tolist(), "percent": percent.tolist()}
+
+    @staticmethod
+    def weights(nodes: Column, x: Column) -> tuple[npt.NDArray[np.intp], Column]:
+        """Index of the node below x and the fraction of the way to the next one, in the logarithm."""
+        logs = np.log(nodes)
+        position = np.interp(np.log(np.maximum(x, 1.0)), logs, np.arange(len(nodes), dtype=np.float64))
+        below = np.minimum(position.astype(np.intp), len(nodes) - 2)
+        return below, position - below
+
+    def factor(self, m: Column, n: Column, k: Column) -> Column:
+        """exp(sum over the 8 corners of weight x log_factor)."""
+        im, wm = self.weights(self.m, m)
+        jn, wn = self.weights(self.n, n)
+        lk, wk = self.weights(self.k, k)
+        _, size_n, size_k = self.log_factor.shape
+        flat = self.log_factor.ravel()
+        base = (im * size_n + jn) * size_k + lk
+        total: Column = column(0.0)
+        for di, wi in ((0, 1.0 - wm), (1, wm)):
+            for dj, wj in ((0, 1.0 - wn), (1, wn)):
+                corner = base + (di * size_n + dj) * size_k
+                total = total + wi * wj * ((1.0 - wk) * flat[corner] + wk * flat[corner + 1])
+        return np.exp(total)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waves:
+    """Tile and wave quantisation of a chip without balanced tiles (Ampere and before)."""
+
+    tiles: Column
+    """Candidate tiles, shape (number, 2): rows and columns of the output."""
+    tile_cost: Column
+    """Relative cost of one FLOP in each tile (1 = the best tile), shape (number,)."""
+    compute_units: float
+
+    @classmethod
+    def from_dict(cls, data: object, where: str) -> Waves:
+        """``tiles`` as pairs, ``tile_cost`` beside them."""
+        entry = checked(data, where, ("tiles", "tile_cost", "compute_units"))
+        tiles = numbers(entry["tiles"], f"{where} tiles", above=1.0).reshape(-1, 2)
+        cost = numbers(entry["tile_cost"], f"{where} tile_cost", above=1.0)
+        return cls(tiles=tiles, tile_cost=cost, compute_units=float(entry["compute_units"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        return {
+            "tiles": self.tiles.tolist(),
+            "tile_cost": self.tile_cost.tolist(),
+            "compute_units": self.compute_units,
+        }
+
+    def area(self, m: Column, n: Column) -> Column:
+        """Output elements that the chip works through for M x N: min over tiles of cost x ceil(T/U) U x tile area.
+
+        T = ceil(M/tm) ceil(N/tn) tiles on U compute units; the library picks the best tile. Where T <= U the library
+        splits K instead, and what that loses is in the saturation constants: M N. Grows with M and N.
+        """
+        m, n = m[..., None], n[..., None]
+        tiles_needed = np.ceil(m / self.tiles[:, 0]) * np.ceil(n / self.tiles[:, 1])
+        area = np.ceil(tiles_needed / self.compute_units) * self.compute_units * self.tiles[:, 0] * self.tiles[:, 1]
+        area = np.where(tiles_needed <= self.compute_units, m * n, area)
+        best: Column = np.min(self.tile_cost * area, axis=-1)
+        return best
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmCurve:
+    """Time of one dense GEMM of output M x N and reduction K.
+
+    t = t0 + r(M,N,K) max(2 (A + m0 N + n0 M + m0 n0)(K + k0) / (P e), bytes / (W u)) + q M K / W, never below 2MNK / P;
+    q only where the activation is quantised first, P peak, W memory bandwidth, A = M N, or the area with tiles and waves
+    (``Waves``), r residual grid (1 without one).
+    With A = M N the first term is 2MNK/(P e) (1 + m0/M)(1 + n0/N)(1 + k0/K).
+    """
+
+    peak_name: str
+    """Key of peak_flops that bounds it."""
+    operand_bytes: float
+    """Bytes per element of both inputs as the tensor core reads them."""
+    quantise: bool
+    """The measured time includes reading the 2-byte activation (M x K) and writing it quantised."""
+    quantise_traffic: float = 0.0
+    """What that costs: q bytes per element of the activation at the nominal bandwidth, q M K / W."""
+    efficiency: float
+    m0: float
+    n0: float
+    k0: float
+    memory_efficiency: float
+    launch: float
+    """t0, seconds."""
+    grid: Grid | None = None
+    waves: Waves | None = None
+    grouped_m0: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Saturation in tokens per group of a grouped GEMM: forward, dgrad, wgrad."""
+    grouped_efficiency: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    """Rate of a large grouped GEMM over the rate of a large dense one: forward, dgrad, wgrad."""
+    accumulate: float = 0.0
+    """Part of the traffic of accumulating a weight gradient, at the nominal bandwidth, that its GEMM does not hide."""
+    errors: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_dict(cls, data: object, where: str) -> GemmCurve:
+        """From a mapping with the names of the fields; ``launch`` has a unit."""
+        constants = ("efficiency", "m0", "n0", "k0", "memory_efficiency")
+        triples = ("grouped_m0", "grouped_efficiency")
+        required = ("peak_name", "operand_bytes", "quantise", *constants, "launch")
+        entry = checked(data, where, required, (*triples, "accumulate", "quantise_traffic", "grid", "waves", "errors"))
+        values: dict[str, Any] = {
+            key: float(numbers(entry[key], f"{where} {key}", above=0.0)) for key in ("operand_bytes", *constants)
+        }
+        for key in triples:
+            if key in entry:
+                values[key] = tuple(numbers(entry[key], f"{where} {key}", above=0.0).tolist())
+        for key in ("accumulate", "quantise_traffic"):
+            if key in entry:
+                values[key] = float(numbers(entry[key], f"{where} {key}", above=0.0))
+        return cls(
+            peak_name=str(entry["peak_name"]),
+            quantise=bool(entry["quantise"]),
+            launch=units.parse(entry["launch"], "seconds", what=f"{where} launch"),
+            grid=Grid.from_dict(entry["grid"], f"{where} grid") if "grid" in entry else None,
+            waves=Waves.from_dict(entry["waves"], f"{where} waves") if "waves" in entry else None,
+            errors=dict(entry.get("errors", {})),
+            **values,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        names = ("peak_name", "operand_bytes", "quantise", "efficiency", "m0", "n0", "k0", "memory_efficiency")
+        data: dict[str, Any] = {name: getattr(self, name) for name in names}
+        data["launch"] = f"{self.launch!r} s"
+        data |= {name: list(getattr(self, name)) for name in ("grouped_m0", "grouped_efficiency")}
+        data |= {"accumulate": self.accumulate, "quantise_traffic": self.quantise_traffic}
+        data["errors"] = self.errors
+        data |= {
+            name: part.to_dict() for name, part in (("grid", self.grid), ("waves", self.waves)) if part is not None
+        }
+        return data
+
+    def without_quantisation(self, plain: GemmCurve) -> GemmCurve:
+        """The GEMM alone, on inputs that are quantised already: one kernel, launched as ``plain``, that of bf16."""
+        if not self.quantise:
+            return self
+        return replace(self, quantise=False, launch=min(self.launch, plain.launch))
+
+    def bytes_moved(self, m: Column, n: Column, k: Column) -> Column:
+        """Inputs once, output of 2 bytes once."""
+        return self.operand_bytes * (m * k + n * k) + 2.0 * m * n
+
+    def time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
+        """Seconds of one GEMM; the equation is in the class."""
+        return np.maximum(self.unbounded_time(m, n, k, peak, bandwidth), 2.0 * m * n * k / peak)
+
+    def unbounded_time(self, m: Column, n: Column, k: Column, peak: float, bandwidth: float) -> Column:
+        """The same without the bound by the peak: what the constants say, which ``checks`` holds against the bound."""
+        area = m * n if self.waves is None else self.waves.area(m, n)
+        outputs = area + self.m0 * n + self.n0 * m + self.m0 * self.n0
+        compute = 2.0 * outputs * (k + self.k0) / (peak * self.efficiency)
+        memory = self.bytes_moved(m, n, k) / (bandwidth * self.memory_efficiency)
+        work = np.maximum(compute, memory)
+        if self.grid is not None:
+            work = work * self.grid.factor(m, n, k)
+        if self.quantise:
+            work = work + self.quantise_traffic * m * k / bandwidth
+        return self.launch + work
+
+    def grouped_time(
+        self, tokens: Column, m: Column, n: Column, k: Column, groups: Column, which: int, peak: float,
+        bandwidth: float, gradient_bytes: float = 4.0,
+    ) -> Column:  # fmt: skip
+        """Seconds of ``groups`` equal GEMMs of M x N x K in one kernel; ``which`` 0 forward, 1 dgrad, 2 wgrad.
+
+        t = t0 + max(g 2MNK / (P e e_g) (1 + m_g/T)(1 + n0/N)(1 + k0/K), g bytes / (W u)), T tokens per group; in wgrad
+        T is the reduction, and the gradient is accumulated: 2 ``gradient_bytes`` per weight, less the 2 of the output.
+        m_g was measured with fp32 gradients; what it exceeds that of dgrad by is this traffic, and shrinks with it.
+        """
+        flop = 2.0 * m * n * k * groups
+        accumulated = 2.0 * gradient_bytes - 2.0
+        filling = self.grouped_m0[which]
+        if which == 2:
+            filling = self.grouped_m0[1] + (filling - self.grouped_m0[1]) * accumulated / 6.0
+        saturation = (1.0 + filling / tokens) * (1.0 + self.n0 / n)
+        saturation = saturation * (1.0 + (0.0 if which == 2 else self.k0) / k)
+        compute = flop / (peak * self.efficiency * self.grouped_efficiency[which]) * saturation
+        traffic = self.bytes_moved(m, n, k) + (accumulated * m * n if which == 2 else 0.0)
+        memory = groups * traffic / (bandwidth * self.memory_efficiency)
+        quantised = groups * self.quantise_traffic * m * k / bandwidth if self.quantise else 0.0
+        return np.maximum(self.launch + np.maximum(compute, memory) + quantised, flop / peak)

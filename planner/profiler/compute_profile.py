@@ -1,0 +1,335 @@
+"""The compute half of a profile: which points, how one is measured, and the keys of the profile that they give.
+
+    points = compute_points(models, hardware_guess="h100-sxm", device="cuda")
+    measured = [measure_compute(point, "cuda", budget_s=0.5) for point in points]
+    fit = fit_compute(measured, base_of("cuda", measured, load_hardware("h100-sxm")), "cuda")
+
+Points come in the order in which they should be measured: what every profile needs first, then by share of the predicted
+step time. Stop anywhere: what is missing keeps the constants of the guess and is said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from planner import library, units
+from planner.curves import AttentionCurve, GemmCurve
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, load_hardware
+from planner.model import load_model
+from planner.profiler import definitions
+from planner.profiler.definitions import flop, moved_bytes, text
+from planner.profiler.fit_compute import (
+    Base,
+    ComputeFit,
+    attention_entries,
+    gemm_curves,
+    machine_keys,
+    memory_fractions,
+    points_by_family,
+    spreads,
+    stand_ins,
+)
+from planner.profiler.layer_check import check, layer_point
+from planner.profiler.points import Measured, Point
+from planner.profiler.shapes import Wanted, affordable, weighed
+
+MODELS = {"cuda": ("llama-8b", "llama-70b", "qwen3-30b-a3b"), "cpu": ("gpt3-125m",)}
+"""Models of a profile when none is named: heads of 128 with grouped queries, sizes from 4k to 8k, and experts; on a CPU what
+it can run."""
+GPUS = {"cuda": (8, 64), "cpu": (1, 8)}
+"""Sizes of job whose best layouts count."""
+CPU_SEQUENCE = 512
+CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.06, 0.6
+"""FLOP/s and bytes/s of a slow core, and the longest run of an operator and of a layer there in seconds."""
+CPU_TRAFFIC = 16.0 * units.MIB
+"""Bytes of a memory-bound point on a CPU: about what one operator of a layer moves there."""
+SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
+SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
+FLOPS_PER_CYCLE = {"avx512f": 64.0, "fma": 32.0, "avx": 16.0}
+"""fp32 FLOP per cycle and core of an x86 with two vector units of the kind; one with a single unit reaches half."""
+
+
+def compute_points(
+    models: Sequence[str], hardware_guess: str, device: str, *, sequence_length: int | None = None,
+    precision: str | None = None,
+) -> list[Point]:  # fmt: skip
+    """What to measure, in this order. Raises PlannerError where nothing of the models can be measured on the device."""
+    _check_device(device)
+    named = tuple(models) or MODELS[device]
+    dtype = "fp32" if device == "cpu" else None
+    length = sequence_length or (CPU_SEQUENCE if device == "cpu" else None)
+    wanted = Wanted(
+        models=named, gpus=GPUS[device], sequence_length=length, precision=precision,
+        largest_traffic=CPU_TRAFFIC if device == "cpu" else units.GIB,
+    )  # fmt: skip
+    shapes = weighed(wanted, hardware_guess, dtype)
+    if device == "cpu":
+        shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
+        if not any(point.family == "gemm" for point in shapes):
+            raise PlannerError(
+                f"no layer of {', '.join(named)} at {length} tokens runs in {CPU_LONGEST:g} s on one core; "
+                "profile a smaller model here, such as gpt3-125m, or shorter sequences"
+            )
+    layers = [point for name in named for point in layer_points(name, device, length)]
+    first, last = _facts(device), _spanning(device)
+    anchors, rest = _anchors(shapes)
+    half = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
+    classes = [point for point in last if point.family == "memory_bound"]
+    ordered = [*first, *anchors, *classes, *rest[:half], *layers, *_machine(device), *rest[half:], *last]
+    unique: dict[object, Point] = {}
+    for point in ordered:
+        unique.setdefault(point.identity, point)
+    return list(unique.values())
+
+
+def _check_device(device: str) -> None:
+    if device not in MODELS:
+        raise PlannerError(f"unknown device '{device}'; known: {', '.join(MODELS)}")
+
+
+def _facts(device: str) -> list[Point]:
+    """Cheap, and needed by every profile."""
+    names = ("usable", "context", "allocator_rounding", "workspace") if device == "cuda" else ("usable",)
+    kinds = ("stream", "graph") if device == "cuda" else ("stream",)
+    return [*(Point.of("bytes", name=name) for name in names), *(Point.of("launch", kind=kind) for kind in kinds)]
+
+
+def _machine(device: str) -> list[Point]:
+    """Clocks under load, the host and the way to it."""
+    size, dtype = SUSTAINED_SIZE[device], "bf16" if device == "cuda" else "fp32"
+    points = [
+        definitions.gemm(dtype, "forward", size, size, size),
+        Point.of("sustained", dtype=dtype, m=size, n=size, k=size, seconds=SUSTAINED_SECONDS[device]),
+        Point.of("host_stream", bytes=int((512 if device == "cuda" else 64) * units.MIB)),
+        Point.of("cpu_adam", parameters=int((64 if device == "cuda" else 4) * units.MIB)),
+    ]
+    if device == "cuda":
+        points += [Point.of("host_copy", direction=way, bytes=int(256 * units.MIB)) for way in ("h2d", "d2h")]
+    return points
+
+
+def _anchors(shapes: list[Point]) -> tuple[list[Point], list[Point]]:
+    """The weightiest point of every kind of operator and pass, so that any budget gives a whole profile; and the rest."""
+    kinds: dict[tuple[Any, ...], Point] = {}
+    for point in shapes:
+        kind = (point.family, *(point.values.get(name) for name in ("pass", "dtype", "op", "head_dim", "kernel")))
+        kinds.setdefault(kind, point)
+    chosen = {point.identity for point in kinds.values()}
+    return list(kinds.values()), [point for point in shapes if point.identity not in chosen]
+
+
+def _spanning(device: str) -> list[Point]:
+    """Shapes around those of the models, for the fits: sizes that no layout has, classes that no trainer of the search uses."""
+    dtype, width = ("bf16", 4096) if device == "cuda" else ("fp32", 512)
+    rows = 8192 if device == "cuda" else 512
+    span = (1, 4) if device == "cuda" else (1, 2)
+    more = [
+        definitions.gemm(kind, pass_, rows // scale, width // other, width // deep)
+        for kind in (("bf16", "fp16", "fp8", "tf32") if device == "cuda" else ("fp32", "bf16"))
+        for scale in (1, 4) for other in span for deep in span
+        for pass_ in definitions.GEMM_PASSES
+    ]  # fmt: skip
+    seqs, dims = ((1024, 4096, 16384), (64, 128)) if device == "cuda" else ((128, 256, 512, 1024), (64, 128))
+    kernels = ("flash", "cudnn") if device == "cuda" else ("default",)
+    heads = 16 if device == "cuda" else 4
+    variants = [(heads // 4, True), (heads, True), (heads // 4, False)]  # grouped queries, none, not causal
+    more += [
+        definitions.attention(kind, pass_, 1, heads, kv, dim, dim, seq, kernel=kernel, causal=causal)
+        for kv, causal in variants
+        for kind in (("bf16",) if device == "cuda" else ("fp32", "bf16"))
+        for dim in dims for seq in (seqs if ((kv, causal) == variants[0] and kind != "bf16") or device == "cuda" else seqs[1:2])
+        for kernel in kernels for pass_ in ("forward", "backward")
+    ]  # fmt: skip
+    more += [
+        definitions.memory_bound(op, pass_, rows, width, dtype)
+        for op, pass_ in definitions.MEMORY_BYTES if op not in ("optimizer", "quantize") or device == "cuda"
+    ]  # fmt: skip
+    more.append(definitions.memory_bound("optimizer", "forward", rows, width, "fp32"))
+    if device == "cuda":
+        more += [definitions.gemm("bf16", definitions.ACCUMULATING, m, 4096, 4096) for m in (2048, 4096, 8192)]
+        more += [definitions.gemm("bf16", "wgrad", m, 4096, 4096) for m in (2048, 4096, 8192)]
+    return more
+
+
+def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
+    """One whole layer of a dense model, forward and backward; on a GPU also its shard of a tensor parallel group of 8."""
+    spec = load_model(model)
+    if spec.is_moe or spec.is_mla:
+        return []
+    seq = sequence_length or min(spec.max_sequence_length, 4096)
+    points = []
+    for tp in (1, 8) if device == "cuda" else (1,):
+        if spec.num_heads % tp or spec.ffn_size % tp:
+            continue
+        points += [
+            layer_point(
+                pass_, hidden=spec.hidden_size, ffn=spec.ffn_size // tp, heads=spec.num_heads // tp,
+                kv_heads=max(spec.num_kv_heads // tp, 1), head_dim=spec.head_dim, batch=1, seq=seq, gated=spec.gated,
+                dtype="bf16" if device == "cuda" else "fp32",
+            )
+            for pass_ in ("forward", "backward")
+        ]  # fmt: skip
+    if device == "cpu":
+        return affordable(points, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
+    return points
+
+
+# ---------------------------------------------------------------------------------------------------- measuring
+
+
+def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
+    """Measure one point of ``compute_points``. Raises PlannerError where the device cannot run it, with the reason.
+
+    GPU: device events. CPU: processor time of one thread, because its cores may be shared with others.
+    """
+    _check_device(device)
+    import torch
+
+    from planner.profiler import machine, operators, whole_layer
+    from planner.profiler.timing import measure
+
+    threads = torch.get_num_threads()
+    alone = {
+        "launch": machine.launch, "host_copy": machine.host_copy, "cpu_adam": machine.cpu_adam,
+        "host_stream": machine.host_stream, "sustained": machine.sustained, "bytes": machine.memory_fact,
+    }  # fmt: skip
+    try:
+        if device == "cpu":
+            torch.set_num_threads(1)
+        if point.family in alone:
+            budget_s = max(budget_s, SUSTAINED_SECONDS[device]) if point.family == "sustained" else budget_s
+            return alone[point.family](point, device, budget_s)
+        make = whole_layer.layer if point.family == "layer" else operators.operator
+        run = make(point, device)
+        details = {"kernel_of_groups": operators.grouped_kernel(device)} if point.family == "grouped_gemm" else {}
+        return measure(run, device=device, clock=machine.clock_of(device), budget_s=budget_s).measured(point, **details)
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+        TypeError,
+        KeyError,
+    ) as error:  # torch: no kernel, no memory
+        if device == "cuda":
+            torch.cuda.empty_cache()
+        reason = str(error).strip() or type(error).__name__
+        raise PlannerError(f"{point.label}: {reason.splitlines()[0][:200]}") from error
+    finally:
+        torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------------------------------------------- fitting
+
+
+def base_of(device: str, measured: Sequence[Measured], guess: HardwareProfile | None) -> Base:
+    """What the fits stand on. A GPU: its profile in the library, or the nearest relative. A CPU: its own figures.
+
+    CPU: the peak is cycles times the FLOP of two vector units, or the fastest measured product where that is not known or
+    lower (a boosted clock); the bandwidth is the fastest measured stream, caches included.
+    """
+    _check_device(device)
+    if device == "cuda":
+        if guess is None:
+            raise PlannerError("a GPU profile needs the library profile that is nearest to the device: give --hardware")
+        return Base(
+            peak_flops=dict(guess.peak_flops), bandwidth=guess.memory_bandwidth, compute_units=guess.compute_units,
+            guess=guess,
+        )  # fmt: skip
+    products = [row for row in measured if row.point.family in ("gemm", "attention")]
+    streams = [row for row in measured if row.point.family == "memory_bound"]
+    if not products or not streams:
+        raise PlannerError("no product or no stream was measured: give the profile a larger --budget")
+    peaks = {}
+    for dtype in sorted({text(row.point, "dtype") for row in products}):
+        rows = [row for row in products if row.point["dtype"] == dtype]
+        fastest = float(max(flop(row.point) / row.median for row in rows))
+        peaks[dtype] = max(_nominal_peak(), fastest)
+    peaks.setdefault("bf16", peaks.get("fp32", max(peaks.values())))
+    bandwidth = float(max(moved_bytes(row.point) / row.median for row in streams))
+    return Base(peak_flops=peaks, bandwidth=bandwidth, compute_units=1.0)
+
+
+def _nominal_peak() -> float:
+    """FLOP/s of one core in fp32 from /proc/cpuinfo; 0 where that does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0.0
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    entries = {key.strip(): value.strip() for key, value in fields.items()}
+    flags = set(entries.get("flags", "").split())
+    per_cycle = next((each for flag, each in FLOPS_PER_CYCLE.items() if flag in flags), 0.0)
+    try:
+        return per_cycle * float(entries.get("cpu MHz", "0")) * units.MEGA
+    except ValueError:
+        return 0.0
+
+
+def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> ComputeFit:
+    """The compute keys of a profile file from measured points. Raises PlannerError where too little was measured."""
+    curves, residuals, further = gemm_curves(measured, base)
+    if not curves:
+        raise PlannerError("no matrix product was measured: give the profile a larger --budget")
+    if "bf16" not in curves:  # every price of a low precision looks it up
+        base.notes.append("gemm bf16: not measured, as fp32")
+        curves["bf16"] = next(iter(curves.values()))
+    keys = machine_keys(measured, base, device) | further
+    entries, attention_residuals, kernels = attention_entries(measured, base)
+    if not entries:
+        raise PlannerError("no attention kernel was measured: give the profile a larger --budget")
+    entries += _bf16_attention(entries, base)
+    launch = float(min((row.median for row in measured if row.point.family == "launch"), default=0.0))
+    fractions, memory_residuals = memory_fractions(measured, base, launch)
+    keys["gemm"] = {recipe: curve.to_dict() for recipe, curve in curves.items()}
+    keys["attention"] = entries
+    keys["kernels"] = kernels or (base.guess.kernels if base.guess else {"same_as_best": ["fa2", "fa3", "cudnn"]})
+    keys["memory_fraction"] = stand_ins(fractions, base.notes)
+    if device == "cpu":
+        base.notes.append("sustained_clock of a CPU core is 1 by definition: processor time was measured")
+        keys["sustained_clock"] = 1.0
+    profile = _with_curves(base, curves, entries, keys, launch)
+    measurements = points_by_family(measured)
+    layers = check(measured, profile)
+    if layers:
+        measurements["layer"] = layers
+        off = [abs(row["error_percent"]) for row in layers]
+        residuals["layers whole, against the sum of their operators"] = {"median": median(off), "rows": len(off)}
+    how = "measured" if device == "cuda" else "measured, processor time of one thread"
+    return ComputeFit(
+        keys=keys, residuals=residuals | attention_residuals | memory_residuals, spread=spreads(measured),
+        measured={family: how for family in ("gemm", "attention", "memory")}, notes=tuple(base.notes),
+        measurements=measurements,
+    )  # fmt: skip
+
+
+def _with_curves(
+    base: Base, curves: dict[str, GemmCurve], entries: list[dict[str, Any]], keys: dict[str, Any], launch: float,
+) -> HardwareProfile:  # fmt: skip
+    """A profile that prices operators as the file will; links and sizes play no part and are some library profile's."""
+    some = base.guess or load_hardware(library.names("hardware")[0])
+    attention = {
+        (one["kernel"], one["dtype"], one["pass"]): AttentionCurve.from_dict(one, "attention") for one in entries
+    }
+    return replace(
+        some, peak_flops=base.peak_flops, memory_bandwidth=base.bandwidth, compute_units=base.compute_units, gemm=curves,
+        attention=attention, memory_fraction=keys["memory_fraction"], kernels=keys["kernels"],
+        launch_floor=launch or some.launch_floor,
+        precise_accumulation=keys.get("precise_accumulation", some.precise_accumulation if base.guess else {}),
+    )  # fmt: skip
+
+
+def _bf16_attention(entries: list[dict[str, Any]], base: Base) -> list[dict[str, Any]]:
+    """bf16 is what every other dtype falls back to: where it was not measured, the measured one's seconds stand in."""
+    more: list[dict[str, Any]] = []
+    for entry in entries:
+        missing = not any(one["dtype"] == "bf16" and one["pass"] == entry["pass"] for one in entries + more)
+        if missing:
+            ratio = base.peak(entry["dtype"]) / base.peak("bf16")
+            more.append({**entry, "dtype": "bf16", "efficiency": [min(e * ratio, 0.98) for e in entry["efficiency"]]})
+            base.notes.append(f"attention bf16 {entry['pass']}: not measured, as {entry['dtype']}")
+    return more

@@ -1,0 +1,135 @@
+"""What is measured (Point) and what came out (Measured): plain data, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from planner.errors import PlannerError, shown
+
+Value: TypeAlias = str | int | float | bool
+"""What a point's key holds."""
+
+CLOCKS = {
+    "cuda_events": "device events around the kernels",
+    "wall": "monotonic clock of a synchronised host",
+    "cpu": "processor time of the process, all its threads",
+}
+"""The clocks, and what each counts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One thing to measure, by name and shape; two points with equal family and key are the same."""
+
+    family: str
+    """gemm, attention, collective, overlap, memory, layer, copy, ..."""
+    key: tuple[tuple[str, Value], ...]
+    """(name, value) sorted by name."""
+    weight: float = 0.0
+    """Share of the predicted step time that the point stands for, 0 where that is not known."""
+
+    @classmethod
+    def of(cls, family: str, *, weight: float = 0.0, **values: Value) -> Point:
+        """``Point.of("gemm", m=4096, n=4096, k=8192, dtype="bf16")``."""
+        return cls(family=family, key=tuple(sorted(values.items())), weight=weight)
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """The key as a mapping."""
+        return dict(self.key)
+
+    @property
+    def identity(self) -> tuple[str, tuple[tuple[str, Value], ...]]:
+        """What makes it the same point, whatever its weight."""
+        return self.family, self.key
+
+    @property
+    def label(self) -> str:
+        """For a person: ``gemm dtype=bf16 k=8192 m=4096 n=4096``."""
+        return " ".join((self.family, *(f"{name}={value}" for name, value in self.key)))
+
+    def __getitem__(self, name: str) -> Value:
+        return self.values[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        return {"family": self.family, "key": self.values, "weight": self.weight}
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "point") -> Point:
+        """Raises PlannerError."""
+        entry = _entry(data, where, ("family", "key", "weight"))
+        key = entry["key"]
+        if not isinstance(key, Mapping) or any(not isinstance(value, str | int | float) for value in key.values()):
+            raise PlannerError(f"{where}: key must map names to texts and numbers, it is {shown(key)}")
+        weight = float(_number(entry["weight"], f"{where} weight"))
+        return cls(family=str(entry["family"]), key=tuple(sorted(key.items())), weight=weight)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """A measured point: median and its confidence interval, in seconds (bytes for family "bytes")."""
+
+    point: Point
+    """What."""
+    median: float
+    """Seconds; for a collective, of the slowest rank of each repetition."""
+    low: float
+    """Lower end of the confidence interval of the median."""
+    high: float
+    """Upper end."""
+    repetitions: int
+    """Samples that the median is of; none was dropped."""
+    outliers: int = 0
+    """Samples further from the median than ``timing.OUTLIER`` deviations: counted, and still among the samples."""
+    clock: str = "wall"
+    """One of CLOCKS."""
+    confidence: float = 0.95
+    """Chance that low..high holds the median, from the order statistics."""
+    details: tuple[tuple[str, Value], ...] = ()
+    """Anything else a family wants to keep, sorted by name."""
+
+    @property
+    def spread(self) -> float:
+        """Half the width of the interval over the median."""
+        return 0.5 * (self.high - self.low) / self.median if self.median > 0 else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data that ``from_dict`` reads back."""
+        return {
+            "point": self.point.to_dict(), "median": self.median, "low": self.low, "high": self.high,
+            "repetitions": self.repetitions, "outliers": self.outliers, "clock": self.clock,
+            "confidence": self.confidence, "details": dict(self.details),
+        }  # fmt: skip
+
+    @classmethod
+    def from_dict(cls, data: object, where: str = "measured") -> Measured:
+        """Raises PlannerError."""
+        numbers = ("median", "low", "high", "confidence")
+        counts = ("repetitions", "outliers")
+        entry = _entry(data, where, ("point", "clock", "details", *numbers, *counts))
+        if entry["clock"] not in CLOCKS:
+            raise PlannerError(f"{where}: the clock {shown(entry['clock'])} is none of {', '.join(CLOCKS)}")
+        values: dict[str, Any] = {name: float(_number(entry[name], f"{where} {name}")) for name in numbers}
+        values |= {name: int(_number(entry[name], f"{where} {name}")) for name in counts}
+        if not isinstance(entry["details"], Mapping):
+            raise PlannerError(f"{where}: details must be a mapping, it is {shown(entry['details'])}")
+        details = tuple(sorted(entry["details"].items()))
+        return cls(point=Point.from_dict(entry["point"], where), clock=entry["clock"], details=details, **values)
+
+
+def _entry(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{where}: expected a mapping, found {type(data).__name__}")
+    for key in keys:
+        if key not in data:
+            raise PlannerError(f"{where}: the key '{key}' is missing")
+    return data
+
+
+def _number(value: object, what: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
+        raise PlannerError(f"{what}: {shown(value)} is not a number from zero")
+    return value

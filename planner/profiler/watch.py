@@ -1,0 +1,188 @@
+"""A rank that dies, a link that hangs: the profile ends within a stated time, with a sentence that names them.
+
+Every rank says in the store what it is about to do and, from a thread, that it is alive. When an operation raises, or does
+not end within its time, or another rank has failed, the rank posts that, waits GRACE for the others and ends; one of
+them says which ranks are missing or what went wrong. The thread sees it even where the operation never returns.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from planner.errors import PlannerError
+
+TICK = 0.25
+"""Seconds between two signs of life."""
+GRACE = 1.5
+"""Seconds that the ranks wait for each other when something has failed: silent for that long is gone."""
+FAILED = 3
+"""Exit code of a rank of a failed profile."""
+CONNECTION = ("connection", "closed by peer", "timed out", "timeout", "nccl", "broken pipe", "socket", "gloo")
+"""Words in an exception that say that a peer or link failed, not this rank."""
+
+
+class Watch:
+    """What this rank is doing, how long it may take, and what is said when it fails."""
+
+    def __init__(
+        self, store: Any, rank: int, hosts: list[str], timeout: float, *, ended: Callable[[str], None],
+        leave: Callable[[int], object] = os._exit,
+    ) -> None:  # fmt: skip
+        """``store`` is a client of its own, used by the thread only; ``hosts`` has the host of each rank. ``ended`` is
+        called once, with the sentence on the one rank that reports and with "" on the others; then ``leave``."""
+        self.store, self.rank, self.hosts, self.timeout = store, rank, hosts, timeout
+        self._ended, self._leave = ended, leave
+        self._doing = ("starting", tuple(range(len(hosts))))
+        self._deadline = float("inf")
+        self._posted = False
+        self._parent = os.getppid()
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch", daemon=True)
+
+    def begin(self) -> None:
+        """Starts the signs of life."""
+        self._thread.start()
+
+    @contextlib.contextmanager
+    def doing(self, words: str, ranks: list[int], seconds: float | None = None) -> Iterator[None]:
+        """Inside the block: what is said when it fails, among which ranks, and when it has hung (default the timeout)."""
+        before = self._doing
+        self._doing = (words, tuple(ranks))
+        self.again(seconds)
+        try:
+            yield
+            self._doing = before  # what raises is still being done when it is reported
+        finally:
+            self._deadline = float("inf")
+
+    def again(self, seconds: float | None = None) -> None:
+        """One more step of the same: the time starts anew."""
+        self._deadline = time.monotonic() + (self.timeout if seconds is None else seconds)
+
+    def done(self) -> None:
+        """This rank has nothing left to do; ending is now no failure."""
+        self._stop.set()
+        self._thread.join(timeout=5.0)
+        self.store.set(f"done/{self.rank}", "1")
+
+    @property
+    def ending(self) -> bool:
+        """Whether this rank is already on its way out with a report."""
+        return self._posted
+
+    def silence(self) -> None:
+        """The user or launcher ends the profile: nothing is to be reported."""
+        self._posted = True
+        self._stop.set()
+
+    def fail(self, error: BaseException) -> None:
+        """Ends this rank because of an exception."""
+        text = str(error).strip() or type(error).__name__
+        if isinstance(error, PlannerError):
+            self._end("said", text)
+            return
+        lost = any(word in text.lower() for word in CONNECTION) and isinstance(error, RuntimeError | OSError)
+        kind = "lost" if lost else "error"
+        self._end(kind, text.splitlines()[0][:300])
+
+    def terminated(self) -> None:
+        """The launcher ends this rank: because another one died, which is then named, or because somebody stopped it."""
+        self._end("told", "")
+
+    def _watch(self) -> None:
+        count = 0
+        while not self._stop.wait(TICK):
+            count += 1
+            if os.getppid() != self._parent:  # the launcher was killed: nobody would end this rank
+                self._ended("")
+                self._leave(FAILED)
+            try:
+                self.store.set(f"alive/{self.rank}", str(count))
+                if self.store.check(["failure"]):
+                    self._end("told", "")
+                    return
+            except Exception as error:  # whatever the store's client raises: nobody is left to report to
+                self._end("store", str(error).splitlines()[0][:200])
+                return
+            if time.monotonic() > self._deadline:
+                self._end("late", "")
+                return
+
+    def _end(self, kind: str, text: str) -> None:
+        with self._lock:  # the thread and the main program may both come here
+            if self._posted:
+                return
+            self._posted = True
+        sentence = ""
+        if kind == "store":
+            sentence = f"{self.where(0)} no longer answers rank {self.rank}, which was at: {self._doing[0]} ({text})"
+        else:
+            with contextlib.suppress(Exception):
+                sentence = self._report(kind, text)
+        self._ended(sentence)
+        self._leave(FAILED)
+
+    def _report(self, kind: str, text: str) -> str:
+        """Posts, waits, and on the rank that comes first here returns the sentence."""
+        words, ranks = self._doing
+        post = {"kind": kind, "text": text, "doing": words, "ranks": list(ranks)}
+        self.store.set(f"failed/{self.rank}", json.dumps(post))
+        self.store.set("failure", "1")
+        before = self._lives()
+        time.sleep(GRACE)
+        after = self._lives()
+        posts = {rank: json.loads(self._get(f"failed/{rank}") or "{}") for rank in range(len(self.hosts))}
+        posts = {rank: entry for rank, entry in posts.items() if entry}
+        gone = [
+            rank for rank in range(len(self.hosts))
+            if rank not in posts and (before[rank] == after[rank] or self._get(f"done/{rank}"))
+        ]  # fmt: skip
+        if self.store.add("reporter", 1) != 1:
+            return ""
+        return self.sentence(posts, gone)
+
+    def _lives(self) -> list[str]:
+        return [self._get(f"alive/{rank}") for rank in range(len(self.hosts))]
+
+    def _get(self, key: str) -> str:
+        return self.store.get(key).decode() if self.store.check([key]) else ""
+
+    def where(self, rank: int) -> str:
+        """``rank 2 (node b)``."""
+        return f"rank {rank} ({self.hosts[rank]})"
+
+    def sentence(self, posts: dict[int, dict[str, Any]], gone: list[int]) -> str:
+        """What happened, in one sentence: own errors first, then the ranks that are gone, then who waited in vain."""
+        own = {rank: entry for rank, entry in posts.items() if entry["kind"] == "error"}
+        waiting = {rank: entry for rank, entry in posts.items() if entry["kind"] in ("late", "lost")}
+        said = [entry["text"] for entry in posts.values() if entry["kind"] == "said"]
+        if said:
+            return str(said[0])
+        shown = next(iter((own or waiting or posts).values()))
+        doing = shown["doing"]
+        if own:
+            rank = min(own)
+            return f"{self.where(rank)} failed at {own[rank]['doing']}: {own[rank]['text']}"
+        if gone:
+            names = " and ".join(self.where(rank) for rank in gone[:4]) + (" and others" if len(gone) > 4 else "")
+            late = all(entry["kind"] == "late" for entry in waiting.values()) and waiting
+            how = f"stopped answering for {self.timeout:g} s" if late else "died"
+            return f"{names} {how} during {doing}"
+        if not waiting:
+            return f"the launcher ended the profile during {doing}"
+        ranks = sorted({rank for entry in waiting.values() for rank in entry["ranks"]}) or sorted(waiting)
+        hosts = sorted({self.hosts[rank] for rank in ranks})
+        names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+        lost = [f"rank {rank}: {entry['text']}" for rank, entry in waiting.items() if entry["kind"] == "lost"]
+        why = lost[0] if lost else f"no answer within {self.timeout:g} s"
+        return (
+            f"{doing} did not end although all ranks are alive ({why}): the link between ranks {names} on "
+            f"{', '.join(hosts[:4])} hangs"
+        )

@@ -1,0 +1,121 @@
+"""Collectives with real ranks: right values, honest times, and a sentence when a rank or link fails."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+pytest.importorskip("torch")
+
+import profiler_ranks as ranks
+
+
+def test_every_operation_returns_right_data_and_a_time() -> None:
+    said = ranks.together(4, ranks.every_operation, (6000, 3000))
+    assert set(said) == {0, 1, 2, 3} and all(isinstance(one, dict) for one in said.values()), said
+    found = said[0]
+    assert len(found) == 2 * (11 - 1 + 11 - 1 + 9) + 2 * 2, sorted(found)
+    for label, (median, bus, repetitions) in found.items():
+        assert 0 < median < 5 and bus > 0 and repetitions >= 3, label
+    assert all(one == found for one in said.values()), "every rank has the slowest rank's time"
+
+
+def test_wrong_data_is_a_failed_profile() -> None:
+    said = ranks.together(2, ranks.wrong_data)
+    for sentence in said.values():
+        assert "all_reduce of 4 KiB fp32 in groups of 2 ranks returned wrong data on rank 1" in sentence
+        assert "element 5 of 1024 is" in sentence and "the profile is void" in sentence
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        ("dies", "rank 2 ({host}) died during all_reduce of 64 KiB fp32 in groups of 3 ranks"),
+        ("leaves", "rank 2 ({host}) died during all_reduce of 64 KiB fp32 in groups of 3 ranks"),
+        ("hangs", "rank 2 ({host}) stopped answering for 2 s during all_reduce of 64 KiB fp32 in groups of 3 ranks"),
+        ("breaks", "rank 1 ({host}) failed at starting: no room for 64 KiB"),
+    ],
+)
+def test_a_lost_rank_is_named_with_operation_and_size(how: str, what: str) -> None:
+    said = ranks.together(3, ranks.loses_a_rank, how, stopped=int(how == "hangs"))
+    sentences = [one for one in said.values() if one]
+    assert sentences == [what.format(host=os.uname().nodename)]
+
+
+@pytest.mark.parametrize("died", [True, False])
+def test_a_launcher_that_ends_the_ranks(died: bool) -> None:
+    said = [one for one in ranks.together(3, ranks.is_terminated, died).values() if one]
+    gone = f"rank 2 ({os.uname().nodename}) died during a product of 8 x 8"
+    assert said == [gone if died else "the launcher ended the profile during a product of 8 x 8"]
+
+
+def test_ranks_that_do_not_come_are_named() -> None:
+    said = ranks.together(3, ranks.comes_alone, missing=(1, 2))
+    assert "2 of 3 ranks did not come within 1 s: rank 1, 2; look at their machines" in said[0]
+
+
+def test_overlap_has_both_directions() -> None:
+    found = ranks.together(2, ranks.beside)[0]
+    assert len(found) == 8
+    for label, (median, details) in found.items():
+        assert details["slowdown"] == pytest.approx(median / details["alone"]), label
+        assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def test_the_code_for_gpus_times_with_events() -> None:
+    """Not on a GPU: the calls, their order and their units, with a stand-in for torch.cuda."""
+    for found in ranks.together(2, ranks.as_on_a_gpu).values():
+        assert set(found) == {"all_reduce", "send_recv", "gemm", "collective"}, found
+        for name, (median, clock) in found.items():
+            assert clock == "cuda_events" and 1e-6 < median < 1.0, name
+
+
+@pytest.fixture
+def slow_link() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a link of 100 Mbit/s."""
+    found = [any(os.access(f"{folder}/{tool}", os.X_OK) for folder in os.get_exec_path()) for tool in ("ip", "tc")]
+    if os.geteuid() != 0 or not all(found):
+        pytest.skip("a rate-limited link needs root, ip and tc")
+    names = (f"pa{os.getpid() % 10000}", f"pb{os.getpid() % 10000}")
+    script = [f"ip netns add {name}" for name in names]
+    script.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
+    for number, name in enumerate(names):
+        script += [
+            f"ip -n {name} addr add 10.211.7.{number + 1}/24 dev v{name}", f"ip -n {name} link set v{name} up",
+            f"ip -n {name} link set lo up",
+            f"tc -n {name} qdisc add dev v{name} root tbf rate 100mbit burst 32kb latency 400ms",
+        ]  # fmt: skip
+    try:
+        for line in script:
+            done = subprocess.run(line.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no rate-limited link here: {line}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+
+
+def test_all_reduce_agrees_with_the_lecture_on_a_slow_link(slow_link: tuple[str, str]) -> None:
+    """The link's bytes are what is timed there, so that a busy machine does not matter."""
+    sizes = tuple(2**power for power in range(18, 22))
+    said = ranks.together(2, ranks.both_timings, sizes, local=1, address="10.211.7.1", spaces=slow_link)
+    assert isinstance(said.get(0), list), said
+    off = statistics.median(abs(profiler / lecture - 1) for _, profiler, lecture in said[0])
+    largest = max(profiler for _, profiler, _ in said[0])
+    if off >= 0.10 and ranks.pressure() > 50:
+        pytest.skip(f"off by {100 * off:.0f} %, but other processes want the cores ({ranks.pressure():.0f} % pressure)")
+    assert off < 0.10, said[0]
+    assert 0.8 * 12.5e6 < largest < 1.05 * 12.5e6, f"100 Mbit/s are 12.5 MB/s, measured {largest:.3g}"
+
+
+def test_all_reduce_agrees_with_the_lecture_on_the_loopback() -> None:
+    if ranks.pressure() > 10:
+        pytest.skip(f"other processes want the cores ({ranks.pressure():.0f} % pressure): wall times mean nothing now")
+    said = ranks.together(2, ranks.both_timings, tuple(2**power for power in range(18, 23)))
+    ratios = [profiler / lecture for _, profiler, lecture in said[0]]
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.25, said[0]

@@ -1,0 +1,136 @@
+"""plan profile from end to end: torchrun on this machine, two agents, Ctrl-C, a killed rank, and the file in use."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from profiler_ranks import free_port
+
+from planner.hardware import load_hardware
+
+CLI = Path(__file__).resolve().parent.parent / "cli.py"
+LINKS = ("--device", "cpu", "--only", "collectives", "--hardware", "h100-sxm", "--max-size", "64 KiB")
+
+
+def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(CLI), "profile", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def measured(journal: Path) -> list[Any]:
+    try:
+        return list(json.loads(journal.read_text())["measured"])
+    except (OSError, ValueError):
+        return []
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], seconds: float = 150.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < until, process.communicate()
+        time.sleep(0.1)
+
+
+def descendants(pid: int) -> list[int]:
+    try:
+        below = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+    return below + [one for child in below for one in descendants(child)]
+
+
+def rank_of(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    return next((word[5:].decode() for word in words if word.startswith(b"RANK=")), "")
+
+
+def test_profile_of_this_cpu_is_used_at_once(tmp_path: Path, run: Any) -> None:
+    output = tmp_path / "mine.yaml"
+    process = start(
+        "--output", str(output), "--device", "cpu", "--ranks", "2", "--budget", "8s", "--max-size", "64 KiB", "--json"
+    )
+    out, error = process.communicate(timeout=280)
+    assert process.returncode == 0, error
+    assert error == "", "progress is for terminals"
+    said = json.loads(out)
+    profile = load_hardware(str(output))
+    assert profile.arch == "CPU" and profile.gpus_per_node == 2 and profile.measured["scale_up"] == "measured"
+    assert profile.measured["gemm"].startswith("measured") and profile.measured["scale_out"].startswith("assumed")
+    assert {row["op"] for row in said["curves"]} == set(profile.scale_up) and said["points"] > 20
+    origin = profile.provenance
+    assert origin is not None and "--budget 8s" in origin.command and origin.versions["gloo"]
+    done = run(
+        "--model", "gpt3-125m", "--gpus", "2", "--hardware", str(output), "--sequence-length", "512",
+        "--global-batch-size", "8", "--json",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["cluster"]["hardware"] == str(output)
+
+
+def test_interrupted_then_resumed_then_a_rank_is_killed(tmp_path: Path) -> None:
+    output, journal = tmp_path / "mine.yaml", tmp_path / "mine.journal.json"
+    long = ("--output", str(output), *LINKS, "--ranks", "2", "--budget", "30m", "--timeout", "20s")
+    process = start(*long)
+    wait_for(lambda: len(measured(journal)) >= 5, process)
+    process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=60)
+    kept = measured(journal)
+    assert process.returncode == 2 and f"error: stopped; what was measured is kept in {journal}" in error
+    assert len(kept) >= 5 and not output.exists() and descendants(process.pid) == []
+
+    process = start(*long, "--resume")
+    wait_for(lambda: len(measured(journal)) >= len(kept) + 3, process)
+    assert measured(journal)[: len(kept)] == kept, "what was measured is not measured again"
+    victim = next(pid for pid in descendants(process.pid) if rank_of(pid) == "1")
+    begun = time.monotonic()
+    os.kill(victim, signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert time.monotonic() - begun < 20, "a death is seen at once, not after the timeout"
+    assert process.returncode == 2
+    assert f"rank 1 ({os.uname().nodename}) died during" in error and "KiB" in error and "groups of 2 ranks" in error
+    assert f"what was measured is kept in {journal}; --resume goes on" in error and error.count("\n") == 1
+    assert len(measured(journal)) >= len(kept) + 3
+
+
+def test_two_agents_are_two_nodes(tmp_path: Path) -> None:
+    output, port = tmp_path / "duo.yaml", free_port()
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0",
+        "--rdzv-backend=c10d", "--rdzv-id=profile", f"--rdzv-endpoint=127.0.0.1:{port}", str(CLI), "profile",
+        "--output", str(output), *LINKS, "--budget", "5s",
+    ]  # fmt: skip
+    agents = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        for _ in range(2)
+    ]
+    try:
+        said = [one.communicate(timeout=250) for one in agents]
+    finally:
+        for one in agents:
+            if one.poll() is None:
+                os.killpg(one.pid, signal.SIGKILL)
+    assert [one.returncode for one in agents] == [0, 0], said
+    assert sum(f"wrote {output}" in out for out, _ in said) == 1, "one rank writes"
+    profile = load_hardware(str(output))
+    assert profile.measured["scale_out"] == "measured" and profile.gpus_per_node == 1
+    origin = profile.provenance
+    assert origin is not None and "2 ranks on 2 nodes" in origin.machine
+    assert 0 < profile.scale_out_time("all_reduce", 65536, 2, 1) < 1
+    assert all(row["nodes"] == 2 for row in profile.measurements["collective"])
