@@ -172,6 +172,18 @@ def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
         ranks.watch.fail(error)
 
 
+def is_terminated(place: Any, say: Callable[[Any], None], died: bool) -> None:
+    """The launcher ends ranks 0 and 1, which talk to nobody, after the last rank ``died``, or all of them."""
+    from planner.profiler.worker import heed_signals
+
+    ranks = joined(place, say)
+    heed_signals(ranks)
+    with ranks.watch.doing("a product of 8 x 8", [place.rank]):
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGKILL if died and place.rank == place.world - 1 else signal.SIGTERM)
+        time.sleep(10.0)
+
+
 def comes_alone(place: Any, say: Callable[[Any], None]) -> None:
     """The other ranks never come."""
     from planner.errors import PlannerError
@@ -240,3 +252,63 @@ def pressure() -> float:
     except OSError:
         return 0.0
     return float(line.split("avg10=")[1].split()[0])
+
+
+class FakeCuda:
+    """torch with a CPU in the place of the GPU: events read the host's clock (in milliseconds, as CUDA's do)."""
+
+    class Event:
+        def __init__(self, enable_timing: bool = False) -> None:
+            assert enable_timing, "an event without timing cannot be read"
+            self.at = 0.0
+
+        def record(self, stream: Any = None) -> None:
+            self.at = time.perf_counter()
+
+        def elapsed_time(self, end: Any) -> float:
+            return (end.at - self.at) * 1000.0
+
+    def __init__(self) -> None:
+        import contextlib
+        from types import SimpleNamespace
+
+        self.synchronised = 0
+
+        def synchronize() -> None:
+            self.synchronised += 1
+
+        self.cuda = SimpleNamespace(
+            Event=self.Event, synchronize=synchronize, Stream=object, stream=lambda _: contextlib.nullcontext()
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        import torch
+
+        found = getattr(torch, name)
+        if name not in ("zeros", "ones"):
+            return found
+        return lambda *shape, device, **keywords: found(*shape, **keywords)
+
+
+def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
+    """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
+    from planner.profiler import collectives, operations, overlap
+    from planner.profiler.patterns import Pattern, collective_point
+    from planner.profiler.ranks import Ranks
+
+    ranks = joined(place, say)
+    fake: Any = FakeCuda()
+    collectives.torch = overlap.torch = fake
+    buffers = operations.Buffers(2**18, "cpu")
+    ranks.device = "cuda"
+    Ranks.backend = property(lambda _: "gloo")
+    overlap.SIDES["cuda"] = (64, 128)
+    found = {}
+    for op in ("all_reduce", "send_recv"):
+        point = collective_point(op, Pattern(n=2, stride=1), 2**16, "fp32", 2)
+        found[op] = collectives.measure_collective(point, ranks, buffers, 0.05)
+    for point in overlap.overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
+        found[str(point["of"])] = overlap.measure_overlap(point, ranks, buffers, 0.05)
+    assert fake.synchronised > 10
+    ranks.watch.done()
+    say({name: (one.median, one.clock) for name, one in found.items()})

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import signal
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +19,7 @@ from hypothesis import strategies as st
 from planner.curves import COLLECTIVES
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.profiler import assemble, fit_links
+from planner.profiler import assemble, fit_links, launch
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import odd_group, odd_one, rank_point
 from planner.profiler.patterns import (
@@ -261,6 +264,31 @@ def test_an_unknown_gpu_needs_a_relative(run: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("planner.detect.local_devices", lambda: ["NVIDIA Z1"])
     done = run("profile", "--output", "x.yaml")
     assert done.exit_code == 2 and "no profile of 'NVIDIA Z1'; give --hardware with the nearest relative" in done.output
+
+
+def test_ranks_that_do_not_end_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun waits long for a stopped rank, which has a session of its own; a process number that was reused is left."""
+    monkeypatch.setattr(launch, "AFTER_LAST_WORDS", 0.2)
+    agent, rank, other = (
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", *words], start_new_session=True)
+        for words in ((), (str(tmp_path / "settings.json"),), ())
+    )
+    try:
+        os.kill(rank.pid, signal.SIGSTOP)
+        (tmp_path / "pid-1").write_text(str(rank.pid))
+        (tmp_path / "pid-2").write_text(str(other.pid))
+        (tmp_path / "failure.txt").write_text("rank 1 (a) stopped answering")
+        shown: list[Any] = []
+        launch._wait(agent, tmp_path, shown.append)
+        launch._end(agent, tmp_path)
+        assert shown and agent.poll() is not None and rank.wait(timeout=10) == -signal.SIGKILL
+        assert other.poll() is None
+        with pytest.raises(PlannerError, match="^rank 1 .a. stopped answering$"):
+            launch._judge(-9, tmp_path, 2)
+    finally:
+        for one in (agent, rank, other):
+            one.kill()
+            one.wait()
 
 
 # ------------------------------------------------------------------------------------------------ what is said

@@ -46,6 +46,13 @@ def test_a_lost_rank_is_named_with_operation_and_size(how: str, what: str) -> No
     assert sentences == [what.format(host=os.uname().nodename)]
 
 
+@pytest.mark.parametrize("died", [True, False])
+def test_a_launcher_that_ends_the_ranks(died: bool) -> None:
+    said = [one for one in ranks.together(3, ranks.is_terminated, died).values() if one]
+    gone = f"rank 2 ({os.uname().nodename}) died during a product of 8 x 8"
+    assert said == [gone if died else "the launcher ended the profile during a product of 8 x 8"]
+
+
 def test_ranks_that_do_not_come_are_named() -> None:
     said = ranks.together(3, ranks.comes_alone, missing=(1, 2))
     assert "2 of 3 ranks did not come within 1 s: rank 1, 2; look at their machines" in said[0]
@@ -57,6 +64,14 @@ def test_overlap_has_both_directions() -> None:
     for label, (median, details) in found.items():
         assert details["slowdown"] == pytest.approx(median / details["alone"]), label
         assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+
+def test_the_code_for_gpus_times_with_events() -> None:
+    """Not on a GPU: the calls, their order and their units, with a stand-in for torch.cuda."""
+    for found in ranks.together(2, ranks.as_on_a_gpu).values():
+        assert set(found) == {"all_reduce", "send_recv", "gemm", "collective"}, found
+        for name, (median, clock) in found.items():
+            assert clock == "cuda_events" and 1e-6 < median < 1.0, name
 
 
 @pytest.fixture

@@ -151,13 +151,15 @@ def _ranks(ranks: int | None, device: str) -> int:
 
 def _program() -> list[str]:
     """This command as torchrun starts it: the installed program, or the script of a checkout."""
-    script, *arguments = sys.argv
-    arguments = [word for word in arguments if word != "--print-commands"]
-    if "--nodes" in arguments:
-        at = arguments.index("--nodes")
-        del arguments[at : at + 2]
-    arguments = [word for word in arguments if not word.startswith("--nodes=")]
-    return [script, *arguments] if script.endswith(".py") else ["--no-python", "plan", *arguments]
+    script, *rest = sys.argv
+    arguments: list[str] = []
+    skip = False
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not skip and word != "--print-commands" and flag not in ("--nodes", "--ranks"):
+            arguments.append(word)
+        skip = not skip and word in ("--nodes", "--ranks") and not equals
+    return [str(Path(script).resolve()), *arguments] if script.endswith(".py") else ["--no-python", "plan", *arguments]
 
 
 def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:

@@ -92,6 +92,10 @@ class Watch:
         kind = "lost" if lost else "error"
         self._end(kind, text.splitlines()[0][:300])
 
+    def terminated(self) -> None:
+        """The launcher ends this rank: because another one died, which is then named, or because somebody stopped it."""
+        self._end("told", "")
+
     def _watch(self) -> None:
         count = 0
         while not self._stop.wait(TICK):
@@ -171,6 +175,8 @@ class Watch:
             late = all(entry["kind"] == "late" for entry in waiting.values()) and waiting
             how = f"stopped answering for {self.timeout:g} s" if late else "died"
             return f"{names} {how} during {doing}"
+        if not waiting:
+            return f"the launcher ended the profile during {doing}"
         ranks = sorted({rank for entry in waiting.values() for rank in entry["ranks"]}) or sorted(waiting)
         hosts = sorted({self.hosts[rank] for rank in ranks})
         names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")

@@ -83,7 +83,7 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
             _last_words(sentence, directory)
 
     ranks = join(place, settings.device, settings.timeout, ended)
-    _heed_signals(ranks)
+    heed_signals(ranks)
     try:
         kept = _journal(settings, ranks)
         journal.append(kept)
@@ -107,12 +107,16 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
         dist.destroy_process_group()
 
 
-def _heed_signals(ranks: Ranks) -> None:
-    """torchrun ends its ranks with SIGTERM or SIGINT: the journal is written on the way out; a report is not cut short."""
+def heed_signals(ranks: Ranks) -> None:
+    """Ctrl-C ends a rank in order, and the journal is written on the way out. SIGTERM comes from a launcher that has lost a
+    rank, often before this one has noticed: it is reported. A report that is under way is not cut short."""
 
-    def stop(*_: object) -> None:
-        if not ranks.watch.ending:
-            raise KeyboardInterrupt
+    def stop(number: int, _: object) -> None:
+        if ranks.watch.ending:
+            return
+        if number == signal.SIGTERM:
+            ranks.watch.terminated()
+        raise KeyboardInterrupt
 
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, stop)
@@ -173,6 +177,8 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile."""
     from planner.profiler.compute_profile import measure_compute
 
+    if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
     for number, point in enumerate(points):
         left = run.left(share)
         if left <= 0 and not _needed(point, run.journal):
