@@ -23,17 +23,17 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.model import load_model
 from planner.profiler import definitions
 from planner.profiler.definitions import flop, moved_bytes, text
+from planner.profiler.fit_base import Base
 from planner.profiler.fit_compute import (
-    Base,
     ComputeFit,
     attention_entries,
-    gemm_curves,
     machine_keys,
     memory_fractions,
     points_by_family,
     spreads,
     stand_ins,
 )
+from planner.profiler.fit_products import gemm_curves
 from planner.profiler.layer_check import check, layer_point
 from planner.profiler.points import Measured, Point
 from planner.profiler.shapes import Wanted, affordable, weighed

@@ -6,27 +6,21 @@ What was not measured keeps the constants of the profile that stands for the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
 import numpy as np
 
 from planner import units
-from planner.curves import AttentionCurve, Column, GemmCurve
+from planner.curves import AttentionCurve, Column
 from planner.errors import PlannerError
-from planner.hardware import MEMORY_OPS, HardwareProfile
-from planner.profiler import definitions, fit_attention, fit_gemm
-from planner.profiler.definitions import attention_flop, moved_bytes, number, rows_columns_depth, text
+from planner.hardware import MEMORY_OPS
+from planner.profiler import fit_attention
+from planner.profiler.definitions import attention_flop, moved_bytes, number, text
+from planner.profiler.fit_base import Base, seconds
 from planner.profiler.fitting import error_of, left_out, short
 from planner.profiler.points import Measured
-
-FEW, MANY = 12, 60
-"""Points of one dtype: below FEW only the rate is fitted, from MANY on a residual grid is tried."""
-LEAST_EFFICIENCY = 0.02
-LONGEST_LAUNCH = 3e-4
-"""A CPU's first touch of a tensor, and its dispatch, are longer than a GPU's launch."""
-RECIPE = {"bf16": "bf16", "fp16": "bf16", "fp32": "fp32", "tf32": "tf32", "fp8": "fp8"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,207 +39,6 @@ class ComputeFit:
     """The points themselves, by family."""
     notes: tuple[str, ...] = ()
     """What stands in for what was not measured."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Base:
-    """What the fits stand on: peaks, bandwidth and constants before anything was fitted."""
-
-    peak_flops: dict[str, float]
-    """FLOP/s by dtype."""
-    bandwidth: float
-    """Bytes/s of the memory."""
-    compute_units: float
-    """Compute units of the device; threads of a CPU."""
-    guess: HardwareProfile | None = None
-    """The profile whose constants stay where nothing was measured; None = nothing stays (a CPU)."""
-    notes: list[str] = field(default_factory=list)
-
-    def peak(self, dtype: str) -> float:
-        """FLOP/s of a dtype. Raises PlannerError."""
-        key = {"fp16": "bf16"}.get(dtype, dtype) if dtype not in self.peak_flops else dtype
-        if key not in self.peak_flops:
-            raise PlannerError(f"no peak is known for {dtype}; known: {', '.join(self.peak_flops)}")
-        return self.peak_flops[key]
-
-
-def seconds(rows: Sequence[Measured]) -> Column:
-    """Medians as a column."""
-    return np.array([row.median for row in rows])
-
-
-# ---------------------------------------------------------------------------------------------------- GEMM
-
-
-def gemm_curves(
-    measured: Sequence[Measured], base: Base
-) -> tuple[dict[str, GemmCurve], dict[str, Any], dict[str, Any]]:
-    """Curves by recipe, their residuals, and further keys (precise_accumulation)."""
-    curves: dict[str, GemmCurve] = dict(base.guess.gemm) if base.guess else {}
-    residuals: dict[str, Any] = {}
-    further: dict[str, Any] = {}
-    for dtype in sorted({text(row.point, "dtype") for row in measured if row.point.family == "gemm"}):
-        rows = [
-            row for row in measured
-            if row.point.family == "gemm" and row.point["dtype"] == dtype and row.point["pass"] != definitions.ACCUMULATING
-        ]  # fmt: skip
-        if dtype == "fp16" and "bf16" in residuals:  # the cost model prices fp16 as bf16: say how far that holds
-            residuals["gemm fp16 on the bf16 curve"] = error_of(
-                _predicted(curves["bf16"], rows, base, "bf16"), seconds(rows)
-            )
-            continue
-        fitted_on = [row for row in rows if row.point["pass"] == "forward"] if dtype == "fp8" else rows
-        curve = _gemm_curve(fitted_on or rows, dtype, base)
-        if dtype == "fp8" and fitted_on and len(fitted_on) < len(rows):
-            rest = [row for row in rows if row.point["pass"] != "forward"]
-            ratio = float(np.median(seconds(rest) / _predicted(curve, rest, base, dtype)))
-            further["precise_accumulation"] = {"fp8": short(max(ratio, 1.0), 3)}
-        curves[RECIPE[dtype]] = curve
-        residuals[f"gemm {dtype}"] = curve.errors
-    return _grouped(_accumulating(curves, measured, base), measured, base, residuals), residuals, further
-
-
-def _shape(rows: Sequence[Measured]) -> fit_gemm.Shape:
-    m, n, k = (np.array(axis, float) for axis in zip(*[rows_columns_depth(row.point) for row in rows], strict=True))
-    return m, n, k
-
-
-def _predicted(curve: GemmCurve, rows: Sequence[Measured], base: Base, dtype: str) -> Column:
-    return curve.time(*_shape(rows), base.peak(dtype), base.bandwidth)
-
-
-def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
-    """Constants, or constants x grid where that is better on points left out; the rate alone from few points."""
-    recipe = "fp8_plain" if dtype == "fp8" else RECIPE[dtype]
-    waves = bool(base.guess and "bf16" in base.guess.gemm and base.guess.gemm["bf16"].waves is not None)
-    device = fit_gemm.Device(
-        peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units, waves=waves and len(rows) >= MANY
-    )
-    shape, t = _shape(rows), seconds(rows)
-    if len(rows) < FEW:
-        return _rate_only(rows, recipe, dtype, base)
-
-    def make(keep: Any, nodes: str = "") -> GemmCurve:
-        part = tuple(axis[keep] for axis in shape)
-        m, n, k = part
-        curve = fit_gemm.fit_constants((m, n, k), t[keep], recipe, device, LEAST_EFFICIENCY, LONGEST_LAUNCH)
-        if not nodes:
-            return curve
-        return fit_gemm.bounded(
-            replace(curve, grid=fit_gemm.fit_grid(curve, (m, n, k), t[keep], device, nodes)), device
-        )
-
-    tried = {}
-    for nodes in ("", "x4") if len(rows) >= MANY else ("",):
-
-        def fit(keep: Any, nodes: str = nodes) -> Any:
-            curve = make(keep, nodes)
-            return lambda out: curve.time(shape[0][out], shape[1][out], shape[2][out], device.peak, device.bandwidth)
-
-        tried[nodes] = left_out(fit, t)
-    best = min(tried, key=lambda nodes: tried[nodes][0])
-    curve = make(np.ones(len(t), bool), best)
-    model = curve.time(*shape, device.peak, device.bandwidth)
-    by_pass = {
-        name: error_of(model[keep], t[keep])
-        for name in definitions.GEMM_PASSES
-        if np.any(keep := np.array([row.point["pass"] == name for row in rows]))
-    }
-    errors = {
-        "held_out_percent_median_p90": {"all": tried[best]}, "chosen": f"constants x grid {best}" if best else "constants",
-        "in_sample": error_of(model, t), "in_sample_by_pass": by_pass, "rows": len(t),
-    }  # fmt: skip
-    return replace(curve, errors=errors)
-
-
-def _rate_only(rows: Sequence[Measured], recipe: str, dtype: str, base: Base) -> GemmCurve:
-    """The guess's constants, or a roofline, with the efficiency that puts the median point right."""
-    guess = base.guess.gemm.get(RECIPE[dtype]) if base.guess else None
-    name, operand, quantise = fit_gemm.OPERAND[recipe]
-    start = guess or GemmCurve(
-        peak_name=name, operand_bytes=operand, quantise=quantise, efficiency=0.5, m0=0.0, n0=0.0, k0=0.0,
-        memory_efficiency=1.0, launch=0.0,
-    )  # fmt: skip
-    start = replace(start, quantise=quantise, quantise_traffic=0.0) if dtype == "fp8" else start
-    efficiency = start.efficiency
-    for _ in range(4):  # launch and memory parts do not scale with it
-        trial = replace(start, efficiency=efficiency)
-        ratio = float(np.median(_predicted(trial, rows, base, dtype) / seconds(rows)))
-        efficiency = float(np.clip(efficiency * ratio, 1e-3, 1.0))
-    curve = replace(start, efficiency=efficiency)
-    errors = {
-        "in_sample": error_of(_predicted(curve, rows, base, dtype), seconds(rows)), "rows": len(rows),
-        "chosen": "rate alone: too few points for a shape",
-    }  # fmt: skip
-    return replace(curve, errors=errors)
-
-
-def _accumulating(
-    curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base
-) -> dict[str, GemmCurve]:  # fmt: skip
-    """The part of the traffic of an fp32 weight gradient that its product does not hide: (t - t_plain) W / (6 n k).
-
-    Where torch has no such kernel (a CPU) it is added by an operation of its own, and the part is 0.
-    """
-    pairs = _pairs(measured)
-    if not pairs:
-        return curves if base.guess else {name: replace(curve, accumulate=0.0) for name, curve in curves.items()}
-    parts = [
-        max(with_sum.median - plain.median, 0.0) * base.bandwidth
-        / (6.0 * number(plain.point, "n") * number(plain.point, "k"))
-        for plain, with_sum in pairs
-    ]  # fmt: skip
-    return {name: replace(curve, accumulate=short(median(parts), 3)) for name, curve in curves.items()}
-
-
-def _pairs(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """wgrad without and with accumulation, of equal shape."""
-
-    def key(row: Measured) -> tuple[Any, ...]:
-        return tuple(row.point[name] for name in ("dtype", "m", "n", "k"))
-
-    plain = {key(row): row for row in measured if row.point.family == "gemm" and row.point["pass"] == "wgrad"}
-    summed = [row for row in measured if row.point.family == "gemm" and row.point["pass"] == definitions.ACCUMULATING]
-    return [(plain[key(row)], row) for row in summed if key(row) in plain]
-
-
-def _grouped(
-    curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base, residuals: dict[str, Any]
-) -> dict[str, GemmCurve]:  # fmt: skip
-    """Saturation and rate of grouped products by pass, where three points or more were measured."""
-    found = dict(curves)
-    for dtype in sorted({text(row.point, "dtype") for row in measured if row.point.family == "grouped_gemm"}):
-        if RECIPE[dtype] not in found:
-            continue
-        curve = found[RECIPE[dtype]]
-        m_g, e_g = list(curve.grouped_m0), list(curve.grouped_efficiency)
-        for which, pass_ in enumerate(definitions.GEMM_PASSES):
-            rows = [
-                row for row in measured
-                if row.point.family == "grouped_gemm" and row.point["dtype"] == dtype and row.point["pass"] == pass_
-            ]  # fmt: skip
-            if len(rows) < 3:
-                continue
-            tokens, n, k, groups = (
-                np.array([number(row.point, name) for row in rows]) for name in ("tokens", "n", "k", "groups")
-            )
-            shape = ((tokens, n, k), (tokens, k, n), (n, k, tokens))[which]
-
-            def time(p: Column, w: int = which, s: Any = shape, t: Column = tokens, g: Column = groups) -> Column:
-                trial = replace(found[RECIPE[dtype]], grouped_m0=(p[0],) * 3, grouped_efficiency=(p[1],) * 3, grid=None)  # noqa: B023
-                rows_, columns_, depth_ = s
-                return trial.grouped_time(t, rows_, columns_, depth_, g, w, base.peak(dtype), base.bandwidth, 1.0)  # noqa: B023
-
-            best = fit_gemm.fit_grouped(time, seconds(rows), (100.0, 0.8), 0.05)
-            m_g[which], e_g[which] = short(best[0], 3), short(min(best[1], 1.0), 3)
-            residuals[f"grouped {dtype} {pass_}"] = {
-                "in_sample": error_of(time(best), seconds(rows)),
-                "rows": len(rows),
-            }
-        found[RECIPE[dtype]] = replace(
-            curve, grouped_m0=(m_g[0], m_g[1], m_g[2]), grouped_efficiency=(e_g[0], e_g[1], e_g[2])
-        )
-    return found
 
 
 # ---------------------------------------------------------------------------------------------------- attention

@@ -71,16 +71,20 @@ def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> Gem
 
 
 def fit_constants(
-    shape: Shape, t: Column, recipe: str, device: Device, least_efficiency: float = 0.2, longest_launch: float = 3e-5
-) -> GemmCurve:
+    shape: Shape, t: Column, recipe: str, device: Device, least_efficiency: float = 0.2, longest_launch: float = 3e-5,
+    prior: float = 0.0,
+) -> GemmCurve:  # fmt: skip
     """Six constants by robust least squares on log time; eight with waves, seven where the activation is quantised.
 
-    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there.
+    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there. ``prior`` is
+    what an e-fold of m0, n0 or k0 away from the start counts beside a relative error: few scattered points say little
+    about how a rate saturates, and would extrapolate wildly.
     """
 
     def residual(parameters: Column) -> Column:
         curve = gemm_from(parameters, recipe, device.units, device.waves)
-        return np.log(curve.time(*shape, device.peak, device.bandwidth) / t) + 3.0 * max(curve.efficiency - 1.0, 0.0)
+        error = np.log(curve.time(*shape, device.peak, device.bandwidth) / t) + 3.0 * max(curve.efficiency - 1.0, 0.0)
+        return np.append(error, prior * (parameters[1:4] - start[1:4])) if prior else error
 
     waves = device.waves
     start = np.log([0.8, 60, 60, 120, 0.6, 4e-6] + ([0.05, 0.2] if waves else []))

@@ -17,8 +17,9 @@ from planner.hardware import HardwareProfile
 
 SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""
-SQUARES = (1024, 2048, 4096, 8192)
-"""Sizes of square products in the table."""
+SQUARES = (256, 512, 1024, 2048, 4096, 8192)
+"""Sizes of square products in the table: those that a profile measured about; of the library's, whose points are not in the
+file, from 1024 on."""
 LAYER_KEYS = ("hidden", "ffn", "heads", "seq", "batch", "dtype", "pass", "whole_us", "operators_us", "error_percent")
 """What is shown of a whole layer that was measured beside its operators."""
 LEAST_DIFFERENCE = 2.0
@@ -83,20 +84,39 @@ def _compute(one: HardwareProfile) -> Iterator[Figure]:
     for recipe in one.gemm:
         if {"fp8_block": "fp8", "nvfp4": "fp4"}.get(recipe, recipe) not in (*one.peak_flops, "bf16"):
             continue
-        for size in SQUARES:
+        for size in _squares(one, recipe):
             rate = 2.0 * size**3 / float(one.gemm_time(size, size, size, recipe, quantised=True))
             yield Figure(family="gemm", name=f"{recipe} {size} x {size} x {size}", value=rate, unit="FLOP/s")
     for kernel, dtype, pass_ in one.attention:
         if kernel != "best":
             continue
-        seq = 4096.0
+        seq = _longest(one, dtype)
         time = float(one.attention_time(1, 32, 8, 128, seq, seq, True, pass_, dtype))
         flop = 2.0 * 32 * seq * seq * 128 * (2.5 if pass_ == "backward" else 1.0)
         yield Figure(
-            family="attention", name=f"{dtype} {pass_}, 32 heads of 128, 4k causal", value=flop / time, unit="FLOP/s"
+            family="attention",
+            name=f"{dtype} {pass_}, 32 heads of 128, {seq:.0f} tokens",
+            value=flop / time,
+            unit="FLOP/s",
         )
     for op, fraction in one.memory_fraction.items():
         yield Figure(family="memory", name=op, value=fraction * one.memory_bandwidth, unit="bytes/s")
+
+
+def _squares(one: HardwareProfile, recipe: str) -> list[int]:
+    """Sizes between the smallest and the largest product that was measured, by the cube root of m n k."""
+    points = [row for row in one.measurements.get("gemm", ()) if row.get("dtype") == recipe]
+    sides = [(float(row["m"]) * row["n"] * row["k"]) ** (1.0 / 3.0) for row in points if {"m", "n", "k"} <= row.keys()]
+    if not sides:
+        return [size for size in SQUARES if size >= 1024]
+    return [size for size in SQUARES if 0.8 * min(sides) <= size <= 1.25 * max(sides)]
+
+
+def _longest(one: HardwareProfile, dtype: str) -> float:
+    """4096 tokens, or the longest sequence measured where that is shorter, to a power of two."""
+    points = [row for row in one.measurements.get("attention", ()) if row.get("dtype") == dtype]
+    longest = max((float(row["seq"]) for row in points if "seq" in row), default=4096.0)
+    return float(2.0 ** math.floor(math.log2(min(longest, 4096.0))))
 
 
 def _collectives(one: HardwareProfile) -> Iterator[Figure]:
