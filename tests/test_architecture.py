@@ -40,6 +40,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "search defaults runs."),
     (5, "explain explicit accuracy."),
     (5, "advice calibrate."),
+    (5, "analysis."),
     (5, "export. report. profiler. validator."),
     (5, "readback."),
     (6, "commands."),

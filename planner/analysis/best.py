@@ -1,0 +1,102 @@
+"""The best plan of a job that was changed, or the sentence that says why there is none."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from planner.cluster import Cluster
+from planner.defaults import ResolvedJob
+from planner.error_bars import kind_of
+from planner.errors import PlannerError
+from planner.explain import COMPONENT_TEXT, misses_by
+from planner.hardware import HardwareProfile, load_hardware
+from planner.layout import Layout
+from planner.plan import Plan, Prediction, predict
+from planner.rules import Job, check_workload
+from planner.search import Finding, Pins, search
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """What a search of one job found."""
+
+    resolved: ResolvedJob
+    """The job with the names of its files."""
+    fits: bool
+    """A layout was found that is legal and fits."""
+    why_not: str
+    """Why nothing fits or nothing is legal; '' when something does."""
+    finding: Finding | None
+    """The search; None when no layout at all could run the job."""
+    prediction: Prediction | None
+    """Of the first layout; of the closest attempt when nothing fits; None when nothing is legal."""
+
+    @property
+    def layout(self) -> Layout | None:
+        """The best layout, or the closest attempt when nothing fits; None when nothing is legal."""
+        return self.finding.layouts[0] if self.finding is not None and self.finding.layouts else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the whole job; None when nothing fits."""
+        if not self.fits or self.prediction is None:
+            return None
+        return self.resolved.job.workload.tokens / self.prediction.step_time_s
+
+
+def resolved_of(plan: Plan) -> ResolvedJob:
+    """The job of a plan file, with its profile and trainer read again."""
+    cluster = plan.cluster()
+    usual = load_hardware(plan.hardware).network_bandwidth
+    return ResolvedJob(
+        job=Job(workload=plan.workload, cluster=cluster, trainer=plan.load_trainer()), hardware=plan.hardware,
+        trainer=plan.trainer, kind=kind_of(plan.workload, cluster.hardware, usual),
+        network_bandwidth=plan.network_bandwidth, assumptions=plan.assumptions,
+    )  # fmt: skip
+
+
+def on_cluster(
+    resolved: ResolvedJob, *, num_gpus: int | None = None, hardware: HardwareProfile | None = None
+) -> ResolvedJob:
+    """The job on another number of GPUs, or on a profile that was changed."""
+    old = resolved.job.cluster
+    cluster = Cluster(hardware=hardware or old.hardware, num_gpus=num_gpus or old.num_gpus)
+    return dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, cluster=cluster))
+
+
+def with_batch(resolved: ResolvedJob, sequences: int) -> ResolvedJob:
+    """The job with another global batch, in sequences."""
+    workload = resolved.job.workload.replace(global_batch_size=sequences)
+    return dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, workload=workload))
+
+
+def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Best:
+    """Search a job. A job that cannot be trained is an answer here, not an error: its reason is in ``why_not``."""
+    job = resolved.job
+    try:
+        check_workload(job.workload, job.cluster, job.trainer)
+        finding = search(job, pins, top)
+    except PlannerError as error:
+        return Best(resolved=resolved, fits=False, why_not=str(error), finding=None, prediction=None)
+    if not finding.layouts:
+        return Best(resolved=resolved, fits=False, why_not=_no_layout(job, finding), finding=finding, prediction=None)
+    prediction = predict(finding.estimates[0], job, resolved.kind)
+    why_not = ""
+    if not finding.fit:
+        gib, component = misses_by(finding.estimates[0])
+        why_not = f"misses by {gib:.1f} GiB, most of it {COMPONENT_TEXT[component]}"
+        if gib <= 0:
+            why_not = "the node's host memory does not hold what is offloaded"
+    return Best(resolved=resolved, fits=finding.fit, why_not=why_not, finding=finding, prediction=prediction)
+
+
+def _no_layout(job: Job, finding: Finding) -> str:
+    gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
+    if not finding.searched:
+        return f"no layout of {gpus} GPUs shares out {batch} sequences per step"
+    refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])
+    return f"no layout of {gpus} GPUs is legal; rules that refuse most: {refused or 'the pinned degrees leave none'}"
+
+
+__all__ = ["Best", "best_of", "on_cluster", "resolved_of", "with_batch"]
