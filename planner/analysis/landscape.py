@@ -192,15 +192,16 @@ def _points(job: Job, table: Layout, found: Estimate) -> list[Point]:
     ]  # fmt: skip
 
 
-def _exact(job: Job, table: Layout, found: Estimate, rows: list[int]) -> dict[int, Estimate]:
-    """The estimates of some rows, fastest first, on the exact timeline as far as MOST_ACTIONS go; the others as they are."""
+def _exact(job: Job, table: Layout, found: Estimate, rows: list[int], plan: Point) -> dict[int, Estimate]:
+    """The estimates of some rows on the exact timeline: those that look faster than the plan, then others as far as
+    MOST_ACTIONS go, fastest first; the rest as they are."""
     result = {row: found.row(row) for row in rows}
     left, chosen = MOST_ACTIONS, []
     for row in sorted(rows, key=lambda row: float(found.step_time[row])):
         one = table.row(row)
         pp, vpp, m = int(one.pp), int(one.vpp), int(one.num_microbatches)
         left -= 2 * pp * vpp * (min(m, 6 * pp) + min(m, 5 * pp)) if pp > 1 else 0  # [timeline.walked_time]
-        if left < 0:
+        if left < 0 and found.step_time[row] >= plan.step_time_s:
             break
         chosen.append(row)
     if chosen:
@@ -214,7 +215,7 @@ def _exact(job: Job, table: Layout, found: Estimate, rows: list[int]) -> dict[in
 
 def _cells(job: Job, base: Layout, table: Layout, found: Estimate | None, plan: Point) -> tuple[Cell, ...]:
     """Every TP x PP that the space has, its best layout, and the rule where none is legal."""
-    best = _best_of_cells(job, table, found) if found is not None else {}
+    best = _best_of_cells(job, table, found, plan) if found is not None else {}
     mine = (int(plan.layout.tp), int(plan.layout.pp))
     held = best.get(mine)
     if held is None or (plan.fits, -plan.step_time_s) >= (held.fits, -held.step_time_s):
@@ -231,7 +232,7 @@ def _cells(job: Job, base: Layout, table: Layout, found: Estimate | None, plan: 
     return tuple(cells)
 
 
-def _best_of_cells(job: Job, table: Layout, found: Estimate) -> dict[tuple[int, int], Point]:
+def _best_of_cells(job: Job, table: Layout, found: Estimate, plan: Point) -> dict[tuple[int, int], Point]:
     """The fastest layout that fits of every cell, else the leanest; those near the best on the exact timeline."""
     key, fit = _key(table), fits(job, found)
     rank = np.where(fit, found.step_time, np.inf)
@@ -242,7 +243,7 @@ def _best_of_cells(job: Job, table: Layout, found: Estimate) -> dict[tuple[int, 
         leanest = members[np.argmin(found.memory_needed[members])]
         rows[int(key[members[0]])] = int(fastest if fit[fastest] else leanest)
     fastest_of_all = min((rank[row] for row in rows.values()), default=np.inf)
-    exact = _exact(job, table, found, [row for row in rows.values() if rank[row] <= NEAR * fastest_of_all])
+    exact = _exact(job, table, found, [row for row in rows.values() if rank[row] <= NEAR * fastest_of_all], plan)
     return {
         (one >> 32, one & 0xFFFFFFFF): _point(job, table.row(row), exact.get(row, found.row(row)))
         for one, row in rows.items()
@@ -278,7 +279,7 @@ def _front(job: Job, table: Layout, found: Estimate | None, plan: Point) -> tupl
         rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
         closed = rows[pareto(found.memory_peak[rows], found.tokens_per_second_per_gpu[rows])]
         spread = np.unique(np.linspace(0, len(closed) - 1, min(len(closed), MOST_ON_FRONT)).round().astype(int))
-        exact = _exact(job, table, found, [int(row) for row in closed[spread]])
+        exact = _exact(job, table, found, [int(row) for row in closed[spread]], plan)
         points += [_point(job, table.row(row), one) for row, one in exact.items()]
     memory, speed = (np.array([getattr(one, name) for one in points]) for name in ("memory_gib", "tokens_per_second_per_gpu"))
     return tuple(points[row] for row in pareto(memory, speed))
