@@ -1,0 +1,186 @@
+"""Builds the document of a report from a plan: the heading, the reasons, the charts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from importlib import metadata
+
+from planner.analysis.scaling import Scaling
+from planner.explain import COMPONENT_TEXT, differences, layout_text, misses_by, why_first
+from planner.plan import Plan
+from planner.report.choice_charts import (
+    accuracy_chart,
+    alternatives_chart,
+    heatmap_chart,
+    pareto_chart,
+    scaling_chart,
+)
+from planner.report.document import Chart, Document, Figure, rounded, shown
+from planner.report.subject import MOVED, Subject, subject_of
+from planner.report.time_charts import waterfall_chart
+from planner.search import SAFE
+from planner.units import format_count
+
+Progress = Callable[[str], None]
+
+
+def build(plan: Plan, scaled: Scaling | None = None, progress: Progress = lambda _: None) -> Document:
+    """The whole report of a plan. Raises PlannerError when the layout is not legal for its job."""
+    progress("pricing every legal layout")
+    about = subject_of(plan)
+    charts: list[Chart] = [waterfall_chart(about), heatmap_chart(about), pareto_chart(about)]
+    if scaled is not None:
+        charts.append(scaling_chart(about, scaled))
+    charts.append(accuracy_chart(about))
+    return document(about, charts)
+
+
+def document(about: Subject, charts: Sequence[Chart]) -> Document:
+    """The charts with the heading around them."""
+    plan = about.plan
+    work, hardware = plan.workload, about.resolved.job.cluster.hardware
+    return Document(
+        title=f"{work.model.name} on {plan.num_gpus:,} x {hardware.name}",
+        job=(
+            f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step ({format_count(work.tokens)} tokens), "
+            f"{work.precision}, {work.optimizer}, trainer {about.resolved.job.trainer.name}"
+        ),
+        layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
+        figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
+        charts=tuple(charts),
+        assumptions=tuple({"what": one.what, "value": one.value, "why": one.why, "flag": one.flag} for one in plan.assumptions),
+        basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), version=_version(),
+    )  # fmt: skip
+
+
+def _version() -> str:
+    try:
+        return metadata.version("planner")
+    except metadata.PackageNotFoundError:
+        return "of a checkout"
+
+
+# ------------------------------------------------------------------------------------------------ the answer
+
+
+def _verdict(about: Subject) -> str:
+    """One sentence: what happens if this is run."""
+    one = about.plan.prediction
+    low, high = (shown(value, "seconds") for value in one.step_time_range_s)
+    if about.fits:
+        return (
+            f"One step takes {shown(one.step_time_s, 'seconds')} ({low} to {high} for nine of ten runs), and the worst stage needs "
+            f"{shown(one.memory_peak_gib, 'gib')} of the {shown(one.memory_limit_gib, 'gib')} that a GPU has."
+        )
+    over = one.memory_peak_gib - one.memory_limit_gib
+    largest = max(one.memory_gib, key=lambda name: one.memory_gib[name])
+    if over > 0:
+        return (
+            f"This plan does not fit: its {one.memory_stage} stage needs {shown(one.memory_peak_gib, 'gib')}, "
+            f"{shown(over, 'gib')} more than the {shown(one.memory_limit_gib, 'gib')} that a GPU has. The largest part is "
+            f"{COMPONENT_TEXT[largest]} with {shown(one.memory_gib[largest], 'gib')}."
+        )
+    if one.out_of_memory_probability > SAFE:
+        return (
+            f"This plan may not fit: its {one.memory_stage} stage needs {shown(one.memory_peak_gib, 'gib')} of "
+            f"{shown(one.memory_limit_gib, 'gib')}, and runs out of memory with a chance of "
+            f"{shown(one.out_of_memory_probability, 'share')}; up to {100 * SAFE:.0f} % counts as safe."
+        )
+    return (
+        f"This plan does not fit: the offloaded states take {shown(one.host_memory_gib_per_gpu, 'gib')} of host memory per GPU, "
+        "more than a node has."
+    )
+
+
+def _notices(about: Subject) -> list[str]:
+    notices = []
+    now = about.plan.prediction.step_time_s
+    if abs(about.stored_step_s / now - 1.0) > MOVED:
+        notices.append(
+            f"The plan file says {shown(about.stored_step_s, 'seconds')} per step; priced again with the profile and the model of now "
+            f"it is {shown(now, 'seconds')}. This report shows the new price."
+        )
+    if not about.fits:
+        notices.append(_way_out(about))
+    elif not about.is_best and about.finding.fit:
+        gain = 1.0 - float(about.finding.estimates[0].step_time[0]) / now
+        if gain > 0.005:
+            notices.append(
+                f"A search of the same job finds a faster plan that fits: {layout_text(about.finding.layouts[0])}, "
+                f"{shown(gain, 'share')} less time per step."
+            )
+    return notices
+
+
+def _way_out(about: Subject) -> str:
+    """What to do about a plan that does not fit."""
+    finding = about.finding
+    if finding.fit:
+        step = float(finding.estimates[0].step_time[0])
+        return (
+            f"The fastest layout of this job that fits is {layout_text(finding.layouts[0])}, {shown(step, 'seconds')} per step."
+        )
+    if not finding.layouts:
+        return "No layout of this job is legal."
+    gib, component = misses_by(finding.estimates[0])
+    work, plan = about.plan.workload, about.plan
+    command = (
+        f"plan --model {work.model.name} --gpus {plan.num_gpus} --hardware {plan.hardware} --trainer {plan.trainer} "
+        f"--sequence-length {work.sequence_length} --global-batch-size {work.global_batch_size}"
+    )
+    return (
+        f"No layout of this job fits on these GPUs. The closest ({layout_text(finding.layouts[0])}) misses by {gib:.1f} GiB, most of "
+        f"it {COMPONENT_TEXT[component]}. `{command}` lists the cheapest changes that would fit."
+    )
+
+
+def _figures(about: Subject) -> list[Figure]:
+    """The numbers that decide, in the order in which they are asked for."""
+    one, cost = about.plan.prediction, about.costs
+    low, high = (shown(value, "seconds") for value in one.step_time_range_s)
+    peak_low, peak_high = (shown(value, "gib") for value in one.memory_peak_range_gib)
+
+    def figure(label: str, value: float | None, kind: str, note: str, text: str = "", alarm: bool = False) -> Figure:
+        return Figure(label=label, value=rounded(value), kind=kind, text=text or shown(value, kind), note=note, alarm=alarm)
+
+    price = about.rates.basis[0]
+    dated = f" ({price.date})" if price.date else ""
+    return [
+        figure("Step time", one.step_time_s, "seconds", f"nine of ten runs: {low} to {high}"),
+        figure("Throughput", one.tokens_per_second_per_gpu, "rate", "tokens/s per GPU"),
+        figure("MFU", one.mfu, "share", "model FLOP over peak; recompute not counted"),
+        figure(
+            "Memory", one.memory_peak_gib, "gib",
+            f"of {shown(one.memory_limit_gib, 'gib')} on the {one.memory_stage} stage; nine of ten: {peak_low} to {peak_high}",
+            alarm=one.memory_peak_gib > one.memory_limit_gib,
+        ),
+        figure(
+            "Runs out of memory", one.out_of_memory_probability, "share", f"chance; up to {100 * SAFE:.0f} % counts as safe",
+            alarm=one.out_of_memory_probability > SAFE,
+        ),
+        figure("GPU-hours", cost.gpu_hours, "number", f"for 1T tokens, in {cost.days:,.0f} days"),
+        figure(
+            "Cost", cost.usd, "number", f"for 1T tokens at {price.value} per GPU-hour{dated}" if cost.usd else price.source,
+            text="unknown" if cost.usd is None else f"${format_count(cost.usd)}",
+        ),
+        figure(
+            "Energy", cost.kwh, "number", "for 1T tokens; upper bound, GPUs alone",
+            text=f"{format_count(cost.kwh)} kWh",
+        ),
+    ]  # fmt: skip
+
+
+def _why(about: Subject) -> list[str]:
+    """Why this layout, sentence by sentence."""
+    finding = about.finding
+    if about.is_best:
+        return [f"It is the fastest of {finding.priced:,} layouts priced, of which {finding.fitting:,} fit. {why_first(finding)}"]
+    sentences = ["The layout was given, not chosen by the search."] if not about.plan.why or "priced as given" in about.plan.why else []
+    if about.plan.why and "priced as given" not in about.plan.why:
+        sentences.append(f"When it was planned: {about.plan.why}")
+    if finding.fit:
+        best = finding.estimates[0]
+        pays, saves = differences(about.estimate, best)
+        text = f"Against the best plan ({layout_text(finding.layouts[0])}) it pays {' and '.join(pays[:3]) or 'nothing more'}"
+        sentences.append(text + (f", and saves {' and '.join(saves[:2])}." if saves else "."))
+    return sentences
