@@ -52,6 +52,10 @@ SLOWEST = (
 backward includes waiting for offloaded activations; all_stages sums both passes over the pipeline; flop is the mean."""
 
 
+EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
+"""Quantities of exposed communication, by pass."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageTimes:
     """Seconds per microbatch of the three stages; arrays of shape (3, N), stages first, unless stated."""
@@ -262,41 +266,21 @@ def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
 def _stage_times(
     model: ModelSpec, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, blocks: Blocks, adding: Floats
 ) -> StageTimes:
-    """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients.
-
-    The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
-    GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
-    Forward at least what it falls behind in experts, see ``blocks``.
-    """
-    totals, ends, saved = _stage_totals(layout, stages, blocks)
+    """Sum of the blocks of each stage; ``adding`` is seconds to accumulate gradients, part of the weight gradients."""
+    totals, ends, saved = stage_totals(layout, stages, blocks)
     totals[INDEX["wgrad"]] += _stages_first(adding)
-
-    def sum_of(table: Floats, *names: str) -> Floats:
-        return functools.reduce(np.add, [table[INDEX[name]] for name in names])
-
-    exposed_forward, exposed_backward = (
-        ("tp_forward", "cp_forward", "ep_forward"),
-        ("tp_backward", "cp_backward", "ep_backward"),
-    )
-    computed = (sum_of(totals, "forward"), sum_of(totals, "dgrad", "wgrad", "recompute"))
-    busy = (computed[0] + sum_of(totals, *exposed_forward), computed[1] + sum_of(totals, *exposed_backward))
-    each = trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
-    host = [
-        np.maximum(sum_of(totals, name) * each - on_gpu, 0.0)
-        for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
-    ]
-    host[0] = np.maximum(host[0], totals[INDEX["behind"]])
+    busy, host = pass_seconds(trainer, layout, totals)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
     waiting = activation_offload(cluster, layout, saved, forward, backward)
     backward = backward + waiting
     both = forward + backward
     slowest = largest_stage(both)
     parts = (
-        sum_of(totals, "forward", "dgrad", "wgrad"), sum_of(totals, "recompute"), host[0] + host[1],
-        sum_of(totals, "tp_forward", "tp_backward"), sum_of(totals, "cp_forward", "cp_backward"),
-        sum_of(totals, "ep_forward", "ep_backward"),
-        sum_of(totals, "tp_hidden"), sum_of(totals, "cp_hidden"), sum_of(totals, "ep_hidden"),
-        waiting, forward, backward, sum_of(totals, "wgrad"),
+        _sum_of(totals, "forward", "dgrad", "wgrad"), _sum_of(totals, "recompute"), host[0] + host[1],
+        _sum_of(totals, "tp_forward", "tp_backward"), _sum_of(totals, "cp_forward", "cp_backward"),
+        _sum_of(totals, "ep_forward", "ep_backward"),
+        _sum_of(totals, "tp_hidden"), _sum_of(totals, "cp_hidden"), _sum_of(totals, "ep_hidden"),
+        waiting, forward, backward, _sum_of(totals, "wgrad"),
     )  # fmt: skip
     weights = _stages_first(stages.weight)
     all_stages = functools.reduce(np.add, both * weights)
@@ -308,16 +292,39 @@ def _stage_times(
     return StageTimes(
         forward=forward,
         backward=backward,
-        weight=sum_of(totals, "wgrad"),
+        weight=_sum_of(totals, "wgrad"),
         slowest=np.stack([*(at_stage(part, slowest) for part in parts), all_stages, flop]),
         saved=saved,
-        ends_forward=sum_of(ends, "forward", *exposed_forward),
-        ends_backward=sum_of(ends, "dgrad", "wgrad", *exposed_backward),
-        ends_weight=sum_of(ends, "wgrad"),
+        ends_forward=_sum_of(ends, "forward", *EXPOSED[0]),
+        ends_backward=_sum_of(ends, "dgrad", "wgrad", *EXPOSED[1]),
+        ends_weight=_sum_of(ends, "wgrad"),
         loss=_stages_first(np.minimum(stages.head, 1.0)) * blocks.head[INDEX["saved"]],
         embedding_saved=_stages_first(stages.embedding) * blocks.embedding[INDEX["saved"]],
         working=working,
     )
+
+
+def _sum_of(table: Floats, *names: str) -> Floats:
+    """Sum of some quantities of blocks."""
+    return functools.reduce(np.add, [table[INDEX[name]] for name in names])
+
+
+def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list[Floats], list[Floats]]:
+    """Seconds that the GPU is busy in the forward and the backward pass of each stage, and what the host adds, (3, N) each.
+
+    The host launches kernels one after the other: a pass takes at least launches * host_time; what that exceeds the
+    GPU's own time (computation and exposed communication, which the host does not wait for) is a part of its own.
+    Forward at least what it falls behind in experts, see ``blocks``.
+    """
+    computed = (_sum_of(totals, "forward"), _sum_of(totals, "dgrad", "wgrad", "recompute"))
+    busy = [alone + _sum_of(totals, *names) for alone, names in zip(computed, EXPOSED, strict=True)]
+    each = trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+    host = [
+        np.maximum(_sum_of(totals, name) * each - on_gpu, 0.0)
+        for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)
+    ]
+    host[0] = np.maximum(host[0], totals[INDEX["behind"]])
+    return busy, host
 
 
 def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
@@ -329,7 +336,7 @@ def _model_flop(model: ModelSpec, blocks: Blocks) -> Floats:
     return functools.reduce(np.add, [count * block[INDEX["flop"]] for count, block in kinds])
 
 
-def _stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
+def stage_totals(layout: Layout, stages: Stages, blocks: Blocks) -> tuple[Floats, Floats, Floats]:
     """Sum of the blocks of each stage, the part of it that is embedding and head, both (quantities, 3, N), and the
     bytes that the stage's layers save, (3, N). Full recompute may cover a part of the layers only."""
     covered = column(layout.recompute_layers)

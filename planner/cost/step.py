@@ -159,7 +159,7 @@ def join(pieces: list[Estimate]) -> Estimate:
 def _estimate_chunk(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
-    memory, held = _stage_memory(trainer, priced, cluster.hardware)
+    memory, held = stage_memory(trainer, priced, cluster.hardware)
     time, hidden, flop = _step_parts(workload, trainer, layout, priced)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - held * GIVEN_BACK)
@@ -184,7 +184,7 @@ def _estimate_chunk(
     )
 
 
-def _stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
+def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
     """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
 
     Activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).

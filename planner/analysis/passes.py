@@ -1,0 +1,120 @@
+"""What the passes of every stage are made of: computation, recompute, communication, host, sends, by virtual stage."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from planner.analysis.pricing import Priced
+from planner.analysis.slices import STREAM_OF_PART, Piece
+from planner.arrays import Floats
+from planner.cost.blocks import INDEX, price_blocks
+from planner.cost.stage_times import pass_seconds, stage_totals
+from planner.cost.stages import stage_parameters
+from planner.cost.traffic import accumulation_seconds, activation_offload
+from planner.layout import Layout, Schedule
+
+SPLIT = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)
+"""Schedules that issue input gradients (I) and weight gradients (W) apart."""
+GROUPS = {"tp": "tensor_communication", "cp": "context_communication", "ep": "expert_communication"}
+ORDER = (
+    "offload", "host", "recompute", "compute", "tensor_communication", "context_communication", "expert_communication",
+    "pipeline_communication",
+)  # fmt: skip
+"""Order of the parts inside a pass as drawn; the model knows their sums, not how they alternate layer by layer."""
+WORDS = {
+    "offload": "activations from host", "host": "wait for host", "recompute": "recompute",
+    "tensor_communication": "tensor", "context_communication": "context", "expert_communication": "expert",
+    "pipeline_communication": "send",
+}  # fmt: skip
+Parts = dict[str, Floats]
+"""Seconds of one pass by part, arrays over the virtual stages."""
+
+
+def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]:
+    """The pieces of an action by (virtual stage, kind of action), in order; hidden communication among them.
+
+    Their seconds are those of ``cost.exact.durations``, split by the same blocks: what is not hidden sums to the duration
+    of the action. Hidden communication lies beside the computation of the passes that can hide it, shared out by their
+    length: both, or the backward pass where the trainer overlaps nothing else (tp_backward).
+    """
+    passes, hidden = _seconds(priced)
+    overlap = priced.job.trainer.overlap
+    found: dict[tuple[int, str], tuple[Piece, ...]] = {}
+    for stage in range(len(passes["F"]["compute"])):
+        windows = {kind: float(parts["recompute"][stage] + parts["compute"][stage]) for kind, parts in passes.items()}
+        for kind, parts in passes.items():
+            beside = {}
+            for group, part in GROUPS.items():
+                hides = [k for k in windows if not (group == "tp" and "tp" not in overlap and k == "F")]
+                room = sum(windows[k] for k in hides)
+                if kind in hides and room > 0:
+                    beside[part] = float(hidden[group][stage]) * windows[kind] / room
+            found[stage, kind] = _pieces(kind, {part: float(parts[part][stage]) for part in ORDER}, beside)
+    return found
+
+
+def _pieces(kind: str, parts: dict[str, float], beside: dict[str, float]) -> tuple[Piece, ...]:
+    """One action: its parts behind each other, hidden communication from where its computation starts."""
+    pieces, offset = [], 0.0
+    for part in ORDER:
+        if part == "recompute":
+            pieces += [
+                Piece(stream=STREAM_OF_PART[name], kind=WORDS[name], part=name, offset=offset, seconds=seconds, hidden=True)
+                for name, seconds in beside.items()
+                if seconds > 0
+            ]  # fmt: skip
+        if parts[part] > 0:
+            pieces.append(
+                Piece(
+                    stream=STREAM_OF_PART[part],
+                    kind=WORDS.get(part, kind),
+                    part=part,
+                    offset=offset,
+                    seconds=parts[part],
+                    hidden=False,
+                )
+            )
+            offset += parts[part]
+    return tuple(pieces)
+
+
+def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
+    """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
+    job, layout = priced.job, Layout.stack([priced.dealt])
+    parameters = stage_parameters(job.workload, layout, priced.contents)
+    blocks = price_blocks(job.workload, job.cluster, job.trainer, layout)
+    totals, ends, _ = stage_totals(layout, priced.contents, blocks)
+    totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, parameters).T
+    busy, host = pass_seconds(job.trainer, layout, totals)
+    waiting = activation_offload(job.cluster, layout, priced.times.saved, busy[0] + host[0], busy[1] + host[1])
+    nothing = np.zeros_like(waiting)
+
+    def dealt(whole: Floats, at_ends: Floats = nothing) -> Floats:
+        times = dataclasses.replace(
+            priced.times, forward=whole, ends_forward=at_ends, backward=nothing, ends_backward=nothing,
+            weight=nothing, ends_weight=nothing,
+        )  # fmt: skip
+        return priced.durations(times).forward
+
+    def quantity(*names: str) -> Floats:
+        rows = [INDEX[name] for name in names]
+        return dealt(totals[rows].sum(axis=0), ends[rows].sum(axis=0))
+
+    send = np.full(len(dealt(nothing)), priced.send[0])
+    none = np.zeros_like(send)
+    forward = {part: quantity(f"{group}_forward") for group, part in GROUPS.items()} | {
+        "compute": quantity("forward"), "recompute": none, "host": dealt(host[0]), "offload": none,
+        "pipeline_communication": send,
+    }  # fmt: skip
+    backward = {part: quantity(f"{group}_backward") for group, part in GROUPS.items()} | {
+        "compute": quantity("dgrad", "wgrad"), "recompute": quantity("recompute"), "host": dealt(host[1]),
+        "offload": dealt(waiting), "pipeline_communication": send,
+    }  # fmt: skip
+    hidden = {group: quantity(f"{group}_hidden") for group in GROUPS}
+    if int(priced.dealt.schedule) not in SPLIT or int(priced.dealt.pp) == 1:
+        return {"F": forward, "B": backward}, hidden
+    weights = {part: none for part in ORDER} | {"compute": quantity("wgrad")}
+    inputs = {**backward, "compute": backward["compute"] - weights["compute"]}
+    return {"F": forward, "I": inputs, "W": weights}, hidden

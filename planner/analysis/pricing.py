@@ -1,0 +1,95 @@
+"""A plan priced again, with what lies under its estimate: what timelines, comparisons and diagnoses start from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost.exact import StageDurations, chunks, durations, refine
+from planner.cost.stage_times import Gathered, StageTable, StageTimes
+from planner.cost.stages import Stages, deal_layers
+from planner.cost.step import PARTS, Estimate, estimate
+from planner.errors import PlannerError
+from planner.layout import Layout
+from planner.plan import Plan
+from planner.rules import Job
+
+SAME = 1e-6
+"""A plan file and its new price may differ by this part: rounding of another processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced:
+    """One layout of one job, priced on the exact timeline of its pipeline."""
+
+    job: Job
+    """Workload, cluster and trainer."""
+    layout: Layout
+    """The layout, as plain integers."""
+    dealt: Layout
+    """The same with the layers of the first and the last stage filled in where the trainer deals them by cost."""
+    estimate: Estimate
+    """Its estimate, columns of length 1."""
+    shared: Gathered
+    """What the estimate is made of, by the three kinds of stages: first, middle, last; arrays of shape (3, 1)."""
+    contents: Stages
+    """What the three stages hold, (1, 3)."""
+    times: StageTimes
+    """Seconds per microbatch of the three stages, (3, 1)."""
+
+    @property
+    def step_time(self) -> float:
+        """Seconds of one optimizer step."""
+        return float(self.estimate.step_time[0])
+
+    @property
+    def memory_peak(self) -> float:
+        """Peak of the device, bytes."""
+        return float(self.estimate.memory_peak[0])
+
+    @property
+    def pipeline_seconds(self) -> float:
+        """Seconds from the first forward to the last backward pass: the slowest stage's passes and the bubble."""
+        passes = sum(float(self.estimate.time[part][0]) for part in PARTS[:8])  # compute to bubble
+        return passes + int(self.layout.num_microbatches) * float(self.shared.of_slowest("waiting")[0])
+
+    @property
+    def send(self) -> tuple[float, float]:
+        """Seconds of one send that a pass waits for, and of one that runs beside computation; one of them is 0."""
+        each = float(self.shared.send[0]) / chunks(self.dealt)
+        return (0.0, each) if "pipeline" in self.job.trainer.overlap else (each, 0.0)
+
+    def durations(self, times: StageTimes) -> StageDurations:
+        """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""
+        if int(self.dealt.pp) == 1:
+            return StageDurations(forward=times.forward[0], backward=times.backward[0], weight=times.weight[0])
+        return durations(self.job.workload, self.dealt, self.contents, times)
+
+
+def price(job: Job, layout: Layout) -> Priced:
+    """Price one layout as plans are priced: the closed form, then the walked schedule for its idle time."""
+    found = estimate(job.workload, job.cluster, job.trainer, layout)
+    [exact] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
+    dealt = deal_layers(job.workload.model, job.trainer, layout).row(0)
+    table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
+    contents, times = table.content(0)
+    return Priced(
+        job=job, layout=layout, dealt=dealt, estimate=exact, shared=table.take(slice(0, 1)), contents=contents, times=times
+    )  # fmt: skip
+
+
+def job_of(plan: Plan) -> Job:
+    """The job of a plan, its profile and its trainer read again."""
+    return Job(workload=plan.workload, cluster=plan.cluster(), trainer=plan.load_trainer())
+
+
+def price_plan(plan: Plan, *, where: str = "the plan") -> Priced:
+    """Price a plan again. Raises PlannerError when that does not give what the plan says: a profile, a trainer file or the
+    cost model changed since it was made, and what is computed from it now would not be of that plan."""
+    priced = price(job_of(plan), plan.layout)
+    said, now = plan.prediction.step_time_s, priced.step_time
+    if abs(said - now) > SAME * now:
+        raise PlannerError(
+            f"{where} says {said:.6g} s per step, but this planner prices its layout at {now:.6g} s: a profile, a trainer file "
+            "or the cost model changed since it was made; price it again with 'plan estimate PLAN --output PLAN'"
+        )
+    return priced

@@ -1,0 +1,66 @@
+"""What a timeline is made of: slices on the streams of pipeline ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost.step import PARTS
+
+STREAMS = ("compute", "host", "tensor", "context", "expert", "pipeline", "data", "offload")
+"""What one rank has running side by side: kernels, waiting for the host, communication by group, copies to the host."""
+STREAM_OF_PART = {part: part.removesuffix("_communication") for part in PARTS} | {
+    "recompute": "compute", "bubble": "compute", "stragglers": "compute", "optimizer": "compute", "overhead": "host",
+}  # fmt: skip
+"""The stream on which each part of the step time runs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice:
+    """Something that runs on one stream of one rank."""
+
+    rank: int
+    """Pipeline rank."""
+    stream: str
+    """One of STREAMS."""
+    kind: str
+    """F, B, I, W, recompute; what is none of them in words: 'send', 'gather weights', 'optimizer'."""
+    part: str
+    """Part of the step time that it counts for, one of PARTS."""
+    stage: int
+    """Virtual stage in model order; -1 = the whole rank."""
+    microbatch: int
+    """-1 = none."""
+    start: float
+    """Seconds from the start of the step."""
+    end: float
+    """Seconds from the start of the step."""
+    hidden: bool
+    """It runs beside computation and is no part of the step time."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of every action of one stage and kind."""
+
+    stream: str
+    """One of STREAMS."""
+    kind: str
+    """As in Slice."""
+    part: str
+    """As in Slice."""
+    offset: float
+    """Seconds from the start of the action."""
+    seconds: float
+    """How long it takes."""
+    hidden: bool
+    """As in Slice."""
+
+
+def stage_kind(rank: int, pp: int) -> int:
+    """Which of the three kinds of stages that the cost model tells apart a rank is: 0 first, 1 middle, 2 last."""
+    return 0 if rank == 0 else 2 if rank == pp - 1 else 1
+
+
+def rank_of_kind(kind: int, pp: int) -> int:
+    """The rank that a kind of stage is priced at: the first, the second, the last."""
+    return min((0, 1, pp - 1)[kind], pp - 1) if pp > 2 or kind != 1 else 0

@@ -1,0 +1,178 @@
+"""Memory of every pipeline stage by component, and of the worst one over a step.
+
+The cost model prices three kinds of stages: the first, a middle one (the largest) and the last, each with the microbatches in
+flight at its place. Here every rank gets the bytes of its kind and the microbatches in flight at its own place, so that
+the worst rank is the estimate's; a middle rank with a layer less than the largest is shown as the largest.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner.analysis.pricing import Priced, price_plan
+from planner.analysis.slices import rank_of_kind, stage_kind
+from planner.analysis.timeline import Timeline, timeline_of
+from planner.arrays import Floats
+from planner.cost.exact import chunks, stage_layers
+from planner.cost.memory import COMPONENTS
+from planner.cost.schedule import in_flight
+from planner.cost.stage_times import SLOWEST, Gathered
+from planner.cost.step import stage_memory
+from planner.layout import Layout
+from planner.plan import STAGE_NAMES, Plan
+
+STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")
+"""Components that stay through the step; the allocator does not give fragmentation back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageMemory:
+    """Peak memory of one pipeline rank."""
+
+    rank: int
+    kind: str
+    """How the model prices it: first, middle or last."""
+    layers: int
+    """Layers that it holds (a middle one is priced with those of the largest)."""
+    in_flight: float
+    """Microbatches, of all its layers, that wait for their backward pass at the peak."""
+    memory: dict[str, float]
+    """Bytes by component (cost.memory.COMPONENTS)."""
+    given_back: float
+    """Bytes of fragmentation that the allocator gives back before an allocation fails: no part of what must fit."""
+
+    @property
+    def peak(self) -> float:
+        """Bytes of the device."""
+        return sum(self.memory.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryMoment:
+    """Memory from one time to the next."""
+
+    start: float
+    """Seconds from the start of the step; it lasts to the next moment."""
+    activations: float
+    """Bytes that wait for a backward pass, and what a backward pass brings back or the loss needs."""
+    workspace: float
+    """Bytes of gradients of activations, gathered weights and libraries, and what is copied when the pipeline has ended."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryTimeline:
+    """Memory of one rank over a step, bytes."""
+
+    rank: int
+    kind: str
+    """first, middle or last."""
+    static: dict[str, float]
+    """What stays (STATIC), by component."""
+    moments: tuple[MemoryMoment, ...]
+    """In order of time; the first starts at 0, the last lasts to ``end``."""
+    end: float
+    """Seconds: the step time."""
+
+    @property
+    def peak(self) -> float:
+        """The largest sum of static part, activations and workspace: the predicted peak."""
+        return sum(self.static.values()) + max(one.activations + one.workspace for one in self.moments)
+
+
+def memory_of_stages(plan: Plan) -> tuple[StageMemory, ...]:
+    """Every pipeline rank of a plan. Raises PlannerError when the plan no longer prices as it says."""
+    return memory_of_ranks(price_plan(plan))
+
+
+def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
+    """The same of a layout that was priced already."""
+    pp = int(priced.dealt.pp)
+    kinds = [stage_kind(rank, pp) for rank in range(pp)]
+    flights = in_flight(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])[0]
+    found, held = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, flights), priced.job.cluster.hardware)
+    layers = stage_layers(priced.job.model.num_layers, priced.dealt)
+    context = priced.job.cluster.hardware.context_memory
+    return tuple(
+        StageMemory(
+            rank=rank, kind=STAGE_NAMES[kinds[rank]], layers=layers[rank], in_flight=float(flights[rank]),
+            memory={name: context if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
+            given_back=float(held[rank, 0]),
+        )
+        for rank in range(pp)
+    )  # fmt: skip
+
+
+def _by_rank(shared: Gathered, kinds: list[int], flights: Floats) -> Gathered:
+    """The three kinds of stages, (3, 1), spread over the ranks, (p, 1), each with its own microbatches in flight."""
+    columns: dict[str, Any] = {}
+    for field in dataclasses.fields(shared):
+        value = getattr(shared, field.name)
+        columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
+    assert shared.slowest.shape[0] == len(SLOWEST)
+    return Gathered(**{**columns, "in_flight": flights[:, None]})
+
+
+def worst_rank(priced: Priced) -> int:
+    """The rank whose peak the estimate reports."""
+    return rank_of_kind(int(priced.estimate.stage[0]), int(priced.dealt.pp))
+
+
+def memory_timeline(plan: Plan) -> MemoryTimeline:
+    """The worst stage of a plan over one step. Raises PlannerError when the plan no longer prices as it says."""
+    priced = price_plan(plan)
+    return memory_over_time(priced, timeline_of(priced))
+
+
+def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) -> MemoryTimeline:
+    """Memory of a rank, the worst one unless another is asked for, as the microbatches of its timeline come and go.
+
+    A forward pass stores from its start, a backward pass (I where weight gradients come later) frees at its end. While it
+    runs, one layer that recompute brings back, or the loss, comes on top. The workspace is there while a pass runs;
+    behind the pipeline, what the model says is alive at the end of a step takes the place of both. The count at its
+    highest is the model's ``in_flight``: a schedule that the walk runs with fewer or more counts in proportion.
+    """
+    rank = worst_rank(priced) if rank is None else rank
+    of_rank, kind = memory_of_ranks(priced)[rank], stage_kind(rank, step.ranks)
+    shared = priced.shared
+    stored, resident, transient, workspace, step_end = (
+        float(getattr(shared, name)[kind, 0]) for name in ("stored", "resident", "transient", "workspace", "step_end")
+    )
+    each = 1.0 / chunks(priced.dealt)
+    events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
+    for one in step.actions:
+        if one.rank == rank:
+            begins, ends = {"F": (each, 0.0), "W": (0.0, 0.0)}.get(one.kind, (0.0, -each))
+            events.append((one.start, 1, begins, {"F": 1.0, "W": 1.0}.get(one.kind, 2.0)))
+            events.append((one.end, 0, ends, 0.0))
+    events.sort(key=lambda event: event[:2])
+    counts = np.cumsum([event[2] for event in events])
+    scale = of_rank.in_flight / float(counts.max())
+    moments = [MemoryMoment(start=0.0, activations=0.0, workspace=0.0)]
+    for (time, _, _, running), count in zip(events, counts, strict=True):
+        held = min(max(float(count), 0.0) * scale, resident) * stored
+        moments.append(
+            MemoryMoment(
+                start=time, activations=held + (transient if running == 2.0 else 0.0), workspace=workspace * (running > 0)
+            )
+        )  # fmt: skip
+    moments.append(MemoryMoment(start=step.pipeline_end, activations=0.0, workspace=step_end))
+    moments.append(MemoryMoment(start=step.step_time, activations=0.0, workspace=0.0))
+    return MemoryTimeline(
+        rank=rank, kind=of_rank.kind, static={name: of_rank.memory[name] for name in STATIC},
+        moments=_merged(moments), end=step.step_time,
+    )  # fmt: skip
+
+
+def _merged(moments: list[MemoryMoment]) -> tuple[MemoryMoment, ...]:
+    """Only the last of several at one time, and none that changes nothing."""
+    found: list[MemoryMoment] = []
+    for one in moments:
+        if found and found[-1].start == one.start:
+            found.pop()
+        if not found or (found[-1].activations, found[-1].workspace) != (one.activations, one.workspace):
+            found.append(one)
+    return tuple(found)
