@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from planner.analysis.scaling import Scaling
+from planner.analysis.timeline import timeline_of
 from planner.explain import COMPONENT_TEXT, differences, layout_text, misses_by, why_first
 from planner.plan import Plan
 from planner.report.choice_charts import (
@@ -17,7 +18,7 @@ from planner.report.choice_charts import (
 )
 from planner.report.document import Chart, Document, Figure, rounded, shown
 from planner.report.subject import MOVED, Subject, subject_of
-from planner.report.time_charts import waterfall_chart
+from planner.report.time_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.search import SAFE
 from planner.units import format_count
 
@@ -28,7 +29,12 @@ def build(plan: Plan, scaled: Scaling | None = None, progress: Progress = lambda
     """The whole report of a plan. Raises PlannerError when the layout is not legal for its job."""
     progress("pricing every legal layout")
     about = subject_of(plan)
-    charts: list[Chart] = [waterfall_chart(about), heatmap_chart(about), pareto_chart(about)]
+    progress("walking the pipeline")
+    step = timeline_of(about.priced)
+    charts: list[Chart] = [
+        waterfall_chart(about), memory_chart(about), memory_timeline_chart(about, step), pipeline_chart(about, step),
+        heatmap_chart(about), pareto_chart(about),
+    ]  # fmt: skip
     if scaled is not None:
         charts.append(scaling_chart(about, scaled))
     charts.append(accuracy_chart(about))

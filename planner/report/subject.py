@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from planner.analysis.best import resolved_of
 from planner.analysis.costs import Costs, Rates, costs, rates_of
 from planner.analysis.landscape import Landscape, landscape
-from planner.cost.exact import refine
-from planner.cost.step import Estimate, estimate
+from planner.analysis.pricing import Priced, price
+from planner.cost.step import Estimate
 from planner.defaults import ResolvedJob
 from planner.plan import Plan, predict
 from planner.rules import check
@@ -31,8 +31,8 @@ class Subject:
     stored_step_s: float
     """Step time that the plan file says."""
     resolved: ResolvedJob
-    estimate: Estimate
-    """On the exact timeline, length 1."""
+    priced: Priced
+    """With what lies under its estimate."""
     fits: bool
     """By the rule of the search."""
     finding: Finding
@@ -46,6 +46,11 @@ class Subject:
     def is_best(self) -> bool:
         """The plan is the one that the search finds."""
         return self.finding.fit and same_layout(self.plan, self.finding.layouts[0])
+
+    @property
+    def estimate(self) -> Estimate:
+        """On the exact timeline, length 1."""
+        return self.priced.estimate
 
     @property
     def gpus(self) -> int:
@@ -63,13 +68,12 @@ def subject_of(plan: Plan) -> Subject:
     resolved = resolved_of(plan)
     job = resolved.job
     check(job, plan.layout)
-    [found] = refine(
-        job.workload, job.cluster, job.trainer, [plan.layout], [estimate(job.workload, job.cluster, job.trainer, plan.layout)]
-    )  # fmt: skip
+    priced = price(job, plan.layout)
+    found = priced.estimate
     rates = rates_of(job.cluster.hardware)
     return Subject(
         plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind)),
-        stored_step_s=plan.prediction.step_time_s, resolved=resolved, estimate=found, fits=bool(fits(job, found)[0]),
+        stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced, fits=bool(fits(job, found)[0]),
         finding=search(job, Pins(), ALTERNATIVES), landscape=landscape(job, plan.layout, found), rates=rates,
         costs=costs(
             rates, num_gpus=plan.num_gpus, step_time_s=float(found.step_time[0]), tokens_per_step=job.workload.tokens,

@@ -1,0 +1,89 @@
+"""The report as one HTML page that needs nothing else: text, tables, and charts with their numbers inside."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from planner.analysis.costs import LEFT_OUT
+from planner.errors import PlannerError
+from planner.report import specs
+from planner.report.document import TABLE_ROWS, Chart, Document
+
+MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
+TEMPLATE = Path(__file__).with_name("page.html.j2")
+
+
+def start_library() -> Callable[[], str]:
+    """Begin to put the drawing library together, which takes seconds, beside other work; the result is asked for later.
+
+    Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. Raises PlannerError when that is
+    not installed.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import vl_convert
+    except ImportError as error:
+        raise PlannerError(MISSING) from error
+    pool = ThreadPoolExecutor(max_workers=1)
+    found: Future[str] = pool.submit(vl_convert.javascript_bundle)
+    pool.shutdown(wait=False)
+    return found.result
+
+
+def page(document: Document, library: str) -> str:
+    """The page. ``library`` is the text of the drawing library."""
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
+    drawn = {
+        one.name: {"spec": specs.drawing(one), "data": specs.data(one), "canvas": specs.on_canvas(one)}
+        for one in document.charts
+    }
+    tables = {one.name: _table(one) for one in (*document.charts, *filter(None, [document.alternatives]))}
+    mine = next(
+        (
+            number for number, row in enumerate(document.alternatives.rows)
+            if "this plan" in str(row[0])
+        ), None,
+    ) if document.alternatives else None  # fmt: skip
+    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+        doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
+        ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
+        assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
+        rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
+        library=Markup(_script(library)), charts=Markup(_script(json.dumps(drawn, separators=(",", ":")))),
+    )  # fmt: skip
+
+
+def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
+    """Headings, cells and the class of each column; columns without any value are left out."""
+    headings, cells = chart.cells()
+    columns = [column for column in chart.table_columns or chart.columns if column.in_table]
+    used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
+    kinds = ["text" if columns[at].kind in ("text", "flag") else "number" for at in used]
+    return [headings[at] for at in used], [[row[at] for at in used] for row in cells], kinds
+
+
+def _summary(chart: Chart) -> str:
+    rows = len(chart.rows if chart.table is None else chart.table)
+    return f"The numbers ({rows} rows)" if rows <= TABLE_ROWS else f"The numbers (the first {TABLE_ROWS} of {rows:,} rows)"
+
+
+def _ticked(text: str) -> str:
+    """Text as HTML, what stands between backticks as code."""
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def _script(text: str) -> str:
+    """Text that a script element cannot be ended or commented by."""
+    return text.replace("</", "<\\/").replace("<!--", "<\\!--")
+
+
+__all__: list[Any] = ["MISSING", "page", "start_library"]
