@@ -58,7 +58,7 @@ def page(document: Document, library: str) -> str:
         ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
-        library=Markup(_script(library)), charts=Markup(_script(json.dumps(drawn, separators=(",", ":")))),
+        library=Markup(_script(library)), charts=Markup(_json(drawn)),
     )  # fmt: skip
 
 
@@ -81,9 +81,14 @@ def _ticked(text: str) -> str:
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
 
 
-def _script(text: str) -> str:
-    """Text that a script element cannot be ended or commented by."""
-    return text.replace("</", "<\\/").replace("<!--", "<\\!--")
+def _script(code: str) -> str:
+    """JavaScript that cannot end its script element early."""
+    return re.sub(r"</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code, flags=re.IGNORECASE)
+
+
+def _json(value: object) -> str:
+    """JSON for a script element: no character of it can end the element."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
 __all__: list[Any] = ["MISSING", "page", "start_library"]

@@ -111,7 +111,7 @@ def _waterfall(chart: Chart) -> Spec:
          "axis": _seconds_axis("time", end)}  # fmt: skip
     tips = tip(("part", "part"), ("seconds_text", "time"), ("share_text", "of the step"), ("start_text", "from"), ("end_text", "to"))
     return {
-        "width": WIDTH, "height": {"step": 26},
+        "width": WIDTH, "height": 26 * len(chart.rows),
         "layer": [
             {"mark": {"type": "bar", "cornerRadius": 2, "minBandSize": 4},
              "encoding": {"y": y, "x": x, "x2": {"field": "end"}, "tooltip": tips, "color": {
@@ -333,7 +333,7 @@ def _accuracy(chart: Chart) -> Spec:
          "scale": {"domain": [-reach, reach], "clamp": True, "nice": False}, "axis": {"format": "+.0%", "tickCount": 7}}  # fmt: skip
     y = {"field": "source", "type": "nominal", "sort": names, "title": None, "axis": {"domain": False, "ticks": False}}
     return {
-        "width": WIDTH, "height": {"step": 24},
+        "width": WIDTH, "height": 24 * len(names),
         "layer": [
             {"data": {"values": [{}]}, "mark": {"type": "rect", "color": GREEN, "opacity": 0.13},
              "encoding": {"x": {"datum": -0.1, "type": "quantitative"}, "x2": {"datum": 0.1}}},
