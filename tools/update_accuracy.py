@@ -2,6 +2,7 @@
 
 - ``profiles/error_bars.yaml``: the intervals that ``plan`` prints,
 - ``profiles/residuals.yaml``: the errors behind them, which reports show,
+- ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
 - ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
 - ``docs/accuracy.md`` and ``docs/accuracy.png``: the page, with what ``docs/accuracy_notes.yaml`` says about rows and families.
 
@@ -10,6 +11,7 @@ It prints the errors by family before (the stored predictions) and after.
 
 from __future__ import annotations
 
+import datetime
 import sys
 from pathlib import Path
 
@@ -17,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
-from planner.accuracy import bars, pairs_of, snapshot, summarise  # noqa: E402
-from planner.analysis import evidence  # noqa: E402
+from planner.accuracy import Pair, bars, pairs_of, snapshot, summarise  # noqa: E402
+from planner.analysis import evidence, ties  # noqa: E402
 from planner.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.report.accuracy_page import page  # noqa: E402
@@ -32,6 +34,9 @@ HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by cod
 """
 RESIDUALS_HEAD = """# Errors of plan on the published runs, predicted / measured - 1 in percent, by source and class of run: the runs behind
 # error_bars.yaml. Written by tools/update_accuracy.py; planner/analysis/evidence.py reads it.
+"""
+TIES_HEAD = """# How often two plans of one job are ordered rightly, by the predicted gap ln(slower / faster) between them.
+# Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/analysis/ties.py says how.
 """
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
@@ -51,11 +56,17 @@ def main() -> None:
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
     rows = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
     library.write_whole(ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(evidence.to_dict(rows)))
+    write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
     proof = held_back_section(pairs, held, left, proofs)
     text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof)
     library.write_whole(ROOT / "docs" / "accuracy.md", text)
+
+
+def write_ties(pairs: list[Pair]) -> None:
+    counted = ties.build(ties.ordered(pairs), datetime.date.today().isoformat())
+    library.write_whole(ROOT / "profiles" / "ties.yaml", TIES_HEAD + library.dump_yaml(ties.to_dict(counted)))
 
 
 if __name__ == "__main__":
