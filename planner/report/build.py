@@ -15,6 +15,7 @@ from planner.report.choice_charts import (
     heatmap_chart,
     pareto_chart,
     scaling_chart,
+    sensitivity_chart,
 )
 from planner.report.document import Chart, Document, Figure, rounded, shown
 from planner.report.subject import MOVED, Subject, subject_of
@@ -25,8 +26,13 @@ from planner.units import format_count
 Progress = Callable[[str], None]
 
 
-def build(plan: Plan, scaled: Scaling | None = None, progress: Progress = lambda _: None) -> Document:
-    """The whole report of a plan. Raises PlannerError when the layout is not legal for its job."""
+def build(
+    plan: Plan, scaled: Callable[[Progress], Scaling] | None = None, progress: Progress = lambda _: None
+) -> Document:
+    """The whole report of a plan; ``scaled`` gives the sizes of the cluster when everything else is done (None = left out).
+
+    Raises PlannerError when the layout is not legal for its job.
+    """
     progress("pricing every legal layout")
     about = subject_of(plan)
     progress("walking the pipeline")
@@ -35,8 +41,11 @@ def build(plan: Plan, scaled: Scaling | None = None, progress: Progress = lambda
         waterfall_chart(about), memory_chart(about), memory_timeline_chart(about, step), pipeline_chart(about, step),
         heatmap_chart(about), pareto_chart(about),
     ]  # fmt: skip
+    progress("changing the numbers of the profile")
+    pulled = sensitivity_chart(about)
     if scaled is not None:
-        charts.append(scaling_chart(about, scaled))
+        charts.append(scaling_chart(about, scaled(progress)))
+    charts.append(pulled)
     charts.append(accuracy_chart(about))
     return document(about, charts)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 
 import numpy as np
 
 from planner.analysis.evidence import Evidence, evidence
 from planner.analysis.landscape import Cell, Point
+from planner.analysis.pull import CLEAR, MOST, Pull, pulls
 from planner.analysis.scaling import Scaling
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, levers
 from planner.report.document import Chart, Column, Value, chart, shown
@@ -260,6 +262,77 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
             kept = weak[-1].tokens_per_second_per_gpu / base.tokens_per_second_per_gpu
             text += f". With a batch that grows along, {shown(kept, 'share')}"
     return text.strip() + "."
+
+
+# ------------------------------------------------------------------------------------------------ sensitivity
+
+
+def sensitivity_chart(about: Subject) -> Chart:
+    """How far each number of the profile moves the step time, and where the choice should change."""
+    near = sorted(
+        (one for one in about.landscape.points if one.step_time_s < 1.5 * about.landscape.plan.step_time_s),
+        key=lambda one: (not one.fits, one.step_time_s),
+    )  # fmt: skip
+    others = [*about.finding.layouts, *(one.layout for one in near)]
+    found = pulls(about.resolved, about.plan.layout, about.estimate, others)
+    rows: list[tuple[Value, ...]] = []
+    for one in found:
+        for side in one.sides:
+            if abs(math.log(side.factor)) < 0.001:
+                continue
+            wins = "" if side.winner is None else layout_text(side.winner)
+            rows.append((
+                one.quantity.text, one.origin, _factor(side.factor), side.step_time_s, side.change,
+                side.factor < 1, "does not fit" if side.change is None else "",
+                "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
+            ))  # fmt: skip
+    return chart(
+        "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
+        (
+            Column(key="what", title="number of the profile", kind="text"), Column(key="origin", title="known from", kind="text"),
+            Column(key="factor", title="if it were", kind="text"), Column(key="step_s", title="step", kind="seconds"),
+            Column(key="change", title="change", kind="signed_share"),
+            Column(key="less", title="less", kind="flag", in_table=False),
+            Column(key="state", title="state", kind="text", in_table=False),
+            Column(key="flip", title="choice changes at", kind="text"), Column(key="winner", title="to", kind="text"),
+            Column(key="measure", title="measured by", kind="text"),
+        ),
+        rows,
+        notes=(
+            f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
+            f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no longer fits; "
+            "`plan sensitivity` searches all layouts at each step.",
+        ),
+    )  # fmt: skip
+
+
+def _factor(value: float) -> str:
+    return f"x {value:.2f}"
+
+
+def _sensitivity_reading(about: Subject, found: tuple[Pull, ...]) -> str:
+    moving = [one for one in found if one.quantity.unit != "size" and math.isfinite(one.largest)]
+    moving.sort(key=lambda one: -one.largest)
+    first = moving[0]
+    side = max(first.sides, key=lambda one: abs(one.change or 0))
+    text = (
+        f"The step time hangs most on {first.quantity.text} ({first.origin}): at {_factor(side.factor)} of what the profile says the "
+        f"step takes {shown(abs(side.change or 0), 'share')} {'longer' if (side.change or 0) > 0 else 'less'}"
+    )
+    if len(moving) > 1 and moving[1].largest > 0.01:
+        other = max(moving[1].sides, key=lambda one: abs(one.change or 0))
+        text += (
+            f"; next is {moving[1].quantity.text} with {shown(abs(other.change or 0), 'share')} "
+            f"{'longer' if (other.change or 0) > 0 else 'less'} at {_factor(other.factor)}"
+        )
+    flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
+    if not about.fits:
+        return f"{text}."
+    if not flips:
+        return f"{text}. No number within a factor of 2 would make another of the good plans clearly faster."
+    _, one, side = min(flips, key=lambda flip: flip[0])
+    what = "the plan would no longer fit" if side.winner is None or side.step_time_s is None else "another plan would be clearly faster"
+    return f"{text}. The choice itself changes first with {one.quantity.text}: at {_factor(side.flip or 1)} {what}."
 
 
 # ------------------------------------------------------------------------------------------------ accuracy

@@ -2,42 +2,77 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
 import json
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.analysis.costs import LEFT_OUT
 from planner.errors import PlannerError
 from planner.report import specs
 from planner.report.document import TABLE_ROWS, Chart, Document
 
 MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
+LONG = 24
+"""Characters of a cell from which its column is kept wide."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def start_library() -> Callable[[], str]:
     """Begin to put the drawing library together, which takes seconds, beside other work; the result is asked for later.
 
-    Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. Raises PlannerError when that is
-    not installed.
+    Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. It is kept in the user's cache
+    directory by version. Raises PlannerError when vl-convert-python is not installed.
     """
     try:
         import jinja2  # noqa: F401
         import vl_convert
     except ImportError as error:
         raise PlannerError(MISSING) from error
+    kept = _cache() / f"vega-{vl_convert.__version__}.js"
+    known = _kept(kept)
+    if known is not None:
+        return lambda: known
     pool = ThreadPoolExecutor(max_workers=1)
     found: Future[str] = pool.submit(vl_convert.javascript_bundle)
     pool.shutdown(wait=False)
-    return found.result
+
+    def result() -> str:
+        text = found.result()
+        with suppress(OSError, PlannerError):  # no home, no space: the next report takes as long as this one
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            library.write_whole(kept, f"{_digest(text)}\n{text}")
+        return text
+
+    return result
 
 
-def page(document: Document, library: str) -> str:
-    """The page. ``library`` is the text of the drawing library."""
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "planner"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _kept(path: Path) -> str | None:
+    """The text of a cache file; None where there is none, or it is not what was written."""
+    try:
+        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if _digest(text) == digest else None
+
+
+def page(document: Document, code: str) -> str:
+    """The page. ``code`` is the text of the drawing library."""
     import jinja2
     from markupsafe import Markup
 
@@ -58,7 +93,7 @@ def page(document: Document, library: str) -> str:
         ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
-        library=Markup(_script(library)), charts=Markup(_json(drawn)),
+        code=Markup(_script(code)), charts=Markup(_json(drawn)),
     )  # fmt: skip
 
 
@@ -67,7 +102,10 @@ def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
     headings, cells = chart.cells()
     columns = [column for column in chart.table_columns or chart.columns if column.in_table]
     used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
-    kinds = ["text" if columns[at].kind in ("text", "flag") else "number" for at in used]
+    kinds = [
+        "number" if columns[at].kind not in ("text", "flag") else "long" if max(len(row[at]) for row in cells) > LONG else "text"
+        for at in used
+    ]  # fmt: skip
     return [headings[at] for at in used], [[row[at] for at in used] for row in cells], kinds
 
 

@@ -53,7 +53,8 @@ def config() -> Spec:
     return {
         "font": FONT, "view": {"stroke": None},
         "axis": {**plain, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT, "labelLimit": 190},
-        "legend": {**plain, "orient": "bottom", "title": None, "symbolType": "square", "labelLimit": 220},
+        "legend": {**plain, "orient": "bottom", "title": None, "symbolType": "square", "labelLimit": 220, "columns": 4,
+                   "symbolOpacity": 1},
         "text": {"color": "currentColor", "fontSize": 12}, "rule": {"color": "currentColor"},
     }  # fmt: skip
 
@@ -75,6 +76,8 @@ def data(chart: Chart) -> dict[str, Any]:
         texted = [(at, column) for at, column in enumerate(chart.columns) if column.kind not in ("text", "flag")]
         columns += [f"{column.key}_text" for _, column in texted]
         rows = [[*row, *(shown(row[at], column.kind) for at, column in texted)] for row in rows]
+    if chart.name == "memory-timeline" and rows:  # the last moment lasts to the end: areas need a point there
+        rows.append([rows[-1][1], *rows[-1][1:]])
     if chart.name == "waterfall":
         columns.append("group")
         rows = [[*row, GROUPS[str(row[0])][0]] for row in rows]
@@ -107,7 +110,7 @@ def _waterfall(chart: Chart) -> Spec:
     end = max(float(row[5] or 0) for row in chart.rows)
     used = list(dict.fromkeys(GROUPS[str(row[0])] for row in chart.rows))
     y = {"field": "part", "type": "nominal", "sort": None, "title": None, "axis": {"domain": False, "ticks": False}}
-    x = {"field": "start", "type": "quantitative", "scale": {"domain": [0, end * 1.13], "nice": False},
+    x = {"field": "start", "type": "quantitative", "scale": {"domain": [0, end], "nice": False},
          "axis": _seconds_axis("time", end)}  # fmt: skip
     tips = tip(("part", "part"), ("seconds_text", "time"), ("share_text", "of the step"), ("start_text", "from"), ("end_text", "to"))
     return {
@@ -116,10 +119,16 @@ def _waterfall(chart: Chart) -> Spec:
             {"mark": {"type": "bar", "cornerRadius": 2, "minBandSize": 4},
              "encoding": {"y": y, "x": x, "x2": {"field": "end"}, "tooltip": tips, "color": {
                  "field": "group", "type": "nominal",
-                 "scale": {"domain": [name for name, _ in used], "range": [colour for _, colour in used]},
-                 "legend": {"columns": 3}}}},
-            {"mark": {"type": "text", "align": "left", "dx": 5},
-             "encoding": {"y": y, "x": {"field": "end", "type": "quantitative"}, "text": {"field": "seconds_text"}}},
+                 "scale": {"domain": [name for name, _ in used], "range": [colour for _, colour in used]}}}},
+            *(
+                {"transform": [{"filter": where}], "mark": {"type": "text", "align": align, "dx": dx, **more},
+                 "encoding": {"y": y, "x": {"field": field, "type": "quantitative"}, "text": {"field": "seconds_text"}}}
+                for where, align, dx, field, more in (
+                    (f"datum.end <= {0.7 * end}", "left", 5, "end", {}),
+                    (f"datum.end > {0.7 * end} && datum.start > {0.3 * end}", "right", -5, "start", {}),
+                    (f"datum.end > {0.7 * end} && datum.start <= {0.3 * end}", "right", -6, "end", {"color": "white"}),
+                )
+            ),
         ],
     }  # fmt: skip
 
@@ -150,7 +159,7 @@ def _memory(chart: Chart) -> Spec:
                   "scale": {"paddingInner": 0.18 if stages > 1 else 0.6, "paddingOuter": 0.1 if stages > 2 else 0.5}},
             "y": {"field": "gib", "type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [0, top], "nice": False}},
             "color": {"field": "component", "type": "nominal",
-                      "scale": {"domain": names, "range": list(COMPONENT_COLOURS.values())}, "legend": {"columns": 4}},
+                      "scale": {"domain": names, "range": list(COMPONENT_COLOURS.values())}},
             "order": {"field": "order", "type": "quantitative"}, "tooltip": tips,
         },
     }  # fmt: skip
@@ -169,24 +178,27 @@ def _memory_timeline(chart: Chart) -> Spec:
               ("workspace", "workspace", GREEN, "datum.static_gib", "datum.static_gib + datum.workspace_gib"),
               ("activations", "activations", ORANGE, "datum.static_gib + datum.workspace_gib", "datum.total_gib")]  # fmt: skip
     scale = {"domain": [name for _, name, *_ in layers], "range": [colour for _, _, colour, *_ in layers]}
+    y_scale = {"domain": [0, top], "nice": False}
     areas = [
         {"transform": [{"calculate": low, "as": f"{key}_low"}, {"calculate": high, "as": f"{key}_high"},
                        {"calculate": f"'{name}'", "as": "layer"}],
-         "mark": {"type": "rect"},
-         "encoding": {"x": x, "x2": {"field": "end_s"},
-                      "y": {"field": f"{key}_low", "type": "quantitative", "title": "GiB",
-                            "scale": {"domain": [0, top], "nice": False}},
-                      "y2": {"field": f"{key}_high"}, "tooltip": tips,
-                      "color": {"field": "layer", "type": "nominal", "scale": scale}}}
+         "mark": {"type": "area", "interpolate": "step-after", "line": False},
+         "encoding": {"x": x, "y": {"field": f"{key}_low", "type": "quantitative", "title": "GiB", "scale": y_scale},
+                      "y2": {"field": f"{key}_high"}, "color": {"field": "layer", "type": "nominal", "scale": scale}}}
         for key, name, _, low, high in layers
     ]  # fmt: skip
+    areas.append(
+        {"mark": {"type": "rect", "opacity": 0}, "encoding": {
+            "x": x, "x2": {"field": "end_s"}, "y": {"datum": 0, "type": "quantitative", "scale": y_scale},
+            "y2": {"field": "total_gib"}, "tooltip": tips}}
+    )  # fmt: skip
     return {"width": WIDTH, "height": 240, "layer": [*areas, *_limit_rule(limit)]}
 
 
 def _pipeline(chart: Chart) -> Spec:
     facts = chart.facts
     step, ranks, chunks = float(facts["step_s"]), int(facts["ranks"]), int(facts["chunks"])
-    height = max(7, min(26, 480 // ranks)) * ranks
+    height = max(7, min(32, 480 // ranks)) * ranks
     kinds = list(dict.fromkeys(str(row[1]) for row in chart.rows))
     unit, factor = ("s", 1) if step >= 1 else ("ms", 1000)
     format_time = "format({0} * " + str(factor) + ", '.4~r') + ' " + unit + "'"
@@ -200,8 +212,7 @@ def _pipeline(chart: Chart) -> Spec:
     virtual = (("virtual", "virtual stage"),) if chunks > 1 else ()
     tips = tip(("kind", "action"), ("stage", "stage"), *virtual, ("mb", "microbatch"), ("from", "from"), ("to", "to"), ("takes", "takes"))
     colour = {"field": "kind", "type": "nominal",
-              "scale": {"domain": kinds, "range": [KIND_COLOURS.get(kind, GREY) for kind in kinds]},
-              "legend": {"columns": 4}}  # fmt: skip
+              "scale": {"domain": kinds, "range": [KIND_COLOURS.get(kind, GREY) for kind in kinds]}}  # fmt: skip
     opacity = {"field": "chunk", "type": "quantitative", "legend": None,
                "scale": {"domain": [-1, max(chunks - 1, 1)], "range": [1, 0.5 if chunks > 1 else 1]}}  # fmt: skip
     y = {"field": "stage", "type": "ordinal", "title": "pipeline stage", "scale": {"paddingInner": 0.12},
@@ -219,7 +230,8 @@ def _pipeline(chart: Chart) -> Spec:
     }  # fmt: skip
     overview = {
         "width": WIDTH, "height": max(28, min(64, 4 * ranks)),
-        "params": [{"name": "window", "select": {"type": "interval", "encodings": ["x"]},
+        "params": [{"name": "window", "select": {"type": "interval", "encodings": ["x"], "mark": {
+                        "fill": "currentColor", "fillOpacity": 0.12, "stroke": RED, "strokeWidth": 2, "strokeOpacity": 1}},
                     "value": {"x": [0, float(facts["window_s"])]}}],
         "mark": {"type": "rect", "clip": True},
         "encoding": {
@@ -263,8 +275,9 @@ def _heatmap(chart: Chart) -> Spec:
 def _pareto(chart: Chart) -> Spec:
     limit = float(chart.facts["limit_gib"])
     groups = {"this plan": RED, "front": TEAL, "fits": BLUE, "does not fit": GREY}
-    y = {"field": "rate", "type": "quantitative", "title": "tokens/s/GPU", "scale": {"zero": False, "nice": True}}
-    x = {"field": "memory_gib", "type": "quantitative", "title": "memory of the worst stage, GiB", "scale": {"zero": False, "nice": True}}
+    y = {"field": "rate", "type": "quantitative", "title": "tokens/s/GPU", "scale": {"zero": False, "nice": True}, "axis": {"tickCount": 6}}
+    x = {"field": "memory_gib", "type": "quantitative", "title": "memory of the worst stage, GiB", "scale": {"zero": False, "nice": True},
+         "axis": {"grid": False}}
     tips = tip(("layout", "layout"), ("rate_text", "tokens/s/GPU"), ("step_s_text", "step"), ("memory_gib_text", "memory"),
                ("chance_text", "runs out of memory"), ("group", "which"))  # fmt: skip
 
@@ -283,7 +296,7 @@ def _pareto(chart: Chart) -> Spec:
              "mark": {"type": "text", "align": "left", "dx": 5, "baseline": "top", "fontWeight": "bold", "color": RED},
              "encoding": {"x": {"datum": limit, "type": "quantitative"}, "y": {"value": 4},
                           "text": {"value": f"usable: {limit:.1f} GiB"}}},
-            points("does not fit", {"size": 14, "opacity": 0.35, "shape": "cross"}),
+            points("does not fit", {"size": 14, "opacity": 0.5, "shape": "cross"}),
             points("fits", {"size": 18, "opacity": 0.45}),
             {"transform": [{"filter": "datum.group == 'front' || (datum.group == 'this plan')"}],
              "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "color": TEAL},
@@ -325,6 +338,42 @@ def _scaling(chart: Chart) -> Spec:
     }  # fmt: skip
 
 
+def _sensitivity(chart: Chart) -> Spec:
+    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
+    changes = [float(row[4]) for row in chart.rows if row[4] is not None]
+    low, high = min([*changes, -0.02]), max([*changes, 0.02])
+    span = high - low
+    x = {"field": "change", "type": "quantitative", "title": "change of the step time",
+         "scale": {"domain": [low - 0.12 * span, high + 0.12 * span], "nice": False},
+         "axis": {"format": "+.0%", "tickCount": 6}}  # fmt: skip
+    y = {"field": "what", "type": "nominal", "sort": names, "title": None, "axis": {"domain": False, "ticks": False},
+         "scale": {"paddingInner": 0.25}}  # fmt: skip
+    tips = tip(("what", "number"), ("origin", "known from"), ("factor", "if it were"), ("step_s_text", "step"),
+               ("change_text", "change"), ("flip", "choice changes at"), ("winner", "to"), ("measure", "measured by"))  # fmt: skip
+    named = [{"calculate": "datum.less ? 'less' : 'more'", "as": "way"}]
+    colour = {"field": "way", "type": "nominal", "scale": {"domain": ["less", "more"], "range": [ORANGE, BLUE]},
+              "legend": {"labelExpr": "datum.label == 'less' ? 'if it is less' : 'if it is more'"}}  # fmt: skip
+    offset = {"field": "way", "type": "nominal", "sort": ["less", "more"]}
+    return {
+        "width": WIDTH, "height": 34 * len(names),
+        "layer": [
+            {"transform": [*named, {"filter": "isValid(datum.change)"}], "mark": {"type": "bar", "minBandSize": 5},
+             "encoding": {"x": x, "y": y, "yOffset": offset, "color": colour, "tooltip": tips}},
+            {"transform": [*named, {"filter": "isValid(datum.change)"}, {"calculate": "datum.factor + ': ' + datum.change_text", "as": "both"}],
+             "mark": {"type": "text", "fontSize": 11, "align": {"expr": "datum.change >= 0 ? 'left' : 'right'"},
+                      "dx": {"expr": "datum.change >= 0 ? 4 : -4"}},
+             "encoding": {"x": x, "y": y, "yOffset": offset, "text": {"field": "both"}}},
+            {"transform": [*named, {"filter": "!isValid(datum.change)"},
+                           {"calculate": "datum.factor + ': the plan does not fit'", "as": "label"}],
+             "mark": {"type": "text", "fontSize": 11, "align": "left", "dx": 4, "color": RED},
+             "encoding": {"x": {"datum": 0, "type": "quantitative"}, "y": y, "yOffset": offset,
+                          "text": {"field": "label"}, "tooltip": tips}},
+            {"data": {"values": [{}]}, "mark": {"type": "rule", "opacity": 0.6},
+             "encoding": {"x": {"datum": 0, "type": "quantitative"}}},
+        ],
+    }  # fmt: skip
+
+
 def _accuracy(chart: Chart) -> Spec:
     names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
     errors = [abs(float(row[1] or 0)) for row in chart.rows]
@@ -354,7 +403,8 @@ def _accuracy(chart: Chart) -> Spec:
 
 _SPECS: dict[str, Callable[[Chart], Spec]] = {
     "waterfall": _waterfall, "memory": _memory, "memory-timeline": _memory_timeline, "pipeline": _pipeline,
-    "heatmap": _heatmap, "pareto": _pareto, "scaling": _scaling, "accuracy": _accuracy,
+    "heatmap": _heatmap, "pareto": _pareto, "scaling": _scaling, "sensitivity": _sensitivity,
+    "accuracy": _accuracy,
 }  # fmt: skip
 CHARTS = tuple(_SPECS)
 """Names of the charts, in the order of the page."""

@@ -118,12 +118,13 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
         for start, end, work, held in _moments(over)
     ]  # fmt: skip
     top = max(rows, key=lambda row: row[5])
+    first = next(one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB))
     above = sum(row[1] - row[0] for row in rows if row[5] >= 0.98 * top[5]) / over.end
     states = ", ".join(
         f"{COMPONENT_TEXT[name]} {shown(over.static[name] / GIB, 'gib')}" for name in STATIC if over.static[name] >= 0.05 * GIB
     )
     reading = (
-        f"Stage {over.rank} first reaches its peak of {shown(top[5], 'gib')} after {shown(top[0], 'seconds')} of "
+        f"Stage {over.rank} first reaches its peak of {shown(top[5], 'gib')} after {shown(first, 'seconds')} of "
         f"{shown(over.end, 'seconds')} and is within 2 % of it for {shown(above, 'share')} of the step. "
         f"{shown(static, 'gib')} stay the whole time; activations come and go with {shown(max(row[4] for row in rows), 'gib')} "
         "at most."

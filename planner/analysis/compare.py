@@ -1,0 +1,282 @@
+"""Plans side by side: what differs in their inputs, and what each difference does to time and memory.
+
+The effect of a difference is the cost model's price with that one input changed: from the first plan towards the other, one
+input after the other, each on top of those before it. The effects of all differences therefore sum to the whole difference,
+exactly; in another order each may have another size, where they work on each other. The order is workload, cluster, trainer,
+layout. An input that cannot change alone (tp without dp, when the number of GPUs stays) waits for those that can, and then
+changes together with the fewest others that make it legal.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from planner.analysis.pricing import Priced, price, price_plan
+from planner.cluster import Cluster
+from planner.cost.memory import COMPONENTS
+from planner.cost.step import PARTS
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
+from planner.model import ModelSpec
+from planner.plan import Plan
+from planner.rules import Job, check, check_workload
+from planner.trainer import load_trainer
+from planner.units import GIB, GIGA
+from planner.workload import Workload
+
+WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name != "model")
+CLUSTER = ("hardware", "network_bandwidth", "num_gpus")
+GROUPS: dict[str, tuple[str, ...]] = {
+    "workload": WORKLOAD,
+    "cluster": CLUSTER,
+    "trainer": ("trainer",),
+    "layout": FIELDS,
+}
+"""Inputs of a plan beside its model, by group, in the order in which differences are applied."""
+ASSUMED_AS = {
+    "sequence length": "sequence_length", "global batch": "global_batch_size", "precision": "precision",
+    "optimizer": "optimizer", "expert imbalance": "expert_imbalance", "hardware": "hardware", "trainer": "trainer",
+    "network": "network_bandwidth", "state sharding": "zero", "recompute modules": "recompute_modules",
+}  # fmt: skip
+"""Assumptions of a plan that are one of its inputs."""
+MOST_TRIES = 4000
+"""Combinations of inputs that are tried for a legal one before the rest is changed together."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """One input that is not the same in all plans."""
+
+    group: str
+    """'model' or one of GROUPS."""
+    field: str
+    """Name of the input."""
+    values: tuple[str, ...]
+    """As text, one for each plan."""
+    assumed: tuple[bool, ...]
+    """The plan assumed it: its user did not say."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Effect:
+    """What one change, or several that only work together, does on the way from one plan to another."""
+
+    changes: tuple[tuple[str, str, str], ...]
+    """Input, value before, value after."""
+    step_time_s: float
+    """Seconds that the step gets longer."""
+    memory_peak_gib: float
+    """GiB that the peak of the worst stage grows by."""
+    parts_s: Mapping[str, float]
+    """The same seconds by part; they sum to step_time_s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """All changes from the first plan to another."""
+
+    to: int
+    """Number of the other plan."""
+    effects: tuple[Effect, ...]
+    """In the order in which they are applied; they sum to the difference of the two plans."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Two plans or more."""
+
+    names: tuple[str, ...]
+    plans: tuple[Plan, ...]
+    differences: tuple[Difference, ...]
+    only_assumed: tuple[Difference, ...]
+    """Further assumptions that are not the same, '-' where a plan makes none."""
+    ways: tuple[Way, ...]
+    """From the first plan to each other one; none where the models differ."""
+    usable_gib: tuple[float, ...]
+    """Memory of each plan's card."""
+
+    @property
+    def same_model(self) -> bool:
+        """All plans train one model, so that differences have effects."""
+        return all(plan.workload.model == self.plans[0].workload.model for plan in self.plans)
+
+
+def compare(plans: list[Plan], names: list[str]) -> Comparison:
+    """Compare plans with the first. Raises PlannerError for fewer than two, or for one that no longer prices as it says."""
+    if len(plans) < 2:
+        raise PlannerError("a comparison needs two plans or more; name a second plan file")
+    priced = [price_plan(plan, where=name) for plan, name in zip(plans, names, strict=True)]
+    found = Comparison(
+        names=tuple(names), plans=tuple(plans), differences=tuple(_differences(plans)),
+        only_assumed=tuple(_other_assumptions(plans)), ways=(),
+        usable_gib=tuple(one.estimate.usable_memory / GIB for one in priced),
+    )  # fmt: skip
+    if not found.same_model:
+        return found
+    ways = [Way(to=number, effects=tuple(_effects(priced[0], plans[0], priced[number], plans[number])))
+            for number in range(1, len(plans))]  # fmt: skip
+    return dataclasses.replace(found, ways=tuple(ways))
+
+
+def inputs(plan: Plan) -> dict[str, Any]:
+    """Every input of a plan but the model, by name."""
+    values = {name: getattr(plan.workload, name) for name in WORKLOAD} | {name: getattr(plan, name) for name in CLUSTER}
+    return {**values, "trainer": plan.trainer, **{name: int(value) for name, value in plan.layout.columns().items()}}
+
+
+def text_of(field: str, value: Any) -> str:
+    """An input as plan files and flags write it."""
+    if field == "network_bandwidth":
+        return "of the profile" if value is None else f"{8 * value / GIGA:.6g} Gb/s"
+    if field in NAMES:
+        return NAMES[field][int(value)]
+    if field in BOOLEANS:
+        return "yes" if value else "no"
+    if field == "recompute_modules":
+        return ", ".join(module_names(int(value))) or "none"
+    return str(value)
+
+
+def _differences(plans: list[Plan]) -> Iterator[Difference]:
+    said = [{ASSUMED_AS[one.what] for one in plan.assumptions if one.what in ASSUMED_AS} for plan in plans]
+    models = [plan.workload.model for plan in plans]
+    if any(one != models[0] for one in models):
+        yield Difference(group="model", field="model", values=_model_names(models), assumed=(False,) * len(plans))
+    every = [inputs(plan) for plan in plans]
+    for group, fields in GROUPS.items():
+        for field in fields:
+            values = [one[field] for one in every]
+            if any(value != values[0] for value in values):
+                yield Difference(
+                    group=group, field=field, values=tuple(text_of(field, value) for value in values),
+                    assumed=tuple(field in names for names in said),
+                )  # fmt: skip
+
+
+def _model_names(models: list[ModelSpec]) -> tuple[str, ...]:
+    """Names of the models; with their sizes where two of one name differ."""
+    names = [one.name for one in models]
+    if len(set(names)) > 1:
+        return tuple(names)
+    fields = [f.name for f in dataclasses.fields(ModelSpec)]
+    differ = [name for name in fields if any(getattr(one, name) != getattr(models[0], name) for one in models)]
+    return tuple(f"{one.name}: {', '.join(f'{name} {getattr(one, name)}' for name in differ)}" for one in models)
+
+
+def _other_assumptions(plans: list[Plan]) -> Iterator[Difference]:
+    """Assumptions that are no input of their own, where plans differ in them."""
+    every = [{one.what: one.value for one in plan.assumptions if one.what not in ASSUMED_AS} for plan in plans]
+    for what in dict.fromkeys(what for one in every for what in one):
+        values = tuple(one.get(what, "-") for one in every)
+        if len(set(values)) > 1:
+            yield Difference(group="assumed", field=what, values=values, assumed=tuple(what in one for one in every))
+
+
+# ------------------------------------------------------------------------------------------------ effects
+
+
+class _Jobs:
+    """Jobs by their inputs; profiles and trainers are read once."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._model = model
+        self._read: dict[tuple[str, Any], Any] = {}
+
+    def job(self, state: Mapping[str, Any]) -> Job:
+        """The job of some inputs. Raises PlannerError."""
+        workload = Workload(model=self._model, **{name: state[name] for name in WORKLOAD})
+        hardware = self._once("hardware", state["hardware"], load_hardware)
+        if state["network_bandwidth"] is not None:
+            hardware = dataclasses.replace(hardware, network_bandwidth=state["network_bandwidth"])
+        cluster = Cluster(hardware=hardware, num_gpus=state["num_gpus"])
+        return Job(workload=workload, cluster=cluster, trainer=self._once("trainer", state["trainer"], load_trainer))
+
+    def _once(self, kind: str, name: str, load: Any) -> Any:
+        if (kind, name) not in self._read:
+            self._read[kind, name] = load(name)
+        return self._read[kind, name]
+
+    def legal(self, state: Mapping[str, Any], layout: Any) -> bool:
+        """The inputs make a job, and the layout meets every rule of it."""
+        try:
+            job = self.job(state)
+            check_workload(job.workload, job.cluster, job.trainer)
+            check(job, layout)
+        except PlannerError:
+            return False
+        return True
+
+
+def _effects(first: Priced, plan: Plan, last: Priced, other: Plan) -> Iterator[Effect]:
+    """The changes from one plan to another of the same model, one after the other."""
+    jobs, state, target = _Jobs(plan.workload.model), inputs(plan), inputs(other)
+    left = [field for fields in GROUPS.values() for field in fields if state[field] != target[field]]
+    before = first
+    while left:
+        together = _next(jobs, state, target, left, plan)
+        changes = tuple((field, text_of(field, state[field]), text_of(field, target[field])) for field in together)
+        state |= {field: target[field] for field in together}
+        left = [field for field in left if field not in together]
+        after = (
+            last if not left else price(jobs.job(state), plan.layout.replace(**{name: state[name] for name in FIELDS}))
+        )
+        yield _effect(changes, before, after)
+        before = after
+
+
+def _next(
+    jobs: _Jobs, state: Mapping[str, Any], target: Mapping[str, Any], left: list[str], plan: Plan
+) -> tuple[str, ...]:
+    """The fewest inputs, first in order, that can change now; all that are left where no combination is legal."""
+    tries = 0
+    for size in range(1, len(left)):
+        for together in itertools.combinations(left, size):
+            tries += 1
+            if tries > MOST_TRIES:
+                return tuple(left)
+            changed = {**state, **{field: target[field] for field in together}}
+            if jobs.legal(changed, plan.layout.replace(**{name: changed[name] for name in FIELDS})):
+                return together
+    return tuple(left)
+
+
+def _effect(changes: tuple[tuple[str, str, str], ...], before: Priced, after: Priced) -> Effect:
+    parts = {part: float(after.estimate.time[part][0] - before.estimate.time[part][0]) for part in PARTS}
+    return Effect(
+        changes=changes, step_time_s=after.step_time - before.step_time,
+        memory_peak_gib=(after.memory_peak - before.memory_peak) / GIB, parts_s=parts,
+    )  # fmt: skip
+
+
+def to_dict(found: Comparison) -> dict[str, Any]:
+    """Everything as plain data, for --json."""
+    plans = [
+        {
+            "file": name, "model": plan.workload.model.name, "step_time_s": plan.prediction.step_time_s,
+            "step_time_range_s": list(plan.prediction.step_time_range_s),
+            "tokens_per_second_per_gpu": plan.prediction.tokens_per_second_per_gpu, "mfu": plan.prediction.mfu,
+            "memory_peak_gib": plan.prediction.memory_peak_gib, "memory_limit_gib": usable,
+            "out_of_memory_probability": plan.prediction.out_of_memory_probability,
+            "time_s": {part: plan.prediction.time_s[part] for part in PARTS},
+            "memory_gib": {name: plan.prediction.memory_gib[name] for name in COMPONENTS},
+        }
+        for name, plan, usable in zip(found.names, found.plans, found.usable_gib, strict=True)
+    ]  # fmt: skip
+    effects = [
+        {"from": found.names[0], "to": found.names[way.to], "changes": [
+            {"inputs": [{"input": field, "from": old, "to": new} for field, old, new in one.changes],
+             "step_time_s": one.step_time_s, "memory_peak_gib": one.memory_peak_gib, "time_s": dict(one.parts_s)}
+            for one in way.effects
+        ]}
+        for way in found.ways
+    ]  # fmt: skip
+    return {
+        "plans": plans,
+        "differences": [vars(one) for one in (*found.differences, *found.only_assumed)],
+        "effects": effects,
+    }
