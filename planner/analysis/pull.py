@@ -32,12 +32,15 @@ class Side:
 
     factor: float
     """What it is multiplied by."""
-    step_time_s: float | None
-    """Of the plan; None where it no longer fits."""
-    change: float | None
+    step_time_s: float
+    """Of the plan."""
+    change: float
     """Step time over that of today, minus 1."""
+    fits: bool
+    """The plan fits there."""
     flip: float | None
-    """Factor nearest to 1 at which another layout is CLEAR faster, or the plan no longer fits; None = none up to ``factor``."""
+    """Factor nearest to 1 at which another layout is CLEAR faster, or the plan no longer fits; None = none up to ``factor``,
+    or the plan does not fit today."""
     winner: Layout | None
     """The layout that is the fastest there."""
 
@@ -54,8 +57,8 @@ class Pull:
 
     @property
     def largest(self) -> float:
-        """The larger change of the two; infinite where the plan stops to fit."""
-        return max(math.inf if one.change is None else abs(one.change) for one in self.sides)
+        """The larger change of the two."""
+        return max(abs(one.change) for one in self.sides)
 
 
 def pulls(resolved: ResolvedJob, layout: Layout, found: Estimate, others: Sequence[Layout]) -> tuple[Pull, ...]:
@@ -70,12 +73,13 @@ def pulls(resolved: ResolvedJob, layout: Layout, found: Estimate, others: Sequen
     now = _price(resolved, table)
     exact = float(found.step_time[0])
     ratio = np.maximum(exact / now.step_time[0], exact / now.step_time)
+    today = bool(fits(resolved.job, now)[0])
     offloads = bool(layout.offload_optimizer or layout.offload_activations)
     result = []
     for quantity in relevant(resolved, offloads):
         hardware = resolved.job.cluster.hardware
         ends = (1.0 / REACH, min(REACH, quantity.most(hardware)))
-        sides = tuple(_side(resolved, quantity, table, ratio, exact, end) for end in ends)
+        sides = tuple(_side(resolved, quantity, table, ratio, exact, end, today) for end in ends)
         result.append(Pull(quantity=quantity, origin=quantity.origin(hardware), sides=(sides[0], sides[1])))
     return tuple(sorted(result, key=lambda one: -one.largest))
 
@@ -86,37 +90,36 @@ def _price(resolved: ResolvedJob, table: Layout) -> Estimate:
 
 
 def _side(
-    resolved: ResolvedJob, quantity: Quantity, table: Layout, ratio: Floats, exact: float, end: float
+    resolved: ResolvedJob, quantity: Quantity, table: Layout, ratio: Floats, exact: float, end: float, today: bool
 ) -> Side:
     """The plan at the end of the reach, and the factor nearest to 1 at which it should be changed."""
 
-    def look(factor: float) -> tuple[float, int]:
-        """Step time of the plan (infinite when it does not fit), and the row that should take over, 0 = none."""
+    def look(factor: float) -> tuple[float, bool, bool, int]:
+        """Step time of the plan, whether it fits, whether it should be changed, and the row that takes over (0 = none)."""
         moved = quantity.scale(resolved, factor)
         found = _price(moved, table)
-        times = np.where(fits(moved.job, found), found.step_time * ratio, np.inf)
+        fit = fits(moved.job, found)
+        times = np.where(fit, found.step_time * ratio, np.inf)
         best = int(np.argmin(times))
-        clear = times[best] < times[0] / (1.0 + CLEAR) or not np.isfinite(times[0])
-        return float(times[0]), best if clear and np.isfinite(times[best]) else 0
+        over = not fit[0] or bool(times[best] < times[0] / (1.0 + CLEAR))
+        return float(found.step_time[0] * ratio[0]), bool(fit[0]), over, best if over and np.isfinite(times[best]) else 0
 
     if abs(math.log(end)) < 0.001:
-        return Side(factor=end, step_time_s=exact, change=0.0, flip=None, winner=None)
-    time, winner = look(end)
+        return Side(factor=end, step_time_s=exact, change=0.0, fits=today, flip=None, winner=None)
+    time, fit, over, winner = look(end)
     flip = None
-    if winner or not np.isfinite(time):
-        near, far = 1.0, end
-        while abs(math.log(far / near)) > 0.02:
-            middle = math.sqrt(near * far)
-            at, row = look(middle)
-            if row or not np.isfinite(at):
-                far, winner = middle, row
+    if over and today:
+        near, flip = 1.0, end
+        while abs(math.log(flip / near)) > 0.02:
+            middle = math.sqrt(near * flip)
+            _, _, over, row = look(middle)
+            if over:
+                flip, winner = middle, row
             else:
                 near = middle
-        flip = far
-    fit = np.isfinite(time)
     return Side(
-        factor=end, step_time_s=time if fit else None, change=time / exact - 1.0 if fit else None, flip=flip,
-        winner=table.row(winner) if winner else None,
+        factor=end, step_time_s=time, change=time / exact - 1.0, fits=fit, flip=flip,
+        winner=table.row(winner) if winner and today else None,
     )  # fmt: skip
 
 

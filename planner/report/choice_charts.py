@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.analysis.evidence import Evidence, evidence
 from planner.analysis.landscape import Cell, Point
-from planner.analysis.pull import CLEAR, MOST, Pull, pulls
+from planner.analysis.pull import CLEAR, MOST, Pull, Side, pulls
 from planner.analysis.scaling import Scaling
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, levers
 from planner.report.document import Chart, Column, Value, chart, shown
@@ -283,7 +283,7 @@ def sensitivity_chart(about: Subject) -> Chart:
             wins = "" if side.winner is None else layout_text(side.winner)
             rows.append((
                 one.quantity.text, one.origin, _factor(side.factor), side.step_time_s, side.change,
-                side.factor < 1, "does not fit" if side.change is None else "",
+                side.factor < 1, side.fits or not about.fits,
                 "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
             ))  # fmt: skip
     return chart(
@@ -293,7 +293,7 @@ def sensitivity_chart(about: Subject) -> Chart:
             Column(key="factor", title="if it were", kind="text"), Column(key="step_s", title="step", kind="seconds"),
             Column(key="change", title="change", kind="signed_share"),
             Column(key="less", title="less", kind="flag", in_table=False),
-            Column(key="state", title="state", kind="text", in_table=False),
+            Column(key="fits", title="fits", kind="flag", in_table=False),
             Column(key="flip", title="choice changes at", kind="text"), Column(key="winner", title="to", kind="text"),
             Column(key="measure", title="measured by", kind="text"),
         ),
@@ -311,28 +311,28 @@ def _factor(value: float) -> str:
 
 
 def _sensitivity_reading(about: Subject, found: tuple[Pull, ...]) -> str:
-    moving = [one for one in found if one.quantity.unit != "size" and math.isfinite(one.largest)]
-    moving.sort(key=lambda one: -one.largest)
+    moving = [one for one in found if one.quantity.unit != "size"]
     first = moving[0]
-    side = max(first.sides, key=lambda one: abs(one.change or 0))
+    side = max(first.sides, key=lambda one: abs(one.change))
     text = (
-        f"The step time hangs most on {first.quantity.text} ({first.origin}): at {_factor(side.factor)} of what the profile says the "
-        f"step takes {shown(abs(side.change or 0), 'share')} {'longer' if (side.change or 0) > 0 else 'less'}"
+        f"The step time hangs most on {first.quantity.text} ({first.origin}): at {_factor(side.factor)} of what the profile says "
+        f"the step takes {_longer(side)}"
     )
     if len(moving) > 1 and moving[1].largest > 0.01:
-        other = max(moving[1].sides, key=lambda one: abs(one.change or 0))
-        text += (
-            f"; next is {moving[1].quantity.text} with {shown(abs(other.change or 0), 'share')} "
-            f"{'longer' if (other.change or 0) > 0 else 'less'} at {_factor(other.factor)}"
-        )
-    flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
+        other = max(moving[1].sides, key=lambda one: abs(one.change))
+        text += f"; next is {moving[1].quantity.text}, {_longer(other)} at {_factor(other.factor)}"
     if not about.fits:
         return f"{text}."
+    flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
     if not flips:
         return f"{text}. No number within a factor of 2 would make another of the good plans clearly faster."
     _, one, side = min(flips, key=lambda flip: flip[0])
-    what = "the plan would no longer fit" if side.winner is None or side.step_time_s is None else "another plan would be clearly faster"
+    what = "another plan would be clearly faster" if side.fits else "the plan would no longer fit"
     return f"{text}. The choice itself changes first with {one.quantity.text}: at {_factor(side.flip or 1)} {what}."
+
+
+def _longer(side: Side) -> str:
+    return f"{shown(abs(side.change), 'share')} {'longer' if side.change > 0 else 'less'}"
 
 
 # ------------------------------------------------------------------------------------------------ accuracy

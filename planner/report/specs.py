@@ -188,8 +188,8 @@ def _memory_timeline(chart: Chart) -> Spec:
         for key, name, _, low, high in layers
     ]  # fmt: skip
     areas.append(
-        {"mark": {"type": "rect", "opacity": 0}, "encoding": {
-            "x": x, "x2": {"field": "end_s"}, "y": {"datum": 0, "type": "quantitative", "scale": y_scale},
+        {"transform": [{"calculate": "0", "as": "zero"}], "mark": {"type": "rect", "opacity": 0}, "encoding": {
+            "x": x, "x2": {"field": "end_s"}, "y": {"field": "zero", "type": "quantitative", "scale": y_scale},
             "y2": {"field": "total_gib"}, "tooltip": tips}}
     )  # fmt: skip
     return {"width": WIDTH, "height": 240, "layer": [*areas, *_limit_rule(limit)]}
@@ -330,7 +330,7 @@ def _scaling(chart: Chart) -> Spec:
             {"transform": [{"filter": "isValid(datum.rate)"}], "mark": {"type": "line", "strokeWidth": 2},
              "encoding": {"x": x, "y": y, "color": colour}},
             {"transform": [{"filter": "isValid(datum.rate)"}], "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1},
-             "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips, "shape": {"field": "kind", "type": "nominal"}}},
+             "encoding": {"x": x, "y": y, "color": colour, "tooltip": tips}},
             {"transform": [{"filter": "!isValid(datum.rate) && datum.kind == 'strong'"}],
              "mark": {"type": "text", "text": "does not fit", "angle": 270, "align": "left", "dx": 4, "color": RED},
              "encoding": {"x": x, "y": {"datum": 0}, "tooltip": missing}},
@@ -340,11 +340,11 @@ def _scaling(chart: Chart) -> Spec:
 
 def _sensitivity(chart: Chart) -> Spec:
     names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
-    changes = [float(row[4]) for row in chart.rows if row[4] is not None]
+    changes = [float(row[4] or 0) for row in chart.rows]
     low, high = min([*changes, -0.02]), max([*changes, 0.02])
     span = high - low
     x = {"field": "change", "type": "quantitative", "title": "change of the step time",
-         "scale": {"domain": [low - 0.12 * span, high + 0.12 * span], "nice": False},
+         "scale": {"domain": [low - 0.2 * span, high + 0.2 * span], "nice": False},
          "axis": {"format": "+.0%", "tickCount": 6}}  # fmt: skip
     y = {"field": "what", "type": "nominal", "sort": names, "title": None, "axis": {"domain": False, "ticks": False},
          "scale": {"paddingInner": 0.25}}  # fmt: skip
@@ -357,17 +357,16 @@ def _sensitivity(chart: Chart) -> Spec:
     return {
         "width": WIDTH, "height": 34 * len(names),
         "layer": [
-            {"transform": [*named, {"filter": "isValid(datum.change)"}], "mark": {"type": "bar", "minBandSize": 5},
+            {"transform": named, "mark": {"type": "bar", "minBandSize": 5},
              "encoding": {"x": x, "y": y, "yOffset": offset, "color": colour, "tooltip": tips}},
-            {"transform": [*named, {"filter": "isValid(datum.change)"}, {"calculate": "datum.factor + ': ' + datum.change_text", "as": "both"}],
-             "mark": {"type": "text", "fontSize": 11, "align": {"expr": "datum.change >= 0 ? 'left' : 'right'"},
-                      "dx": {"expr": "datum.change >= 0 ? 4 : -4"}},
-             "encoding": {"x": x, "y": y, "yOffset": offset, "text": {"field": "both"}}},
-            {"transform": [*named, {"filter": "!isValid(datum.change)"},
-                           {"calculate": "datum.factor + ': the plan does not fit'", "as": "label"}],
-             "mark": {"type": "text", "fontSize": 11, "align": "left", "dx": 4, "color": RED},
-             "encoding": {"x": {"datum": 0, "type": "quantitative"}, "y": y, "yOffset": offset,
-                          "text": {"field": "label"}, "tooltip": tips}},
+            *(
+                {"transform": [*named, {"filter": f"datum.change {sign} 0"},
+                               {"calculate": "datum.factor + ': ' + datum.change_text + (datum.fits ? '' : ', does not fit')",
+                                "as": "both"}],
+                 "mark": {"type": "text", "fontSize": 11, "align": align, "dx": dx},
+                 "encoding": {"x": x, "y": y, "yOffset": offset, "text": {"field": "both"}}}
+                for sign, align, dx in ((">=", "left", 4), ("<", "right", -4))
+            ),
             {"data": {"values": [{}]}, "mark": {"type": "rule", "opacity": 0.6},
              "encoding": {"x": {"datum": 0, "type": "quantitative"}}},
         ],
