@@ -7,6 +7,7 @@ pipeline is cut, and offload where the search would try it too: where nothing fi
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,8 +31,10 @@ OF_A_CELL = 100
 """Fastest layouts of a TP x PP that get levers whatever their speed, and as many of the leanest."""
 MOST_POINTS = 1500
 """Points that a picture of throughput against memory keeps; more only hide each other."""
-MOST_ON_FRONT = 16
-"""Layouts of the front that are shown one by one."""
+MOST_ON_FRONT = 40
+"""Layouts of the front that are shown, spread over it."""
+AT_ONCE = 8
+"""Members of the front that are walked before the front is drawn anew."""
 MOST_ACTIONS = 50_000
 """Forward and backward passes that are walked for one picture, the fastest layouts first: about a second. Pipelines of 64
 stages have hundreds of thousands; layouts that slow keep their closed form."""
@@ -92,6 +95,7 @@ def landscape(job: Job, layout: Layout, found: Estimate) -> Landscape:
     table, prices = _priced(job, plain)
     plan = _point(job, layout, found)
     cells = _cells(job, base, table, prices, plan)
+    prices = None if prices is None else _walk_front(job, table, prices, plan)
     front = _front(job, table, prices, plan)
     return Landscape(
         cells=cells, points=_thinned(job, table, prices, front, plan), front=front, plan=plan, legal=len(plain),
@@ -114,7 +118,9 @@ def _priced(job: Job, plain: Layout) -> tuple[Layout, Estimate | None]:
         rows = _empty_cells(job, table, found)
         level = min((one for one in job.trainer.zero if one), default=0)
         left = table.take(rows)
-        zero = np.where((np.asarray(left.zero) == 0) & (np.asarray(left.dp) * np.asarray(left.cp) == 1), level, left.zero)
+        zero = np.where(
+            (np.asarray(left.zero) == 0) & (np.asarray(left.dp) * np.asarray(left.cp) == 1), level, left.zero
+        )
         _add(job, tables, prices, [left.replace(offload_optimizer=share, zero=zero) for share in OFFLOADS])
     return stack(tables), join(prices)
 
@@ -192,15 +198,19 @@ def _points(job: Job, table: Layout, found: Estimate) -> list[Point]:
     ]  # fmt: skip
 
 
+def _actions(layout: Layout) -> int:
+    """Passes that the walk of one layout takes.  [timeline.walked_time]"""
+    pp, vpp, m = int(layout.pp), int(layout.vpp), int(layout.num_microbatches)
+    return 2 * pp * vpp * (min(m, 6 * pp) + min(m, 5 * pp)) if pp > 1 else 0
+
+
 def _exact(job: Job, table: Layout, found: Estimate, rows: list[int], plan: Point) -> dict[int, Estimate]:
     """The estimates of some rows on the exact timeline: those that look faster than the plan, then others as far as
     MOST_ACTIONS go, fastest first; the rest as they are."""
     result = {row: found.row(row) for row in rows}
     left, chosen = MOST_ACTIONS, []
     for row in sorted(rows, key=lambda row: float(found.step_time[row])):
-        one = table.row(row)
-        pp, vpp, m = int(one.pp), int(one.vpp), int(one.num_microbatches)
-        left -= 2 * pp * vpp * (min(m, 6 * pp) + min(m, 5 * pp)) if pp > 1 else 0  # [timeline.walked_time]
+        left -= _actions(table.row(row))
         if left < 0 and found.step_time[row] >= plan.step_time_s:
             break
         chosen.append(row)
@@ -270,19 +280,64 @@ def pareto(memory: Floats, throughput: Floats) -> NDArray[np.intp]:
     return order[better]
 
 
+def _walk_front(job: Job, table: Layout, found: Estimate, plan: Point) -> Estimate:
+    """The estimates with the idle time of the exact timeline where it decides the front.
+
+    Members of the front are walked, which may bring up others, until all are walked or MOST_ACTIONS are spent. What is not
+    walked gets the median correction of the walked layouts with the same schedule, stages and virtual stages.
+    """
+    speed, fit = found.tokens_per_second_per_gpu, fits(job, found)
+    rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
+    if not len(rows):
+        return found
+    kind = np.asarray(table.schedule) * 1_000_000 + np.asarray(table.pp) * 1000 + np.asarray(table.vpp)
+    mine = int(plan.layout.schedule) * 1_000_000 + int(plan.layout.pp) * 1000 + int(plan.layout.vpp)
+    closed = _price(job, Layout.stack([plan.layout]))
+    factors: dict[int, list[float]] = {mine: [plan.step_time_s / float(closed.step_time[0])]}
+    walked: dict[int, float] = {}
+    left = MOST_ACTIONS
+    while True:
+        time = _corrected(found.step_time, kind, factors, walked)
+        front = rows[pareto(found.memory_peak[rows], -time[rows])]
+        some = [int(row) for row in front[::-1] if int(row) not in walked][:AT_ONCE]
+        some = [row for row in some if (left := left - _actions(table.row(row))) >= 0]
+        if not some:
+            break
+        layouts, estimates = [table.row(row) for row in some], [found.row(row) for row in some]
+        for row, one in zip(some, refine(job.workload, job.cluster, job.trainer, layouts, estimates), strict=True):
+            walked[row] = float(one.step_time[0])
+            factors.setdefault(int(kind[row]), []).append(walked[row] / float(found.step_time[row]))
+    extra = time - found.step_time
+    return dataclasses.replace(found, time={**found.time, "bubble": found.time["bubble"] + extra})
+
+
+def _corrected(
+    closed: Floats, kind: NDArray[np.int64], factors: dict[int, list[float]], walked: dict[int, float]
+) -> Floats:
+    """Step times, those of walked rows as walked, the others by the factor of their kind of pipeline."""
+    time = closed.copy()
+    for one, known in factors.items():
+        rows = kind == one
+        time[rows] *= float(np.median(known))
+    for row, value in walked.items():
+        time[row] = value
+    return time
+
+
 def _front(job: Job, table: Layout, found: Estimate | None, plan: Point) -> tuple[Point, ...]:
-    """The front of what fits, its members and the plan on the exact timeline."""
+    """The front of what fits, with the plan where it lies on it, spread over MOST_ON_FRONT members."""
     points = [plan] if plan.fits else []
     if found is not None:
-        speed = found.tokens_per_second_per_gpu
-        fit = fits(job, found)
+        speed, fit = found.tokens_per_second_per_gpu, fits(job, found)
         rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
-        closed = rows[pareto(found.memory_peak[rows], found.tokens_per_second_per_gpu[rows])]
-        spread = np.unique(np.linspace(0, len(closed) - 1, min(len(closed), MOST_ON_FRONT)).round().astype(int))
-        exact = _exact(job, table, found, [int(row) for row in closed[spread]], plan)
-        points += [_point(job, table.row(row), one) for row, one in exact.items()]
-    memory, speed = (np.array([getattr(one, name) for one in points]) for name in ("memory_gib", "tokens_per_second_per_gpu"))
-    return tuple(points[row] for row in pareto(memory, speed))
+        members = rows[pareto(found.memory_peak[rows], speed[rows])]
+        points += [one for one in _points(job, table.take(members), found.take(members)) if one.layout != plan.layout]
+    memory, speed = (
+        np.array([getattr(one, name) for one in points]) for name in ("memory_gib", "tokens_per_second_per_gpu")
+    )
+    front = [points[row] for row in pareto(memory, speed)]
+    spread = np.unique(np.linspace(0, len(front) - 1, min(len(front), MOST_ON_FRONT)).round().astype(int))
+    return tuple(front[row] for row in spread)
 
 
 def _thinned(

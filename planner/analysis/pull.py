@@ -102,7 +102,12 @@ def _side(
         times = np.where(fit, found.step_time * ratio, np.inf)
         best = int(np.argmin(times))
         over = not fit[0] or bool(times[best] < times[0] / (1.0 + CLEAR))
-        return float(found.step_time[0] * ratio[0]), bool(fit[0]), over, best if over and np.isfinite(times[best]) else 0
+        return (
+            float(found.step_time[0] * ratio[0]),
+            bool(fit[0]),
+            over,
+            best if over and np.isfinite(times[best]) else 0,
+        )
 
     if abs(math.log(end)) < 0.001:
         return Side(factor=end, step_time_s=exact, change=0.0, fits=today, flip=None, winner=None)

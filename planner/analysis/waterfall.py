@@ -14,13 +14,13 @@ ORDER = (
 )  # fmt: skip
 """Parts of the step time after the computation, as the waterfall shows them: with ``compute`` all of PARTS."""
 TEXT = {
-    "ideal": "model FLOP at the peak rate",
+    "ideal": "model FLOP at peak",
     "kernels": "kernels below the peak",
     "recompute": "recompute",
-    "tensor_communication": "tensor-parallel communication",
-    "context_communication": "context-parallel communication",
+    "tensor_communication": "tensor parallel traffic",
+    "context_communication": "context parallel traffic",
     "expert_communication": "expert all-to-all",
-    "data_communication": "gradients and weights",
+    "data_communication": "gradient, weight traffic",
     "pipeline_communication": "pipeline sends",
     "bubble": "pipeline bubble",
     "stragglers": "slowest GPU",

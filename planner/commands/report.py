@@ -14,7 +14,13 @@ from planner.errors import PlannerError
 if TYPE_CHECKING:
     from planner.plan import Plan
 
-FORMATS = {"html": (".html", ".htm"), "trace": (), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",)}
+FORMATS = {
+    "html": (".html", ".htm"),
+    "trace": (),
+    "markdown": (".md", ".markdown"),
+    "json": (".json",),
+    "png": (".png",),
+}
 """Formats and the endings that mean them; a trace is JSON as well and must be asked for (or end in .trace.json)."""
 CHARTS = (
     "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
@@ -87,7 +93,9 @@ def _format(kind: str | None, output: Path | None, chart: str | None) -> str:
     for known, endings in FORMATS.items():
         if name.endswith(endings):
             return known
-    raise PlannerError(f"{output}: the ending does not say what to write; end it in .html, .md, .json or .png, or give --format")
+    raise PlannerError(
+        f"{output}: the ending does not say what to write; end it in .html, .md, .json or .png, or give --format"
+    )
 
 
 def _document(plan: Plan, kind: str, output: Path | None) -> None:

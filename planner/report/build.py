@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from importlib import metadata
 
+from planner.analysis import ties
 from planner.analysis.scaling import Scaling
 from planner.analysis.timeline import timeline_of
-from planner.explain import COMPONENT_TEXT, differences, layout_text, misses_by, why_first
+from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan import Plan
 from planner.report.choice_charts import (
     accuracy_chart,
@@ -72,7 +74,7 @@ def _version() -> str:
     try:
         return metadata.version("planner")
     except metadata.PackageNotFoundError:
-        return "of a checkout"
+        return ""
 
 
 # ------------------------------------------------------------------------------------------------ the answer
@@ -82,22 +84,23 @@ def _verdict(about: Subject) -> str:
     """One sentence: what happens if this is run."""
     one = about.plan.prediction
     low, high = (shown(value, "seconds") for value in one.step_time_range_s)
+    where = f"its {one.memory_stage} stage" if about.plan.layout.pp > 1 else "it"
     if about.fits:
         return (
-            f"One step takes {shown(one.step_time_s, 'seconds')} ({low} to {high} for nine of ten runs), and the worst stage needs "
-            f"{shown(one.memory_peak_gib, 'gib')} of the {shown(one.memory_limit_gib, 'gib')} that a GPU has."
+            f"{_degrees(about)}: one step takes {shown(one.step_time_s, 'seconds')} ({low} to {high} for nine of ten runs), and "
+            f"{where} needs {shown(one.memory_peak_gib, 'gib')} of the {shown(one.memory_limit_gib, 'gib')} that a GPU has."
         )
     over = one.memory_peak_gib - one.memory_limit_gib
     largest = max(one.memory_gib, key=lambda name: one.memory_gib[name])
     if over > 0:
         return (
-            f"This plan does not fit: its {one.memory_stage} stage needs {shown(one.memory_peak_gib, 'gib')}, "
+            f"This plan does not fit: {where} needs {shown(one.memory_peak_gib, 'gib')}, "
             f"{shown(over, 'gib')} more than the {shown(one.memory_limit_gib, 'gib')} that a GPU has. The largest part is "
             f"{COMPONENT_TEXT[largest]} with {shown(one.memory_gib[largest], 'gib')}."
         )
     if one.out_of_memory_probability > SAFE:
         return (
-            f"This plan may not fit: its {one.memory_stage} stage needs {shown(one.memory_peak_gib, 'gib')} of "
+            f"This plan may not fit: {where} needs {shown(one.memory_peak_gib, 'gib')} of "
             f"{shown(one.memory_limit_gib, 'gib')}, and runs out of memory with a chance of "
             f"{shown(one.out_of_memory_probability, 'share')}; up to {100 * SAFE:.0f} % counts as safe."
         )
@@ -105,6 +108,15 @@ def _verdict(about: Subject) -> str:
         f"This plan does not fit: the offloaded states take {shown(one.host_memory_gib_per_gpu, 'gib')} of host memory per GPU, "
         "more than a node has."
     )
+
+
+def _degrees(about: Subject) -> str:
+    """The degrees above 1, in words."""
+    layout = about.plan.layout
+    names = {"tp": "tensor", "pp": "pipeline", "dp": "data", "cp": "context", "ep": "expert"}
+    words = [f"{text} {getattr(layout, name)}" for name, text in names.items() if getattr(layout, name) > 1]
+    text = " x ".join(words[:4]) + (f", {words[4]}" if len(words) > 4 else "") or "one GPU"
+    return text[0].upper() + text[1:]
 
 
 def _notices(about: Subject) -> list[str]:
@@ -132,9 +144,7 @@ def _way_out(about: Subject) -> str:
     finding = about.finding
     if finding.fit:
         step = float(finding.estimates[0].step_time[0])
-        return (
-            f"The fastest layout of this job that fits is {layout_text(finding.layouts[0])}, {shown(step, 'seconds')} per step."
-        )
+        return f"The fastest layout of this job that fits is {layout_text(finding.layouts[0])}, {shown(step, 'seconds')} per step."
     if not finding.layouts:
         return "No layout of this job is legal."
     gib, component = misses_by(finding.estimates[0])
@@ -156,17 +166,21 @@ def _figures(about: Subject) -> list[Figure]:
     peak_low, peak_high = (shown(value, "gib") for value in one.memory_peak_range_gib)
 
     def figure(label: str, value: float | None, kind: str, note: str, text: str = "", alarm: bool = False) -> Figure:
-        return Figure(label=label, value=rounded(value), kind=kind, text=text or shown(value, kind), note=note, alarm=alarm)
+        return Figure(
+            label=label, value=rounded(value), kind=kind, text=text or shown(value, kind), note=note, alarm=alarm
+        )
 
     price = about.rates.basis[0]
+    if_it_fitted = "" if about.fits else "if it fitted; "
+    on_stage = f" on the {one.memory_stage} stage" if about.plan.layout.pp > 1 else ""
     dated = f" ({price.date})" if price.date else ""
     return [
-        figure("Step time", one.step_time_s, "seconds", f"nine of ten runs: {low} to {high}"),
+        figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten runs: {low} to {high}"),
         figure("Throughput", one.tokens_per_second_per_gpu, "rate", "tokens/s per GPU"),
         figure("MFU", one.mfu, "share", "model FLOP over peak; recompute not counted"),
         figure(
             "Memory", one.memory_peak_gib, "gib",
-            f"of {shown(one.memory_limit_gib, 'gib')} on the {one.memory_stage} stage; nine of ten: {peak_low} to {peak_high}",
+            f"of {shown(one.memory_limit_gib, 'gib')}{on_stage}; nine of ten: {peak_low} to {peak_high}",
             alarm=one.memory_peak_gib > one.memory_limit_gib,
         ),
         figure(
@@ -185,12 +199,35 @@ def _figures(about: Subject) -> list[Figure]:
     ]  # fmt: skip
 
 
+def _equal(about: Subject) -> list[str]:
+    """Which of the alternatives the model cannot tell from the best one."""
+    counted, finding = ties.shipped(), about.finding
+    first = float(finding.estimates[0].step_time[0])
+    ratios = [math.log(float(one.step_time[0]) / first) for one in finding.estimates[1:]]
+    close = [number for number, ratio in enumerate(ratios, 2) if ratio < counted.equal_gap]
+    gap = shown(math.expm1(counted.equal_gap), "share")
+    if not close:
+        return [f"The next plan is further behind than the {gap} below which the order of two plans is uncertain."]
+    which = "Number 2 below is" if len(close) == 1 else f"Numbers 2 to {close[-1]} below are"
+    right = shown(counted.chance(ratios[0]), "share")
+    return [
+        f"{which} within the model's error of it: less than {gap} apart, the order of two plans is uncertain (of measured pairs as "
+        f"close as the first two, {right} were ordered rightly). A short run of each tells."
+    ]
+
+
 def _why(about: Subject) -> list[str]:
     """Why this layout, sentence by sentence."""
     finding = about.finding
     if about.is_best:
-        return [f"It is the fastest of {finding.priced:,} layouts priced, of which {finding.fitting:,} fit. {why_first(finding)}"]
-    sentences = ["The layout was given, not chosen by the search."] if not about.plan.why or "priced as given" in about.plan.why else []
+        bound = binding(finding)
+        first = f"It is the fastest of {finding.priced:,} layouts priced, of which {finding.fitting:,} fit."
+        return [f"{first} {why_first(finding).removesuffix(bound).strip()}", bound, *_equal(about)]
+    sentences = (
+        ["The layout was given, not chosen by the search."]
+        if not about.plan.why or "priced as given" in about.plan.why
+        else []
+    )
     if about.plan.why and "priced as given" not in about.plan.why:
         sentences.append(f"When it was planned: {about.plan.why}")
     if finding.fit:

@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 
 from planner.analysis.evidence import Evidence, evidence
-from planner.analysis.landscape import Cell, Point
+from planner.analysis.landscape import LEAST_SPEED, Cell, Point
 from planner.analysis.pull import CLEAR, MOST, Pull, Side, pulls
 from planner.analysis.scaling import Scaling
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, levers
@@ -17,6 +17,10 @@ from planner.report.subject import Subject
 from planner.search import SAFE
 from planner.units import GIB
 
+STILL = 0.001
+"""A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
+UNSAFE = "may run out of memory"
+"""What layouts are called whose chance of that is above SAFE, and those beyond the card's memory."""
 MOST_SOURCES = 14
 """Sources of published runs that get a row of their own."""
 
@@ -44,7 +48,7 @@ def heatmap_chart(about: Subject) -> Chart:
         behind = None if time is None or best is None else time / best - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
     return chart(
-        "heatmap", "Tensor x pipeline parallel", _heatmap_reading(about, rows),
+        "heatmap", "The best step time by tensor and pipeline parallel degree", _heatmap_reading(about, rows),
         (
             Column(key="tp", title="tp", kind="count"), Column(key="pp", title="pp", kind="count"),
             Column(key="state", title="state", kind="text", in_table=False),
@@ -73,7 +77,7 @@ def _cell(cell: Cell, limit: float) -> tuple[str, str, str]:
     component = COMPONENT_TEXT[cell.best.largest]
     if over > 0:
         return (
-            "memory", f"{over:+,.0f} GiB\n{component}",
+            "memory", f"+{over:,.{0 if over >= 9.95 else 1}f} GiB\n{component}",
             f"does not fit: the leanest layout needs {cell.best.memory_gib:,.1f} GiB, {over:,.1f} more than the card has; "
             f"most of it {component}",
         )  # fmt: skip
@@ -87,7 +91,9 @@ def _heatmap_reading(about: Subject, rows: list[tuple[Value, ...]]) -> str:
     fitting = sorted((row for row in rows if row[2] == "fits"), key=lambda row: float(row[3] or 0))
     out = [row for row in rows if row[2] == "memory"]
     if not fitting:
-        return f"Nothing fits in any of the {plural(len(rows), 'cell')}: each says by how much the leanest layout misses."
+        return (
+            f"Nothing fits in any of the {plural(len(rows), 'cell')}: each says by how much the leanest layout misses."
+        )
     first = fitting[0]
     text = f"tp {first[0]} x pp {first[1]} is the fastest with {shown(first[3], 'seconds')}"
     if len(fitting) > 1:
@@ -123,7 +129,7 @@ def pareto_chart(about: Subject) -> Chart:
     )  # fmt: skip
 
     def row(one: Point) -> tuple[Value, ...]:
-        group = "this plan" if one is land.plan else "front" if id(one) in front else "fits" if one.fits else "does not fit"
+        group = "this plan" if one is land.plan else "front" if id(one) in front else "fits" if one.fits else UNSAFE
         return (
             one.memory_gib, one.tokens_per_second_per_gpu, one.step_time_s, one.out_of_memory_probability, group,
             layout_text(one.layout),
@@ -135,8 +141,9 @@ def pareto_chart(about: Subject) -> Chart:
     drawn = len(points)
     notes = [
         f"{land.legal:,} layouts without recompute and offload are legal; with these {land.priced:,} were priced, {land.fitting:,} "
-        f"of them fit, and {drawn:,} are drawn: none of the front is left out, nor a region of the picture. Below 40 % of the "
-        "best throughput nothing is drawn."
+        f"of them fit, and {drawn:,} are drawn: one for each small square of the picture, and the front. Below "
+        f"{100 * LEAST_SPEED:.0f} % of the best throughput nothing is drawn. A layout fits where its chance of running out of "
+        f"memory is at most {100 * SAFE:.0f} %, which needs some room below the limit."
     ]
     shown_front = [row(one) for one in land.front]
     return chart(
@@ -241,7 +248,11 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
     strong = [one for one in scaled.strong if one.tokens_per_second_per_gpu is not None]
     if not strong:
         return f"Nothing fits at any size from {scaled.strong[0].num_gpus} to {scaled.strong[-1].num_gpus} GPUs."
-    missing = [one.num_gpus for one in scaled.strong if one.tokens_per_second_per_gpu is None and one.num_gpus < strong[0].num_gpus]
+    missing = [
+        one.num_gpus
+        for one in scaled.strong
+        if one.tokens_per_second_per_gpu is None and one.num_gpus < strong[0].num_gpus
+    ]
     text = f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits. " if missing else ""
     own = next((one for one in strong if one.num_gpus == about.gpus), None)
     last = strong[-1]
@@ -276,7 +287,11 @@ def sensitivity_chart(about: Subject) -> Chart:
     others = [*about.finding.layouts, *(one.layout for one in near)]
     found = pulls(about.resolved, about.plan.layout, about.estimate, others)
     rows: list[tuple[Value, ...]] = []
+    still = []
     for one in found:
+        if one.largest < STILL and all(side.flip is None for side in one.sides):
+            still.append(one.quantity.text)
+            continue
         for side in one.sides:
             if abs(math.log(side.factor)) < 0.001:
                 continue
@@ -302,6 +317,7 @@ def sensitivity_chart(about: Subject) -> Chart:
             f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
             f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no longer fits; "
             "`plan sensitivity` searches all layouts at each step.",
+            *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
         ),
     )  # fmt: skip
 
@@ -365,7 +381,12 @@ def accuracy_chart(about: Subject) -> Chart:
             Column(key="median", title="median error", kind="share"), Column(key="bias", title="bias", kind="signed_share"),
             Column(key="where", title="published in", kind="text"),
         ),
-        notes=("Error: predicted / measured - 1 of the step time; positive is predicted too slow. One tick is one run.",),
+        notes=(
+            "Error: predicted / measured - 1 of the step time; positive is predicted too slow. One tick is one run, the diamond "
+            "the median of its source.",
+            f"The interval of the heading, {100 * (found.bar.low - 1):+.0f} % to {100 * (found.bar.high - 1):+.0f} %, is set so that it "
+            "holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider.",
+        ),
     )  # fmt: skip
 
 

@@ -116,7 +116,9 @@ class Chart:
         return data
 
 
-def chart(name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any) -> Chart:
+def chart(
+    name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
+) -> Chart:
     """A chart with every number rounded once, so that all formats show the same."""
     for key in ("table",):
         if more.get(key) is not None:

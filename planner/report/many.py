@@ -15,19 +15,17 @@ from planner.plan import Plan
 
 WORKERS = 8
 """Processes at most."""
-SMALL = 8
-"""Nodes up to which every doubling of the cluster is looked at; above every other one."""
+BELOW = 4
+"""Sizes below the cluster that are looked at, evenly in the logarithm."""
 
 
 def looked_at(plan: Plan) -> list[int]:
-    """Sizes of the cluster for the scaling picture: one node, the cluster, two and four times it, and steps between."""
+    """Sizes of the cluster for the scaling picture: one node, the cluster, two and four times it, and BELOW - 1 between."""
     hardware = plan.cluster().hardware
     every = sizes(plan.num_gpus, int(hardware.gpus_per_node))
     below = [count for count in every if count < plan.num_gpus]
-    if len(below) > SMALL // 2:
-        some = [count for number, count in enumerate(reversed(below), 1) if number % 2 == 0][::-1]
-        below = some if some[0] == below[0] else [below[0], *(count for count in some if count > 2 * below[0])]
-    return [*below, *(count for count in every if count >= plan.num_gpus)]
+    picked = sorted({round(number * (len(below) - 1) / (BELOW - 1)) for number in range(BELOW)}) if below else []
+    return [*(below[number] for number in picked), *(count for count in every if count >= plan.num_gpus)]
 
 
 def one_size(plan: Plan, count: int) -> Scaling:

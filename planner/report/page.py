@@ -111,7 +111,11 @@ def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
 
 def _summary(chart: Chart) -> str:
     rows = len(chart.rows if chart.table is None else chart.table)
-    return f"The numbers ({rows} rows)" if rows <= TABLE_ROWS else f"The numbers (the first {TABLE_ROWS} of {rows:,} rows)"
+    return (
+        f"The numbers ({rows:,} row{'' if rows == 1 else 's'})"
+        if rows <= TABLE_ROWS
+        else f"The numbers (the first {TABLE_ROWS} of {rows:,} rows)"
+    )
 
 
 def _ticked(text: str) -> str:
@@ -121,7 +125,9 @@ def _ticked(text: str) -> str:
 
 def _script(code: str) -> str:
     """JavaScript that cannot end its script element early."""
-    return re.sub(r"</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code, flags=re.IGNORECASE)
+    return re.sub(
+        r"</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code, flags=re.IGNORECASE
+    )
 
 
 def _json(value: object) -> str:

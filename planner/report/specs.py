@@ -11,6 +11,7 @@ from typing import Any
 
 from planner.cost.memory import COMPONENTS
 from planner.explain import COMPONENT_TEXT
+from planner.report.choice_charts import UNSAFE
 from planner.report.document import Chart, Value, shown
 
 Spec = dict[str, Any]
@@ -26,9 +27,7 @@ FAINT = "#8888884d"
 RED, BLUE, GREEN, ORANGE, VIOLET, TEAL, GREY = (
     "#d1495b", "#4878a8", "#4f9d5d", "#d98c35", "#8f6bb1", "#2a9d8f", "#8d929b",
 )  # fmt: skip
-COMPONENT_COLOURS = dict(
-    zip(COMPONENTS, (BLUE, TEAL, VIOLET, ORANGE, GREEN, GREY, "#c76f8f", "#b3a17d"), strict=True)
-)
+COMPONENT_COLOURS = dict(zip(COMPONENTS, (BLUE, TEAL, VIOLET, ORANGE, GREEN, GREY, "#c76f8f", "#b3a17d"), strict=True))
 GROUPS = {
     "ideal": ("ideal", TEAL), "kernels": ("computation", ORANGE), "recompute": ("computation", ORANGE),
     "host": ("computation", ORANGE), "tensor_communication": ("communication", RED),
@@ -52,7 +51,7 @@ def config() -> Spec:
              "titleFontWeight": "normal"}  # fmt: skip
     return {
         "font": FONT, "view": {"stroke": None},
-        "axis": {**plain, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT, "labelLimit": 190},
+        "axis": {**plain, "gridColor": FAINT, "domainColor": FAINT, "tickColor": FAINT, "labelLimit": 230},
         "legend": {**plain, "orient": "bottom", "title": None, "symbolType": "square", "labelLimit": 220, "columns": 4,
                    "symbolOpacity": 1},
         "text": {"color": "currentColor", "fontSize": 12}, "rule": {"color": "currentColor"},
@@ -112,7 +111,13 @@ def _waterfall(chart: Chart) -> Spec:
     y = {"field": "part", "type": "nominal", "sort": None, "title": None, "axis": {"domain": False, "ticks": False}}
     x = {"field": "start", "type": "quantitative", "scale": {"domain": [0, end], "nice": False},
          "axis": _seconds_axis("time", end)}  # fmt: skip
-    tips = tip(("part", "part"), ("seconds_text", "time"), ("share_text", "of the step"), ("start_text", "from"), ("end_text", "to"))
+    tips = tip(
+        ("part", "part"),
+        ("seconds_text", "time"),
+        ("share_text", "of the step"),
+        ("start_text", "from"),
+        ("end_text", "to"),
+    )
     return {
         "width": WIDTH, "height": 26 * len(chart.rows),
         "layer": [
@@ -133,13 +138,14 @@ def _waterfall(chart: Chart) -> Spec:
     }  # fmt: skip
 
 
-def _limit_rule(limit: float, stages_axis: bool = True) -> list[Spec]:
-    y = {"datum": limit, "type": "quantitative"}
-    words = {"type": "text", "align": "right", "baseline": "bottom", "dy": -3, "fontWeight": "bold", "color": RED}
+def _limit_rule(limit: float) -> list[Spec]:
+    """A line at what the card has, and its name above the picture, where no bar lies behind it."""
+    words = {"type": "text", "align": "right", "baseline": "bottom", "dy": -5, "fontWeight": "bold", "color": RED}
     return [
-        {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeWidth": 2, "color": RED}, "encoding": {"y": y}},
+        {"data": {"values": [{}]}, "mark": {"type": "rule", "strokeWidth": 2, "color": RED},
+         "encoding": {"y": {"datum": limit, "type": "quantitative"}}},
         {"data": {"values": [{}]}, "mark": words,
-         "encoding": {"y": y, "x": {"value": "width"}, "text": {"value": f"usable: {limit:.1f} GiB"}}},
+         "encoding": {"y": {"value": 0}, "x": {"value": "width"}, "text": {"value": f"red line: {limit:.1f} GiB usable"}}},
     ]  # fmt: skip
 
 
@@ -150,11 +156,11 @@ def _memory(chart: Chart) -> Spec:
     top = max(limit * 1.1, peak * 1.05)
     tips = tip(("stage_text", "stage"), ("component", "part"), ("gib_text", "needs"), ("peak_gib_text", "peak of the stage"),
                ("margin_gib_text", "left to the limit"))  # fmt: skip
-    bars = {
+    bars: Spec = {
         "mark": {"type": "bar"},
         "transform": [{"calculate": f"indexof({names!r}, datum.component)", "as": "order"}],
         "encoding": {
-            "x": {"field": "stage", "type": "ordinal", "title": "pipeline stage",
+            "x": {"field": "stage", "type": "ordinal", "title": "pipeline stage (above each bar: GiB left)" if stages <= 24 else "pipeline stage",
                   "axis": {"labelAngle": 0, "domain": False, "ticks": False, "labelOverlap": True},
                   "scale": {"paddingInner": 0.18 if stages > 1 else 0.6, "paddingOuter": 0.1 if stages > 2 else 0.5}},
             "y": {"field": "gib", "type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [0, top], "nice": False}},
@@ -163,7 +169,15 @@ def _memory(chart: Chart) -> Spec:
             "order": {"field": "order", "type": "quantitative"}, "tooltip": tips,
         },
     }  # fmt: skip
-    return {"width": WIDTH, "height": 300, "layer": [bars, *_limit_rule(limit)]}
+    margin = {
+        "transform": [{"filter": f"datum.component == {names[0]!r}"},
+                      {"calculate": "(datum.margin_gib >= 0 ? '' : '-') + format(abs(datum.margin_gib), '.1f')"
+                       + (" + (datum.margin_gib >= 0 ? ' GiB left' : ' GiB')" if stages <= 4 else ""), "as": "left"}],
+        "mark": {"type": "text", "baseline": "bottom", "dy": -4, "fontSize": 11},
+        "encoding": {"x": bars["encoding"]["x"], "y": {"field": "peak_gib", "type": "quantitative"}, "text": {"field": "left"}},
+    }  # fmt: skip
+    margins = [{**margin, "name": "wide" if stages > 8 else "margin"}] if stages <= 24 else []
+    return {"width": WIDTH, "height": 300, "layer": [bars, *margins, *_limit_rule(limit)]}
 
 
 def _memory_timeline(chart: Chart) -> Spec:
@@ -210,7 +224,15 @@ def _pipeline(chart: Chart) -> Spec:
         {"calculate": "datum.chunk < 0 ? 'all' : format(datum.chunk, 'd')", "as": "virtual"},
     ]  # fmt: skip
     virtual = (("virtual", "virtual stage"),) if chunks > 1 else ()
-    tips = tip(("kind", "action"), ("stage", "stage"), *virtual, ("mb", "microbatch"), ("from", "from"), ("to", "to"), ("takes", "takes"))
+    tips = tip(
+        ("kind", "action"),
+        ("stage", "stage"),
+        *virtual,
+        ("mb", "microbatch"),
+        ("from", "from"),
+        ("to", "to"),
+        ("takes", "takes"),
+    )
     colour = {"field": "kind", "type": "nominal",
               "scale": {"domain": kinds, "range": [KIND_COLOURS.get(kind, GREY) for kind in kinds]}}  # fmt: skip
     opacity = {"field": "chunk", "type": "quantitative", "legend": None,
@@ -245,7 +267,12 @@ def _pipeline(chart: Chart) -> Spec:
 
 
 def _heatmap(chart: Chart) -> Spec:
-    x = {"field": "tp", "type": "ordinal", "title": "tensor parallel", "axis": {"labelAngle": 0, "orient": "top", "domain": False, "ticks": False}}
+    x = {
+        "field": "tp",
+        "type": "ordinal",
+        "title": "tensor parallel",
+        "axis": {"labelAngle": 0, "orient": "top", "domain": False, "ticks": False},
+    }
     y = {"field": "pp", "type": "ordinal", "title": "pipeline parallel", "axis": {"domain": False, "ticks": False}}
     tips = tip(("tp_text", "tensor parallel"), ("pp_text", "pipeline parallel"), ("step_s_text", "best step time"),
                ("behind_text", "behind the best"), ("why", "why not"), ("layout", "layout"))  # fmt: skip
@@ -274,10 +301,21 @@ def _heatmap(chart: Chart) -> Spec:
 
 def _pareto(chart: Chart) -> Spec:
     limit = float(chart.facts["limit_gib"])
-    groups = {"this plan": RED, "front": TEAL, "fits": BLUE, "does not fit": GREY}
-    y = {"field": "rate", "type": "quantitative", "title": "tokens/s/GPU", "scale": {"zero": False, "nice": True}, "axis": {"tickCount": 6}}
-    x = {"field": "memory_gib", "type": "quantitative", "title": "memory of the worst stage, GiB", "scale": {"zero": False, "nice": True},
-         "axis": {"grid": False}}
+    groups = {"this plan": RED, "front": TEAL, "fits": BLUE, UNSAFE: GREY}
+    y = {
+        "field": "rate",
+        "type": "quantitative",
+        "title": "tokens/s/GPU",
+        "scale": {"zero": False, "nice": True},
+        "axis": {"tickCount": 6},
+    }
+    x = {
+        "field": "memory_gib",
+        "type": "quantitative",
+        "title": "memory of the worst stage, GiB",
+        "scale": {"zero": False, "nice": True},
+        "axis": {"grid": False},
+    }
     tips = tip(("layout", "layout"), ("rate_text", "tokens/s/GPU"), ("step_s_text", "step"), ("memory_gib_text", "memory"),
                ("chance_text", "runs out of memory"), ("group", "which"))  # fmt: skip
 
@@ -296,7 +334,7 @@ def _pareto(chart: Chart) -> Spec:
              "mark": {"type": "text", "align": "left", "dx": 5, "baseline": "top", "fontWeight": "bold", "color": RED},
              "encoding": {"x": {"datum": limit, "type": "quantitative"}, "y": {"value": 4},
                           "text": {"value": f"usable: {limit:.1f} GiB"}}},
-            points("does not fit", {"size": 14, "opacity": 0.5, "shape": "cross"}),
+            points(UNSAFE, {"size": 14, "opacity": 0.5, "shape": "cross"}),
             points("fits", {"size": 18, "opacity": 0.45}),
             {"transform": [{"filter": "datum.group == 'front' || (datum.group == 'this plan')"}],
              "mark": {"type": "line", "interpolate": "step-after", "strokeWidth": 1.5, "color": TEAL},
@@ -312,7 +350,7 @@ def _scaling(chart: Chart) -> Spec:
     kinds = {"strong": BLUE, "weak": ORANGE}
     x = {"field": "gpus", "type": "quantitative", "title": "GPUs",
          "scale": {"type": "log", "base": 2, "domain": [counts[0], counts[-1]], "nice": False, "padding": 14},
-         "axis": {"values": counts, "format": "~s", "grid": False, "labelOverlap": True}}  # fmt: skip
+         "axis": {"values": counts, "format": ",d", "grid": False, "labelOverlap": True}}  # fmt: skip
     y = {"field": "rate", "type": "quantitative", "title": "tokens/s/GPU", "scale": {"zero": True}}
     colour = {"field": "kind", "type": "nominal", "scale": {"domain": list(kinds), "range": list(kinds.values())}}
     tips = tip(("gpus_text", "GPUs"), ("kind", "batch"), ("sequences_text", "sequences per step"), ("rate_text", "tokens/s/GPU"),
@@ -360,7 +398,7 @@ def _sensitivity(chart: Chart) -> Spec:
             {"transform": named, "mark": {"type": "bar", "minBandSize": 5},
              "encoding": {"x": x, "y": y, "yOffset": offset, "color": colour, "tooltip": tips}},
             *(
-                {"transform": [*named, {"filter": f"datum.change {sign} 0"},
+                {"name": f"wide_{align}", "transform": [*named, {"filter": f"datum.change {sign} 0"},
                                {"calculate": "datum.factor + ': ' + datum.change_text + (datum.fits ? '' : ', does not fit')",
                                 "as": "both"}],
                  "mark": {"type": "text", "fontSize": 11, "align": align, "dx": dx},

@@ -41,14 +41,18 @@ def waterfall_chart(about: Subject) -> Chart:
         f"({shown(first.seconds / step, 'share')} of the step)"
     )
     if second.seconds > 0.005 * step:
-        reading += f", then {second.text} with {shown(second.seconds, 'seconds')} ({shown(second.seconds / step, 'share')})"
+        reading += (
+            f", then {second.text} with {shown(second.seconds, 'seconds')} ({shown(second.seconds / step, 'share')})"
+        )
     hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > 0.001 * step}
     notes = [
         "Kernels below the peak: matrix shapes, attention and memory-bound operators, the clock under load, and stages that "
         "hold more than the mean."
     ]
     if hidden:
-        listed = ", ".join(f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1]))
+        listed = ", ".join(
+            f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
+        )
         notes.append(f"Communication that runs beside the computation and costs no time of its own: {listed}.")
     return chart(
         "waterfall", "Where the step time goes", f"{reading}.",
@@ -79,15 +83,17 @@ def memory_chart(about: Subject) -> Chart:
     largest = max(worst.memory, key=lambda name: worst.memory[name])
     margin = limit - worst.peak / GIB
     left = f"a margin of {shown(margin, 'gib')}" if margin >= 0 else f"{shown(-margin, 'gib')} too much"
-    where = f"Stage {worst.rank} of {len(ranks)} needs most" if len(ranks) > 1 else "The GPU needs"
+    where = f"Stage {worst.rank} of {len(ranks)} needs most," if len(ranks) > 1 else "A GPU needs"
     reading = (
-        f"{where}: {shown(worst.peak / GIB, 'gib')} of {shown(limit, 'gib')}, {left}. The largest part is "
+        f"{where} {shown(worst.peak / GIB, 'gib')} against {shown(limit, 'gib')} usable: {left}. The largest part is "
         f"{COMPONENT_TEXT[largest]} with {shown(worst.memory[largest] / GIB, 'gib')}"
     )
     if len(ranks) > 1 and leanest.peak < 0.98 * worst.peak:
         reading += f"; stage {leanest.rank}, the leanest, needs {shown(leanest.peak / GIB, 'gib')}"
     chance = about.plan.prediction.out_of_memory_probability
-    notes = [f"With the spread of measured memory around predictions, the chance of running out is {shown(chance, 'share')}."]
+    notes = [
+        f"With the spread of measured memory around predictions, the chance of running out is {shown(chance, 'share')}."
+    ]
     given = worst.given_back / GIB
     if given > 0.05:
         notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
@@ -118,10 +124,14 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
         for start, end, work, held in _moments(over)
     ]  # fmt: skip
     top = max(rows, key=lambda row: row[5])
-    first = next(one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB))
+    first = next(
+        one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB)
+    )
     above = sum(row[1] - row[0] for row in rows if row[5] >= 0.98 * top[5]) / over.end
     states = ", ".join(
-        f"{COMPONENT_TEXT[name]} {shown(over.static[name] / GIB, 'gib')}" for name in STATIC if over.static[name] >= 0.05 * GIB
+        f"{COMPONENT_TEXT[name]} {shown(over.static[name] / GIB, 'gib')}"
+        for name in STATIC
+        if over.static[name] >= 0.05 * GIB
     )
     reading = (
         f"Stage {over.rank} first reaches its peak of {shown(top[5], 'gib')} after {shown(first, 'seconds')} of "
@@ -185,9 +195,11 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         for rank, totals in ((rank, step.totals(rank)) for rank in range(step.ranks))
     ]  # fmt: skip
     per_rank = len(step.actions) / step.ranks
+    back = next((one.end for one in step.actions if one.rank == 0 and one.kind != "F"), step.step_time)
+    window = max(step.step_time * VISIBLE / per_rank, 1.7 * back)
     facts = {
         "step_s": step.step_time, "ranks": step.ranks, "chunks": chunks, "actions": len(step.actions),
-        "window_s": step.step_time if per_rank <= 1.5 * VISIBLE else step.step_time * VISIBLE / per_rank,
+        "window_s": step.step_time if per_rank <= 1.5 * VISIBLE else min(window, step.step_time),
         "gap_from_s": None if gap is None else gap[0], "gap_to_s": None if gap is None else gap[1],
     }  # fmt: skip
     notes = [
