@@ -19,12 +19,13 @@ from planner.cost.memory import COMPONENTS
 from planner.cost.step import Estimate, estimate, join
 from planner.layout import Layout
 from planner.rules import RULES, Job, allowed
-from planner.search import OFFLOADS, PLAN_FIELDS, fits
+from planner.search import OFFLOADS, PLAN_FIELDS, Finding, best_splits, fits
 from planner.space import Pins, base_layouts, recompute_levers, stack
 from planner.units import GIB
 
-NEAR = 1.1
-"""Cells up to this much behind the best are walked on the exact timeline, which moves a step time by up to 8 %."""
+NEAR = 1.25
+"""Cells up to this much behind the best get the best split of layers, and are walked on the exact timeline: that moves a step
+time by up to 8 % up and 12 % down."""
 LEAST_SPEED = 0.4
 """Layouts below this part of the best throughput are left out of pictures and fronts: nobody would run them."""
 OF_A_CELL = 100
@@ -35,7 +36,7 @@ MOST_ON_FRONT = 40
 """Layouts of the front that are shown, spread over it."""
 AT_ONCE = 8
 """Members of the front that are walked before the front is drawn anew."""
-MOST_ACTIONS = 50_000
+MOST_ACTIONS = 80_000
 """Forward and backward passes that are walked for one picture, the fastest layouts first: about a second. Pipelines of 64
 stages have hundreds of thousands; layouts that slow keep their closed form."""
 
@@ -88,17 +89,21 @@ class Landscape:
     """Of those priced."""
 
 
-def landscape(job: Job, layout: Layout, found: Estimate) -> Landscape:
-    """All layouts of a job beside one of them, whose refined estimate is ``found``."""
+def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> Landscape:
+    """All layouts of a job beside one of them, whose refined estimate is ``found``, and those that a search found best."""
     base = base_layouts(job, Pins())
     plain = base.take(allowed(job, base))
     table, prices = _priced(job, plain)
     plan = _point(job, layout, found)
-    cells = _cells(job, base, table, prices, plan)
+    best = [plan] + [
+        _point(job, one, priced)
+        for one, priced in zip(finding.layouts, finding.estimates, strict=True) if one.to_dict() != layout.to_dict()
+    ]  # fmt: skip
+    cells = _cells(job, base, table, prices, best)
     prices = None if prices is None else _walk_front(job, table, prices, plan)
-    front = _front(job, table, prices, plan)
+    front = _front(job, table, prices, best)
     return Landscape(
-        cells=cells, points=_thinned(job, table, prices, front, plan), front=front, plan=plan, legal=len(plain),
+        cells=cells, points=_thinned(job, table, prices, [*front, *best]), front=front, plan=plan, legal=len(plain),
         priced=len(table) if prices is not None else 0,
         fitting=int(fits(job, prices).sum()) if prices is not None else 0,
     )  # fmt: skip
@@ -204,46 +209,49 @@ def _actions(layout: Layout) -> int:
     return 2 * pp * vpp * (min(m, 6 * pp) + min(m, 5 * pp)) if pp > 1 else 0
 
 
-def _exact(job: Job, table: Layout, found: Estimate, rows: list[int], plan: Point) -> dict[int, Estimate]:
-    """The estimates of some rows on the exact timeline: those that look faster than the plan, then others as far as
-    MOST_ACTIONS go, fastest first; the rest as they are."""
-    result = {row: found.row(row) for row in rows}
+def _exact(job: Job, variants: list[tuple[Layout, Estimate]], plan: Point) -> list[tuple[Layout, Estimate]]:
+    """Layouts on the exact timeline: those that look faster than the plan, then others as far as MOST_ACTIONS go, fastest
+    first; the rest are left out."""
     left, chosen = MOST_ACTIONS, []
-    for row in sorted(rows, key=lambda row: float(found.step_time[row])):
-        left -= _actions(table.row(row))
-        if left < 0 and found.step_time[row] >= plan.step_time_s:
+    for layout, found in sorted(variants, key=lambda one: float(one[1].step_time[0])):
+        left -= _actions(layout)
+        if left < 0 and float(found.step_time[0]) >= plan.step_time_s:
             break
-        chosen.append(row)
-    if chosen:
-        layouts, estimates = [table.row(row) for row in chosen], [result[row] for row in chosen]
-        result |= zip(chosen, refine(job.workload, job.cluster, job.trainer, layouts, estimates), strict=True)
-    return result
+        chosen.append((layout, found))
+    if not chosen:
+        return []
+    layouts = [layout for layout, _ in chosen]
+    return list(
+        zip(layouts, refine(job.workload, job.cluster, job.trainer, layouts, [one for _, one in chosen]), strict=True)
+    )
 
 
 # ------------------------------------------------------------------------------------------------ TP x PP
 
 
-def _cells(job: Job, base: Layout, table: Layout, found: Estimate | None, plan: Point) -> tuple[Cell, ...]:
-    """Every TP x PP that the space has, its best layout, and the rule where none is legal."""
-    best = _best_of_cells(job, table, found, plan) if found is not None else {}
-    mine = (int(plan.layout.tp), int(plan.layout.pp))
-    held = best.get(mine)
-    if held is None or (plan.fits, -plan.step_time_s) >= (held.fits, -held.step_time_s):
-        best[mine] = plan
-    tps, pps = ({cell[side] for cell in best} for side in (0, 1))
+def _cells(job: Job, base: Layout, table: Layout, found: Estimate | None, best: list[Point]) -> tuple[Cell, ...]:
+    """Every TP x PP that the space has, its best layout, and the rule where none is legal. ``best`` are exact, the plan first."""
+    points = _best_of_cells(job, table, found, best[0]) if found is not None else {}
+    for one in best:
+        mine = (int(one.layout.tp), int(one.layout.pp))
+        held = points.get(mine)
+        if held is None or (one.fits, -one.step_time_s) >= (held.fits, -held.step_time_s):
+            points[mine] = one
+    tps, pps = ({cell[side] for cell in points} for side in (0, 1))
     gpus = job.cluster.num_gpus
     cells = []
     for tp in sorted(tps):
         for pp in sorted(pps):
             if gpus % (tp * pp):
                 continue
-            point = best.get((tp, pp))
+            point = points.get((tp, pp))
             cells.append(Cell(tp=tp, pp=pp, best=point, rule="" if point else _rule(job, base, tp, pp)))
     return tuple(cells)
 
 
 def _best_of_cells(job: Job, table: Layout, found: Estimate, plan: Point) -> dict[tuple[int, int], Point]:
-    """The fastest layout that fits of every cell, else the leanest; those near the best on the exact timeline."""
+    """The fastest layout that fits of every cell, else the leanest; those near the best with the best split of layers over
+    the stages and on the exact timeline, as the search refines its finalists."""
     key, fit = _key(table), fits(job, found)
     rank = np.where(fit, found.step_time, np.inf)
     rows = {}
@@ -253,11 +261,16 @@ def _best_of_cells(job: Job, table: Layout, found: Estimate, plan: Point) -> dic
         leanest = members[np.argmin(found.memory_needed[members])]
         rows[int(key[members[0]])] = int(fastest if fit[fastest] else leanest)
     fastest_of_all = min((rank[row] for row in rows.values()), default=np.inf)
-    exact = _exact(job, table, found, [row for row in rows.values() if rank[row] <= NEAR * fastest_of_all], plan)
-    return {
-        (one >> 32, one & 0xFFFFFFFF): _point(job, table.row(row), exact.get(row, found.row(row)))
-        for one, row in rows.items()
-    }
+    near = [row for row in rows.values() if rank[row] <= NEAR * fastest_of_all]
+    variants = [(table.row(row), found.row(row)) for row in near]
+    variants += best_splits(job, Pins(), [layout for layout, _ in variants])
+    points = {one: _points(job, table.take(np.array([row])), found.row(row))[0] for one, row in rows.items()}
+    for layout, priced in _exact(job, variants, plan):
+        one = _point(job, layout, priced)
+        place = int(layout.tp) << 32 | int(layout.pp)
+        if points[place].layout == layout or one.step_time_s < points[place].step_time_s:
+            points[place] = one
+    return {(one >> 32, one & 0xFFFFFFFF): point for one, point in points.items()}
 
 
 def _rule(job: Job, base: Layout, tp: int, pp: int) -> str:
@@ -324,14 +337,15 @@ def _corrected(
     return time
 
 
-def _front(job: Job, table: Layout, found: Estimate | None, plan: Point) -> tuple[Point, ...]:
-    """The front of what fits, with the plan where it lies on it, spread over MOST_ON_FRONT members."""
-    points = [plan] if plan.fits else []
+def _front(job: Job, table: Layout, found: Estimate | None, best: list[Point]) -> tuple[Point, ...]:
+    """The front of what fits, ``best`` included where they lie on it, spread over MOST_ON_FRONT members."""
+    points = [one for one in best if one.fits]
+    known = [one.layout for one in best]
     if found is not None:
         speed, fit = found.tokens_per_second_per_gpu, fits(job, found)
         rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
         members = rows[pareto(found.memory_peak[rows], speed[rows])]
-        points += [one for one in _points(job, table.take(members), found.take(members)) if one.layout != plan.layout]
+        points += [one for one in _points(job, table.take(members), found.take(members)) if one.layout not in known]
     memory, speed = (
         np.array([getattr(one, name) for one in points]) for name in ("memory_gib", "tokens_per_second_per_gpu")
     )
@@ -340,11 +354,9 @@ def _front(job: Job, table: Layout, found: Estimate | None, plan: Point) -> tupl
     return tuple(front[row] for row in spread)
 
 
-def _thinned(
-    job: Job, table: Layout, found: Estimate | None, front: tuple[Point, ...], plan: Point
-) -> tuple[Point, ...]:
-    """At most MOST_POINTS layouts that spread over the picture, what fits first; front and plan are kept anyway."""
-    kept = list({id(one): one for one in (*front, plan)}.values())
+def _thinned(job: Job, table: Layout, found: Estimate | None, always: list[Point]) -> tuple[Point, ...]:
+    """At most MOST_POINTS layouts that spread over the picture, what fits first, and those to be shown ``always``."""
+    kept = list({id(one): one for one in always}.values())
     if found is None:
         return tuple(kept)
     memory, speed, fit = found.memory_peak / GIB, found.tokens_per_second_per_gpu, fits(job, found)

@@ -12,6 +12,7 @@ from planner.analysis.timeline import timeline_of
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan import Plan
 from planner.report.choice_charts import (
+    LISTED,
     accuracy_chart,
     alternatives_chart,
     heatmap_chart,
@@ -203,7 +204,7 @@ def _equal(about: Subject) -> list[str]:
     """Which of the alternatives the model cannot tell from the best one."""
     counted, finding = ties.shipped(), about.finding
     first = float(finding.estimates[0].step_time[0])
-    ratios = [math.log(float(one.step_time[0]) / first) for one in finding.estimates[1:]]
+    ratios = [math.log(float(one.step_time[0]) / first) for one in finding.estimates[1:LISTED]]
     close = [number for number, ratio in enumerate(ratios, 2) if ratio < counted.equal_gap]
     gap = shown(math.expm1(counted.equal_gap), "share")
     if not close:

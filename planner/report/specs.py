@@ -160,7 +160,7 @@ def _memory(chart: Chart) -> Spec:
         "mark": {"type": "bar"},
         "transform": [{"calculate": f"indexof({names!r}, datum.component)", "as": "order"}],
         "encoding": {
-            "x": {"field": "stage", "type": "ordinal", "title": "pipeline stage (above each bar: GiB left)" if stages <= 24 else "pipeline stage",
+            "x": {"field": "stage", "type": "ordinal", "title": "pipeline stage",
                   "axis": {"labelAngle": 0, "domain": False, "ticks": False, "labelOverlap": True},
                   "scale": {"paddingInner": 0.18 if stages > 1 else 0.6, "paddingOuter": 0.1 if stages > 2 else 0.5}},
             "y": {"field": "gib", "type": "quantitative", "title": "GiB per GPU", "scale": {"domain": [0, top], "nice": False}},

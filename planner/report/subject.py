@@ -18,8 +18,8 @@ from planner.units import TERA
 
 MOVED = 1e-3
 """A plan whose stored step time differs from today's by more than this part is said to have been priced otherwise."""
-ALTERNATIVES = 5
-"""Best plans of the job that are shown beside the plan."""
+ALTERNATIVES = 8
+"""Best plans that the search is asked for: as many as it refines anyway."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +70,12 @@ def subject_of(plan: Plan) -> Subject:
     check(job, plan.layout)
     priced = price(job, plan.layout)
     found = priced.estimate
+    finding = search(job, Pins(), ALTERNATIVES)
     rates = rates_of(job.cluster.hardware)
     return Subject(
         plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind)),
         stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced, fits=bool(fits(job, found)[0]),
-        finding=search(job, Pins(), ALTERNATIVES), landscape=landscape(job, plan.layout, found), rates=rates,
+        finding=finding, landscape=landscape(job, plan.layout, found, finding), rates=rates,
         costs=costs(
             rates, num_gpus=plan.num_gpus, step_time_s=float(found.step_time[0]), tokens_per_step=job.workload.tokens,
             tokens=TERA,

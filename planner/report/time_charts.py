@@ -94,6 +94,8 @@ def memory_chart(about: Subject) -> Chart:
     notes = [
         f"With the spread of measured memory around predictions, the chance of running out is {shown(chance, 'share')}."
     ]
+    if len(ranks) <= 24:
+        notes.append("The number above a bar, where there is room, is what is left to the limit in GiB.")
     given = worst.given_back / GIB
     if given > 0.05:
         notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
