@@ -82,6 +82,8 @@ def main() -> None:
       plan --model deepseek-v3 --gpus 2048 --hardware h100-sxm --output plan.yaml
       plan --model ./config.json --gpus 64 --sequence-length 32768 --tp 8
       plan estimate --model llama-8b --gpus 8 --tp 2 --recompute full
+      plan what-if plan.yaml --network x2 --gpus 64..512
+      plan sensitivity plan.yaml
       plan accuracy
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
 

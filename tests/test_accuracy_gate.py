@@ -9,6 +9,7 @@ import pytest
 
 from planner import library
 from planner.accuracy import Pair, pairs_of, snapshot, summarise
+from planner.analysis import ties
 from planner.errors import PlannerError
 from planner.report.accuracy_page import link, page
 from planner.report.scatter import scatter
@@ -32,6 +33,15 @@ def test_no_family_got_worse(pairs: list[Pair], capsys: pytest.CaptureFixture[st
     assert not worse, (
         f"{snapshot.report(worse)}: mend it, or store new predictions with tools/update_accuracy.py and say why"
     )
+
+
+def test_stored_ties_are_those_of_the_predictions(pairs: list[Pair]) -> None:
+    counted, stored = ties.build(ties.ordered(pairs), "now"), ties.shipped()
+    assert stored.pairs == pytest.approx(counted.pairs, rel=0.1) and stored.sources == counted.sources
+    for gap in (*ties.STEPS, stored.equal_gap):
+        assert stored.chance(gap) == pytest.approx(counted.chance(gap), abs=0.05), (
+            "run tools/update_accuracy.py: the order of published layouts is predicted better or worse than the table says"
+        )
 
 
 def test_gate_sees_what_got_worse_and_what_was_lost(pairs: list[Pair]) -> None:

@@ -261,7 +261,7 @@ def _count(flag: str, now: int, value: Value) -> int:
     else:
         exact = now * (value.factor or 1.0)
         count = round(exact)
-        if abs(exact - count) > 1e-6 * exact:
+        if not math.isclose(exact, count, rel_tol=1e-6):
             raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
     if count < 1 and flag not in ("lora_rank", "document_length"):
         raise PlannerError(f"{flag_of(flag)} {value.text}: it must be a whole number from 1")

@@ -106,9 +106,8 @@ def rates_of(
     listed = hardware.prices[0] if hardware.prices else None
     given = Price(usd_per_hour=price, kind="given", date="", source="--price") if price is not None else listed
     basis = [_price_basis(given, hardware)]
-    documents = _documents(hardware)
     basis += [
-        Basis(what="power of a GPU", value=f"{hardware.tdp:g} W", source=documents, date=""),
+        Basis(what="power of a GPU", value=f"{hardware.tdp:g} W, the limit of the board", date="", source=_documents(hardware)),
         Basis(what="share of that power", value=f"{power_share:g}", date="", source=(
             "assumed: an upper bound, a waiting GPU draws less" if power_share == 1.0 else "--power-share")),
         Basis(what="PUE", value=f"{pue:g}", date="", source="cooling left out" if pue == 1.0 else "--pue"),
@@ -129,10 +128,10 @@ def _price_basis(price: Price | None, hardware: HardwareProfile) -> Basis:
 
 
 def _documents(hardware: HardwareProfile) -> str:
-    """Where a profile's TDP comes from."""
+    """Where a profile's TDP comes from; the commits in it stand for a date."""
     if {"tdp", "tdp_w"} & set(hardware.unverified):
-        return f"board power limit of {hardware.device}, from general knowledge, not checked in a document"
-    return f"board power limit of {hardware.device}: {hardware.sources.get('specs', f'profile {hardware.name}')}"
+        return "general knowledge, not checked in a document"
+    return str(hardware.sources.get("specs", f"profile {hardware.name}"))
 
 
 def costs(rates: Rates, *, num_gpus: int, step_time_s: float, tokens_per_step: float, tokens: float) -> Costs:

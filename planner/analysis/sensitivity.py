@@ -255,10 +255,13 @@ class _Look:
         if self.kept(end, reach):
             return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
         near, far, mine, winner = 1.0, reach, self.choice, end.layout if end.fits else None
+        crossed: dict[tuple[Layout, Layout], float | None] = {}
         for number in range(LOOKS):
             if abs(math.log(far / near)) < math.log(WIDTH):
                 break
-            probe = self._probe(near, far, mine, winner, number)
+            if winner is not None and (mine, winner) not in crossed and number < LOOKS // 2:
+                crossed[mine, winner] = self._crossing(near, far, mine, winner)
+            probe = _probe(near, far, crossed.get((mine, winner)) if winner is not None else None)
             found = self.at(probe)
             if self.kept(found, probe):
                 near = probe
@@ -270,19 +273,6 @@ class _Look:
         return Flip(
             factor=math.sqrt(near * far), reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits
         )  # fmt: skip
-
-    def _probe(self, near: float, far: float, mine: Layout, winner: Layout | None, number: int) -> float:
-        """Where to search next: just beyond and just before the crossing in turn; the middle where they do not cross."""
-        middle = math.sqrt(near * far)
-        if winner is None or number >= LOOKS // 2:
-            return middle
-        crossing = self._crossing(near, far, mine, winner)
-        if crossing is None:
-            return middle
-        aside = (WIDTH**0.45) ** (1.0 if far > near else -1.0)
-        beyond, before = crossing * aside, crossing / aside
-        inside = [x for x in (beyond, before) if min(near, far) * 1.0001 < x < max(near, far) / 1.0001]
-        return inside[0] if inside else middle
 
     def _crossing(self, near: float, far: float, mine: Layout, winner: Layout) -> float | None:
         """The factor at which two layouts take equally long, to a thousandth; None when they do not cross between."""
@@ -307,6 +297,14 @@ class _Look:
         if mine is None:
             return None, best / step_times(self.resolved.job, [self.choice])[0] - 1.0
         return max(0.0, mine / best - 1.0), None
+
+
+def _probe(near: float, far: float, crossing: float | None) -> float:
+    """Where to search next: just beyond the crossing, then just before it; the middle where there is none in between."""
+    aside = (WIDTH**0.45) ** (1.0 if far > near else -1.0)
+    tried = (crossing * aside, crossing / aside) if crossing is not None else ()
+    inside = [x for x in tried if min(near, far) * 1.0001 < x < max(near, far) / 1.0001]
+    return inside[0] if inside else math.sqrt(near * far)
 
 
 def step_times(job: Job, layouts: list[Layout]) -> list[float]:

@@ -122,14 +122,15 @@ def build(found: Sequence[Ordered], date: str) -> Ties:
     sweeps: dict[str, set[Hashable]] = defaultdict(set)
     for one in found:
         sweeps[one.source].add(one.sweep)
-    rows = sorted(found, key=lambda one: one.gap)
-    gaps = np.array([one.gap for one in rows])
-    weights = np.array([1.0 / per_sweep[one.sweep] / len(sweeps[one.source]) for one in rows])
-    fitted = isotonic(np.array([float(one.right) for one in rows]), weights)
+    gaps, place = np.unique([one.gap for one in found], return_inverse=True)
+    each = np.array([1.0 / per_sweep[one.sweep] / len(sweeps[one.source]) for one in found])
+    right = np.array([float(one.right) for one in found])
+    weights: Floats = np.bincount(place, weights=each).astype(float)
+    fitted = isotonic(np.bincount(place, weights=each * right) / weights, weights)
     last = [max(int(np.searchsorted(gaps, step, side="right")) - 1, 0) for step in STEPS]
     at = [float(np.clip(fitted[row], 0.5, 1.0)) for row in last]
     return Ties(
-        gaps=STEPS, right=tuple(at), pairs=len(rows), sweeps=len(per_sweep), sources=len(sweeps), date=date,
+        gaps=STEPS, right=tuple(at), pairs=len(found), sweeps=len(per_sweep), sources=len(sweeps), date=date,
     )  # fmt: skip
 
 

@@ -190,7 +190,7 @@ def _why(variant: Variant, found: Best, base: Best | None) -> str:
             f"longer than the {work.model.max_sequence_length} tokens that {work.model.name} was published for"
         )
     if abs(ratio - 1.0) < NOTICED:
-        words.append(_no_effect(variant, base.prediction, _same(base.layout, found.layout)))
+        words.append(_no_effect(variant, base, _same(base.layout, found.layout)))
     else:
         words += [f"saves {text}" for text in gone[:2]] + [f"pays {text}" for text in come[:2]]
         if (ratio > 1.0 and not gone) or (ratio < 1.0 and not come):
@@ -210,12 +210,15 @@ def _moved(found: Prediction, base: Prediction) -> tuple[list[str], list[str]]:
     return gone, come
 
 
-def _no_effect(variant: Variant, base: Prediction, same: bool) -> str:
+def _no_effect(variant: Variant, base: Best, same: bool) -> str:
     """Why a change does not help: what it shortens is a small part of the step, or does not bind."""
     changed = variant.changed[-1] if variant.changed else ""
+    cluster, one = base.resolved.job.cluster, base.prediction
     plan = "the same plan" if same else "another plan as fast"
-    if changed in BOUND_BY:
-        share = sum(base.time_s[part] for part in BOUND_BY[changed]) / base.step_time_s
+    if changed.startswith("network") and cluster.num_gpus <= cluster.domain:
+        return f"no effect, {plan}: the job stays inside one node"
+    if changed in BOUND_BY and one is not None:
+        share = sum(one.time_s[part] for part in BOUND_BY[changed]) / one.step_time_s
         what = "exposed communication is" if changed.startswith(("network", "scale_up")) else "what it shortens is"
         return f"no effect, {plan}: {what} {100 * share:.1f} % of the step"
     if changed == "memory":

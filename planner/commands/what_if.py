@@ -97,6 +97,8 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
     job = what_if_job(file, flags, layout_values(flags))
     if plot is not None and job.sweep is None:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
+    if plot is not None and not plot.parent.is_dir():
+        raise PlannerError(f"--plot {plot}: no such directory: {plot.parent}")
     rows, complete = _search(job)
     if not rows:
         click.echo("interrupted before anything was found", err=True)
@@ -135,6 +137,7 @@ def _search(job: WhatIfJob) -> tuple[list[Row], bool]:
 
 def _document(job: WhatIfJob, rows: list[Row], complete: bool) -> dict[str, Any]:
     from planner.analysis.costs import LEFT_OUT
+    from planner.report.what_if import price_warning
 
     workload = job.resolved.job.workload
     return {
@@ -147,6 +150,7 @@ def _document(job: WhatIfJob, rows: list[Row], complete: bool) -> dict[str, Any]
             row.hardware: [vars(one) for one in row.rates.basis] for row in rows if row.rates is not None and row.fits
         },
         "left_out": list(LEFT_OUT),
+        "warning": price_warning(rows),
         "complete": complete,
     }
 
@@ -169,6 +173,9 @@ def _print(job: WhatIfJob, rows: list[Row]) -> None:
     out.print(report.rows_table(rows, narrow=out.width < 100))
     if job.pricing.tokens is not None:
         out.print(report.costs_table(rows, job.pricing.tokens))
+    if warning := report.price_warning(rows):
+        out.print(Text(warning, style="yellow"))
+        out.print()
     report.print_reasons(out, rows)
     report.print_sweeps(out, rows)
     out.print()

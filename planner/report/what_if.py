@@ -49,7 +49,7 @@ def rows_table(rows: Sequence[Row], narrow: bool) -> Table:
     for row in rows:
         one = row.prediction
         if one is None:
-            table.add_row(escape(row.label), "none fits", *["-"] * (4 if narrow else 5), style="red")
+            table.add_row(escape(row.label), "no plan", *["-"] * (4 if narrow else 5), style="red")
             continue
         limit = "GiB" if narrow else f"of {one.memory_limit_gib:.1f} GiB"
         chance = [] if narrow else [percent(one.out_of_memory_probability)]
@@ -62,20 +62,32 @@ def rows_table(rows: Sequence[Row], narrow: bool) -> Table:
 
 
 def costs_table(rows: Sequence[Row], tokens: float) -> Table:
-    """Totals for a number of tokens."""
-    table = _table(
-        f"Training on {format_count(tokens)} tokens", "change", "GPUs", "days", "GPU-hours", "USD", "MWh at most"
-    )
+    """Totals for a number of tokens; energy is an upper bound where the share of the power limit is 1."""
+    headings = ("GPUs", "days", "GPU-hours", "USD/h", "USD", "MWh")
+    table = _table(f"Training on {format_count(tokens)} tokens", "change", *headings)
     for row in rows:
-        if row.costs is None:
-            table.add_row(escape(row.label), f"{row.num_gpus:,}", *["-"] * 4, style="red")
+        if row.costs is None or row.rates is None:
+            table.add_row(escape(row.label), f"{row.num_gpus:,}", *["-"] * 5, style="red")
             continue
-        one = row.costs
+        one, price = row.costs, row.rates.usd_per_gpu_hour
         table.add_row(
-            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}", format_count(one.gpu_hours), money(one.usd),
-            f"{one.kwh / KILO:,.0f}", style="bold" if row is rows[0] else "",
+            escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}", format_count(one.gpu_hours),
+            "-" if price is None else f"{price:.2f}", money(one.usd), f"{one.kwh / KILO:,.0f}",
+            style="bold" if row is rows[0] else "",
         )  # fmt: skip
     return table
+
+
+def price_warning(rows: Sequence[Row]) -> str:
+    """A sentence where the rows' prices are of different kinds: then the order may be that of the price lists; else ''."""
+    known = {row.hardware: row.rates.basis[0] for row in rows if row.rates is not None and row.prediction is not None}
+    sources = {one.source for one in known.values() if one.value != "unknown"}
+    if len(sources) < 2:
+        return ""
+    return (
+        f"Prices come from {len(sources)} lists of different kinds and dates (below), which differ by a factor of 2 to 3 for the "
+        "same GPU: compare kinds of hardware with your own, --price NAME=USD."
+    )
 
 
 def print_reasons(console: Console, rows: Sequence[Row]) -> None:
@@ -101,7 +113,7 @@ def print_sweeps(console: Console, rows: Sequence[Row]) -> None:
         width = max(min(console.width, 110) - 34, 12)
         for row, rate in zip(members, rates, strict=True):
             bar = "#" * round(width * rate / best)
-            said = f"{rate:,.0f}" if rate else "none fits"
+            said = f"{rate:,.0f}" if rate else "no plan"
             console.print(Text.assemble(f"{row.number:>12,g}  ", (f"{bar:<{width}}", "cyan"), f"  {said}"))
 
 
@@ -121,6 +133,7 @@ def sweeps(rows: Sequence[Row], least: int = LEAST_SWEEP) -> dict[str, list[Row]
 def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> None:
     """Where prices and power come from, one line per kind of hardware, and what is left out."""
     seen: dict[str, Row] = {}
+    documents: dict[str, list[str]] = {}
     for row in rows:
         if row.rates is not None and row.prediction is not None:
             seen.setdefault(row.hardware, row)
@@ -135,12 +148,26 @@ def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> Non
             text += f"; other dated prices of the profile: {min(others):g} to {max(others):g} USD"
         console.print(Text(text, style="dim"))
         if with_energy:
-            console.print(Text(f"   {power.value} ({power.source})", style="dim"))
             console.print(
-                Text(f"   share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})", style="dim")
+                Text(
+                    f"   {power.value}; share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})",
+                    style="dim",
+                )
             )
+            documents.setdefault(power.source, []).append(name)
+    for source, names in documents.items():
+        console.print(Text(f"Power of {', '.join(names)}: {source}", style="dim"))
     if with_energy:
         console.print(Text(f"Left out. {'; '.join(LEFT_OUT)}.", style="dim"))
 
 
-__all__ = ["costs_table", "money", "print_basis", "print_reasons", "print_sweeps", "rows_table", "sweeps"]
+__all__ = [
+    "costs_table",
+    "money",
+    "price_warning",
+    "print_basis",
+    "print_reasons",
+    "print_sweeps",
+    "rows_table",
+    "sweeps",
+]
