@@ -14,6 +14,7 @@ from planner.errors import PlannerError
 COMMANDS = {
     "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
     "import": "import_", "report": "report", "compare": "compare", "what-if": "what_if", "sensitivity": "sensitivity",
+    "doctor": "doctor",
     "models": "library", "hardware": "library", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""

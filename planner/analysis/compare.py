@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.analysis.pricing import Priced, price, price_plan
+from planner.analysis.pricing import estimate_of, price_plan
 from planner.cluster import Cluster
 from planner.cost.memory import COMPONENTS
-from planner.cost.step import PARTS
+from planner.cost.step import PARTS, Estimate
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
@@ -118,7 +118,7 @@ def compare(plans: list[Plan], names: list[str]) -> Comparison:
     )  # fmt: skip
     if not found.same_model:
         return found
-    ways = [Way(to=number, effects=tuple(_effects(priced[0], plans[0], priced[number], plans[number])))
+    ways = [Way(to=number, effects=tuple(_effects(priced[0].estimate, plans[0], priced[number].estimate, plans[number])))
             for number in range(1, len(plans))]  # fmt: skip
     return dataclasses.replace(found, ways=tuple(ways))
 
@@ -212,7 +212,7 @@ class _Jobs:
         return True
 
 
-def _effects(first: Priced, plan: Plan, last: Priced, other: Plan) -> Iterator[Effect]:
+def _effects(first: Estimate, plan: Plan, last: Estimate, other: Plan) -> Iterator[Effect]:
     """The changes from one plan to another of the same model, one after the other."""
     jobs, state, target = _Jobs(plan.workload.model), inputs(plan), inputs(other)
     left = [field for fields in GROUPS.values() for field in fields if state[field] != target[field]]
@@ -222,9 +222,8 @@ def _effects(first: Priced, plan: Plan, last: Priced, other: Plan) -> Iterator[E
         changes = tuple((field, text_of(field, state[field]), text_of(field, target[field])) for field in together)
         state |= {field: target[field] for field in together}
         left = [field for field in left if field not in together]
-        after = (
-            last if not left else price(jobs.job(state), plan.layout.replace(**{name: state[name] for name in FIELDS}))
-        )
+        layout = plan.layout.replace(**{name: state[name] for name in FIELDS})
+        after = last if not left else estimate_of(jobs.job(state), layout)
         yield _effect(changes, before, after)
         before = after
 
@@ -245,11 +244,11 @@ def _next(
     return tuple(left)
 
 
-def _effect(changes: tuple[tuple[str, str, str], ...], before: Priced, after: Priced) -> Effect:
-    parts = {part: float(after.estimate.time[part][0] - before.estimate.time[part][0]) for part in PARTS}
+def _effect(changes: tuple[tuple[str, str, str], ...], before: Estimate, after: Estimate) -> Effect:
+    parts = {part: float(after.time[part][0] - before.time[part][0]) for part in PARTS}
     return Effect(
-        changes=changes, step_time_s=after.step_time - before.step_time,
-        memory_peak_gib=(after.memory_peak - before.memory_peak) / GIB, parts_s=parts,
+        changes=changes, step_time_s=float(after.step_time[0] - before.step_time[0]),
+        memory_peak_gib=float(after.memory_peak[0] - before.memory_peak[0]) / GIB, parts_s=parts,
     )  # fmt: skip
 
 

@@ -65,15 +65,22 @@ class Priced:
         return durations(self.job.workload, self.dealt, self.contents, times)
 
 
-def price(job: Job, layout: Layout) -> Priced:
-    """Price one layout as plans are priced: the closed form, then the walked schedule for its idle time."""
+def estimate_of(job: Job, layout: Layout) -> Estimate:
+    """The estimate of one layout as plans are priced: the closed form, then the walked schedule for its idle time."""
     found = estimate(job.workload, job.cluster, job.trainer, layout)
-    [exact] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
+    if int(layout.pp) > 1:
+        [found] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
+    return found
+
+
+def price(job: Job, layout: Layout) -> Priced:
+    """Price one layout, and keep what its estimate is made of."""
     dealt = deal_layers(job.workload.model, job.trainer, layout).row(0)
     table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
     contents, times = table.content(0)
     return Priced(
-        job=job, layout=layout, dealt=dealt, estimate=exact, shared=table.take(slice(0, 1)), contents=contents, times=times
+        job=job, layout=layout, dealt=dealt, estimate=estimate_of(job, layout), shared=table.take(slice(0, 1)),
+        contents=contents, times=times,
     )  # fmt: skip
 
 

@@ -8,12 +8,14 @@ from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from planner.analysis.compare import Comparison, Effect, Way
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import PARTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.report.table import percent, seconds
+from planner.search import SAFE
 from planner.units import format_count
 
 MOSTLY = 0.1
@@ -40,6 +42,9 @@ def signed_gib(value: float) -> str:
 def print_comparison(console: Console, found: Comparison) -> None:
     """All tables."""
     console.print(plans_table(found))
+    risky = [letter(n) for n, plan in enumerate(found.plans) if plan.prediction.out_of_memory_probability > SAFE]
+    if risky:
+        console.print(f"[bold red]May not fit:[/bold red] {', '.join(risky)} (chance above {percent(SAFE)}).\n")
     tokens = [plan.workload.tokens for plan in found.plans]
     if len(set(tokens)) > 1:
         each = ", ".join(f"{letter(number)} {format_count(value)}" for number, value in enumerate(tokens))
@@ -75,7 +80,8 @@ def plans_table(found: Comparison) -> Table:
         one = plan.prediction
         table.add_row(
             letter(number), escape(name), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}", percent(one.mfu),
-            f"{one.memory_peak_gib:.1f} of {usable:.1f} GiB", percent(one.out_of_memory_probability),
+            f"{one.memory_peak_gib:.1f} of {usable:.1f} GiB",
+            Text(percent(one.out_of_memory_probability), style="green" if one.out_of_memory_probability <= SAFE else "red"),
         )  # fmt: skip
     return table
 

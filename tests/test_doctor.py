@@ -1,0 +1,230 @@
+"""plan doctor: a mechanism that was put in is found with its size; inside the interval nothing is proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from planner.analysis.doctor import Finding, _Asked, _odds, diagnose
+from planner.analysis.mechanisms_faster import faster
+from planner.analysis.mechanisms_memory import memory_mechanisms
+from planner.analysis.mechanisms_slower import slower
+from planner.analysis.pricing import estimate_of, job_of, price_plan
+from planner.errors import PlannerError
+from planner.explicit import explicit_plan
+from planner.layout import Recompute
+from planner.plan import Plan
+from planner.rules import Job
+from planner.units import GIB
+
+JOBS: dict[str, dict[str, Any]] = {
+    "dense": {"model": "llama-70b", "num_gpus": 256, "global_batch_size": 256, "tp": 8, "recompute": 2},
+    "pipeline": {"model": "llama-70b", "num_gpus": 512, "global_batch_size": 512, "tp": 4, "pp": 4, "vpp": 5},
+    "node": {"model": "llama-8b", "num_gpus": 8, "tp": 2, "global_batch_size": 64},
+    "small": {"model": "llama-8b", "num_gpus": 8, "tp": 8, "sequence_length": 2048, "global_batch_size": 256},
+    "experts": {"model": "mixtral-8x7b", "num_gpus": 64, "global_batch_size": 512, "tp": 2, "etp": 2, "ep": 8},
+    "many experts": {"model": "qwen3-235b-a22b", "num_gpus": 256, "pp": 2, "ep": 32},
+    "experts on gb300": {"model": "qwen3-235b-a22b", "num_gpus": 256, "pp": 2, "ep": 32, "hardware": "gb300-nvl72"},
+    "experts on b300": {
+        "model": "qwen3-30b-a3b",
+        "num_gpus": 64,
+        "ep": 8,
+        "global_batch_size": 64,
+        "hardware": "b300-sxm",
+    },
+}
+LAYOUT = ("tp", "pp", "vpp", "ep", "etp", "recompute")
+
+
+@cache
+def plan(name: str) -> Plan:
+    said = {"hardware": "h100-sxm", "trainer": "megatron", **JOBS[name]}
+    layout = {key: said.pop(key) for key in LAYOUT if key in said}
+    return explicit_plan(None, layout, said)
+
+
+def with_network(job: Job, share: float) -> Job:
+    hardware = job.cluster.hardware
+    slow = dataclasses.replace(hardware, network_bandwidth=hardware.network_bandwidth * share)
+    return dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, hardware=slow))
+
+
+def with_host(job: Job, factor: float) -> Job:
+    return dataclasses.replace(job, trainer=job.trainer.replace(host_time=job.trainer.host_time * factor))
+
+
+def measured(name: str, job: Job, **layout: int) -> float:
+    return float(estimate_of(job, plan(name).layout.replace(**layout)).step_time[0])
+
+
+def step_finding(name: str, seconds: float) -> Finding:
+    [found] = diagnose(plan(name), seconds).findings
+    assert found.quantity == "step_time" and found.measured == seconds
+    assert sum(one.share for one in found.explanations) + found.model_share + found.rest == pytest.approx(1.0)
+    assert [one.share for one in found.explanations] == sorted((one.share for one in found.explanations), reverse=True)
+    return found
+
+
+@pytest.mark.parametrize("name", ["dense", "pipeline", "experts", "many experts"])
+def test_a_slow_network_is_found_with_its_size(name: str) -> None:
+    found = step_finding(name, measured(name, with_network(job_of(plan(name)), 1 / 4)))
+    first = found.explanations[0]
+    assert first.key == "network"
+    assert first.value == pytest.approx(4.0, rel=0.01)
+    assert first.explains == pytest.approx(1.0, abs=1e-3)
+    assert first.size == "4 times slower, 100 instead of 400 Gb/s per GPU"
+
+
+@pytest.mark.parametrize("name", ["pipeline", "node", "experts on gb300"])
+def test_recompute_is_found(name: str) -> None:
+    found = step_finding(name, measured(name, job_of(plan(name)), recompute=int(Recompute.FULL)))
+    assert not found.inside
+    assert found.explanations[0].key == "recompute"
+    assert found.explanations[0].explains == pytest.approx(1.0)
+    assert found.explanations[0].verdict == "likely"
+
+
+@pytest.mark.parametrize(("name", "times"), [("small", 6.0), ("experts on b300", 4.5)])
+def test_a_slow_host_is_found_with_its_size(name: str, times: float) -> None:
+    found = step_finding(name, measured(name, with_host(job_of(plan(name)), times)))
+    first = found.explanations[0]
+    assert first.key == "host_time"
+    assert first.value == pytest.approx(times, rel=0.01)
+    assert first.size == f"{40 * times:.0f} us instead of 40 us per kernel"
+
+
+def test_inside_the_interval_nothing_is_proven(run: Any, tmp_path: Path) -> None:
+    one = plan("node")
+    found = step_finding("node", 1.02 * one.prediction.step_time_s)
+    assert found.inside and all(e.share < 0.3 for e in found.explanations), "none is called likely"
+    file = tmp_path / "plan.yaml"
+    one.save(file)
+    said = run("doctor", str(file), "--measured", f"{1.02 * one.prediction.step_time_s}s").output
+    assert "Inside the interval" in said and "none of it proven" in " ".join(said.split())
+
+
+def test_faster_than_predicted(run: Any) -> None:
+    one = plan("dense")
+    found = step_finding("dense", measured("dense", job_of(one), recompute=int(Recompute.NONE)))
+    assert found.gap < -0.1
+    assert found.explanations[0].key == "recompute"
+    assert found.explanations[0].name == "less recompute than planned"
+    assert all(e.would_be < found.predicted for e in found.explanations)
+    half = step_finding("dense", measured("dense", job_of(one), num_microbatches=int(one.layout.num_microbatches) // 2))
+    assert half.explanations[0].key == "batch" and half.explanations[0].value == 0.5
+
+
+def test_memory_tells_recompute_from_a_slow_gpu() -> None:
+    """The same step time with the memory of recompute, and with that of the plan."""
+    one = plan("node")
+    again = estimate_of(job_of(one), one.layout.replace(recompute=int(Recompute.FULL)))
+    seconds, low = float(again.step_time[0]), float(again.memory_peak[0])
+    shares = {}
+    for name, memory in (("low", low), ("planned", one.prediction.memory_peak_gib * GIB)):
+        found = diagnose(one, seconds, memory)
+        shares[name] = {e.key: e.share for e in found.findings[0].explanations}
+    assert shares["low"]["recompute"] > shares["planned"]["recompute"]
+    assert shares["low"]["recompute"] > 0.9
+
+
+@pytest.mark.parametrize("kind", ["device", "reserved", "allocated"])
+def test_memory_of_unsharded_states(kind: str) -> None:
+    one = plan("node")
+    states = estimate_of(job_of(one), one.layout.replace(zero=0))
+    peak = {"device": states.memory_peak, "reserved": states.memory_reserved, "allocated": states.memory_allocated}[
+        kind
+    ]
+    [found] = diagnose(one, None, float(peak[0]), kind).findings
+    assert found.quantity == "memory" and not found.inside
+    mine = next(e for e in found.explanations if e.key == "zero")
+    assert mine.explains == pytest.approx(1.0)
+    assert mine.share == max(e.share for e in found.explanations)
+    assert ("fragmentation" in {e.key for e in found.explanations}) == (kind != "allocated")
+
+
+@pytest.mark.parametrize("name", ["dense", "pipeline", "experts"])
+def test_mechanisms_are_priced_and_go_their_way(name: str) -> None:
+    """Every one has another price or none of its own; what is called slower is, at every size; each says what tells."""
+    base = price_plan(plan(name))
+    for mechanisms, sign, quantity in (
+        (slower(base), 1, "step_time"), (faster(base), -1, "step_time"),
+        (memory_mechanisms(base, True), 1, "memory_peak"), (memory_mechanisms(base, False), -1, "memory_peak"),
+    ):  # fmt: skip
+        assert len({one.key for one in mechanisms}) == len(mechanisms) >= 2
+        for one in mechanisms:
+            before = float(getattr(base.estimate, quantity)[0])
+            size = one.sizes[-1]
+            after = float(getattr(estimate_of(*one.change(base, size)), quantity)[0])
+            assert math.isfinite(after) and sign * (after - before) >= -1e-3 * before, one.key
+            assert one.size(base, size) and one.source and one.check
+            if one.width:
+                neutral = float(getattr(estimate_of(*one.change(base, 1.0)), quantity)[0])
+                assert neutral == pytest.approx(before), f"{one.key} of size 1 is the plan"
+
+
+def test_a_mechanism_with_which_the_job_would_not_fit_weighs_less() -> None:
+    """Scores of a matrix in memory do not fit at this length: the job ran, so flash attention was on."""
+    base = price_plan(plan("node"))
+    slow = estimate_of(*next(one for one in slower(base) if one.key == "attention").change(base, 1.0))
+    assert float(slow.out_of_memory_probability[0]) > 0.9
+    asked = _Asked(measured=None, interval=(0.9, 1.1))
+    ran, ran_out = (1.0, 1.0, 1.0), (2.0, 2.0, 1.0 - float(slow.out_of_memory_probability[0]))
+    assert _odds(ran_out, ran, asked, 1) < 0.1
+    assert _odds(ran, ran_out, asked, 1) == 1.0, "where the plan itself does not fit, fitting counts for nothing"
+    time = _Asked(measured=2.0, interval=(0.9, 1.1))
+    assert _odds((2.0, 1.0, 1.0), ran, time, 0) == 1e3, "it meets a step time that the plan misses by far"
+    met = _Asked(measured=1.0, interval=(0.9, 1.1))
+    assert _odds((0.8, 1.0, 1.0), ran, met, 0) < 0.1, "it misses one that the plan meets"
+
+
+# ------------------------------------------------------------------------------------------------ command
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "plan.yaml"
+    plan("node").save(path)
+    return str(path)
+
+
+def test_json_holds_what_the_tables_show(run: Any, file: str) -> None:
+    seconds = 1.5 * plan("node").prediction.step_time_s
+    done = run("doctor", file, "--measured", f"{seconds}s", "--memory", "60GiB")
+    assert done.exit_code == 0, done.output
+    document = json.loads(run("doctor", file, "--measured", f"{seconds}s", "--memory", "60GiB", "--json").stdout)
+    time, memory = document["findings"]
+    assert time["measured_s"] == pytest.approx(seconds) and memory["measured_gib"] == pytest.approx(60)
+    words = " ".join(done.output.split())
+    assert "50.0 % more than predicted" in words and "Outside the interval" in words
+    for one in time["explanations"][:3]:
+        assert one["check"] in words and one["source"] in words
+    assert f"{100 * time['explanations'][0]['share']:.1f} %" in words
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ([], "what was measured? give --measured 14.2s, --memory 71GiB, or both"),
+        (["--measured", "14.2"], "--measured: '14.2' has no unit; write it like 2.5 us"),
+        (["--measured", "71GiB"], "which does not measure seconds"),
+        (["--measured", "0s"], "--measured must be above zero"),
+        (["--memory", "71"], "has no unit; write it like 79.6 GiB"),
+        (["--memory", "7.1TiB"], "is more than four times the 79.2 GiB of the card; give the peak of one GPU"),
+    ],
+)
+def test_bad_input_is_one_sentence(run: Any, file: str, arguments: list[str], sentence: str) -> None:
+    done = run("doctor", file, *arguments)
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_kind_of_memory_is_refused() -> None:
+    with pytest.raises(PlannerError, match="memory is measured as one of device, reserved, allocated, not 'rss'"):
+        diagnose(plan("node"), None, 50 * GIB, "rss")
