@@ -19,8 +19,8 @@ from planner.cost.memory import COMPONENTS
 from planner.cost.step import Estimate, estimate, join
 from planner.layout import Layout
 from planner.rules import RULES, Job, allowed
-from planner.search import OFFLOADS, PLAN_FIELDS, Finding, best_splits, fits
-from planner.space import Pins, base_layouts, recompute_levers, stack
+from planner.search import PLAN_FIELDS, Finding, best_splits, fits
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
 from planner.units import GIB
 
 NEAR = 1.25

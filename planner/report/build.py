@@ -11,16 +11,9 @@ from planner.analysis.scaling import Scaling
 from planner.analysis.timeline import timeline_of
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan import Plan
-from planner.report.choice_charts import (
-    LISTED,
-    accuracy_chart,
-    alternatives_chart,
-    heatmap_chart,
-    pareto_chart,
-    scaling_chart,
-    sensitivity_chart,
-)
+from planner.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
 from planner.report.document import Chart, Document, Figure, rounded, shown
+from planner.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart
 from planner.report.subject import MOVED, Subject, subject_of
 from planner.report.time_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.search import SAFE
@@ -60,7 +53,8 @@ def document(about: Subject, charts: Sequence[Chart]) -> Document:
     return Document(
         title=f"{work.model.name} on {plan.num_gpus:,} x {hardware.name}",
         job=(
-            f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step ({format_count(work.tokens)} tokens), "
+            f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step "
+            f"({format_count(work.tokens)} tokens), "
             f"{work.precision}, {work.optimizer}, trainer {about.resolved.job.trainer.name}"
         ),
         layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
@@ -125,8 +119,8 @@ def _notices(about: Subject) -> list[str]:
     now = about.plan.prediction.step_time_s
     if abs(about.stored_step_s / now - 1.0) > MOVED:
         notices.append(
-            f"The plan file says {shown(about.stored_step_s, 'seconds')} per step; priced again with the profile and the model of now "
-            f"it is {shown(now, 'seconds')}. This report shows the new price."
+            f"The plan file says {shown(about.stored_step_s, 'seconds')} per step; priced again with the profile and the model "
+            f"of now it is {shown(now, 'seconds')}. This report shows the new price."
         )
     if not about.fits:
         notices.append(_way_out(about))
@@ -155,8 +149,8 @@ def _way_out(about: Subject) -> str:
         f"--sequence-length {work.sequence_length} --global-batch-size {work.global_batch_size}"
     )
     return (
-        f"No layout of this job fits on these GPUs. The closest ({layout_text(finding.layouts[0])}) misses by {gib:.1f} GiB, most of "
-        f"it {COMPONENT_TEXT[component]}. `{command}` lists the cheapest changes that would fit."
+        f"No layout of this job fits on these GPUs. The closest ({layout_text(finding.layouts[0])}) misses by {gib:.1f} GiB, "
+        f"most of it {COMPONENT_TEXT[component]}. `{command}` lists the cheapest changes that would fit."
     )
 
 

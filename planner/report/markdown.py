@@ -29,7 +29,10 @@ def markdown(document: Document) -> str:
         parts.append("The plan file names no assumption: everything was given.")
     parts += [
         f"Rates behind GPU-hours, cost and energy. They leave out {'; '.join(LEFT_OUT)}.",
-        table(["rate", "value", "source", "date"], [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis]),
+        table(
+            ["rate", "value", "source", "date"],
+            [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis],
+        ),
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from planner.report.document import TABLE_ROWS, Chart, Document
 MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
 LONG = 24
 """Characters of a cell from which its column is kept wide."""
+SNIPPET = "window.vegaEmbed = vegaEmbed;"
+"""What the page takes from the drawing library."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -36,12 +39,12 @@ def start_library() -> Callable[[], str]:
         import vl_convert
     except ImportError as error:
         raise PlannerError(MISSING) from error
-    kept = _cache() / f"vega-{vl_convert.__version__}.js"
+    kept = _cache() / f"vega-{metadata.version('vl-convert-python')}.js"
     known = _kept(kept)
     if known is not None:
         return lambda: known
     pool = ThreadPoolExecutor(max_workers=1)
-    found: Future[str] = pool.submit(vl_convert.javascript_bundle)
+    found: Future[str] = pool.submit(lambda: str(vl_convert.javascript_bundle(SNIPPET)))
     pool.shutdown(wait=False)
 
     def result() -> str:

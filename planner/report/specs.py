@@ -126,12 +126,13 @@ def _waterfall(chart: Chart) -> Spec:
                  "field": "group", "type": "nominal",
                  "scale": {"domain": [name for name, _ in used], "range": [colour for _, colour in used]}}}},
             *(
-                {"transform": [{"filter": where}], "mark": {"type": "text", "align": align, "dx": dx, **more},
+                {"transform": [{"filter": where}],
+                 "mark": {"type": "text", "align": align, "dx": dx, "color": colour},
                  "encoding": {"y": y, "x": {"field": field, "type": "quantitative"}, "text": {"field": "seconds_text"}}}
-                for where, align, dx, field, more in (
-                    (f"datum.end <= {0.7 * end}", "left", 5, "end", {}),
-                    (f"datum.end > {0.7 * end} && datum.start > {0.3 * end}", "right", -5, "start", {}),
-                    (f"datum.end > {0.7 * end} && datum.start <= {0.3 * end}", "right", -6, "end", {"color": "white"}),
+                for where, align, dx, field, colour in (
+                    (f"datum.end <= {0.7 * end}", "left", 5, "end", "currentColor"),
+                    (f"datum.end > {0.7 * end} && datum.start > {0.3 * end}", "right", -5, "start", "currentColor"),
+                    (f"datum.end > {0.7 * end} && datum.start <= {0.3 * end}", "right", -6, "end", "white"),
                 )
             ),
         ],
@@ -217,7 +218,8 @@ def _pipeline(chart: Chart) -> Spec:
     unit, factor = ("s", 1) if step >= 1 else ("ms", 1000)
     format_time = "format({0} * " + str(factor) + ", '.4~r') + ' " + unit + "'"
     texts = [
-        {"calculate": format_time.format("datum.start_s"), "as": "from"}, {"calculate": format_time.format("datum.end_s"), "as": "to"},
+        {"calculate": format_time.format("datum.start_s"), "as": "from"},
+        {"calculate": format_time.format("datum.end_s"), "as": "to"},
         {"calculate": "(datum.end_s - datum.start_s) >= 1 ? format(datum.end_s - datum.start_s, '.4~r') + ' s' : "
                       "format((datum.end_s - datum.start_s) * 1000, '.4~r') + ' ms'", "as": "takes"},
         {"calculate": "datum.microbatch < 0 ? 'none: once per step' : format(datum.microbatch, 'd')", "as": "mb"},
@@ -285,7 +287,8 @@ def _heatmap(chart: Chart) -> Spec:
                  "field": "distance", "type": "quantitative", "scale": {"domain": [0, 0.7], "range": [0.95, 0.12], "clamp": True},
                  "legend": None}}},
             {"transform": [{"filter": "datum.state != 'fits'"}],
-             "mark": {"type": "rect", "cornerRadius": 3, "color": RED, "opacity": 0.14}, "encoding": {"x": x, "y": y, "tooltip": tips}},
+             "mark": {"type": "rect", "cornerRadius": 3, "color": RED, "opacity": 0.14},
+             "encoding": {"x": x, "y": y, "tooltip": tips}},
             {"transform": [{"filter": "datum.plan"}],
              "mark": {"type": "rect", "cornerRadius": 3, "filled": False, "stroke": "currentColor", "strokeWidth": 2.5},
              "encoding": {"x": x, "y": y, "tooltip": tips}},
@@ -416,7 +419,8 @@ def _accuracy(chart: Chart) -> Spec:
     errors = [abs(float(row[1] or 0)) for row in chart.rows]
     reach = min(max(0.2, max(errors) * 1.05), 1.0)
     x = {"field": "error", "type": "quantitative", "title": "predicted / measured - 1 of the step time",
-         "scale": {"domain": [-reach, reach], "clamp": True, "nice": False}, "axis": {"format": "+.0%", "tickCount": 7}}  # fmt: skip
+         "scale": {"domain": [-reach, reach], "clamp": True, "nice": False},
+         "axis": {"format": "+.0%", "tickCount": 7}}  # fmt: skip
     y = {"field": "source", "type": "nominal", "sort": names, "title": None, "axis": {"domain": False, "ticks": False}}
     return {
         "width": WIDTH, "height": 24 * len(names),

@@ -209,8 +209,11 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         "every rank with its streams for Perfetto."
     ]
     if gap is not None:
-        notes.insert(0, f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {shown(gap[0], 'seconds')} to "
-                        f"{shown(gap[1], 'seconds')} is left out.")  # fmt: skip
+        between = f"{shown(gap[0], 'seconds')} to {shown(gap[1], 'seconds')}"
+        notes.insert(
+            0,
+            f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out.",
+        )
     return chart(
         "pipeline", "The pipeline, action by action", _pipeline_reading(step, chunks, idle, most, least),
         (
