@@ -125,8 +125,9 @@ def _picture(plan: Plan, chart: str, output: Path) -> None:
     from planner import library
     from planner.report.build import build
     from planner.report.many import scaled
-    from planner.report.picture import picture
+    from planner.report.picture import drawn_by, picture
 
+    drawn_by()
     with progress("report") as say:
         if chart == "scaling":
             with scaled(plan) as sizes:

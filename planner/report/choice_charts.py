@@ -40,7 +40,7 @@ def heatmap_chart(about: Subject) -> Chart:
         behind = None if time is None or best is None else time / best - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
     return chart(
-        "heatmap", "The best step time by tensor and pipeline parallel degree", _heatmap_reading(about, rows),
+        "heatmap", "Best step time by tensor and pipeline degree", _heatmap_reading(about, rows),
         (
             Column(key="tp", title="tp", kind="count"), Column(key="pp", title="pp", kind="count"),
             Column(key="state", title="state", kind="text", in_table=False),

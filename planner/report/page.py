@@ -12,7 +12,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from planner import library
 from planner.analysis.costs import LEFT_OUT
@@ -39,8 +38,8 @@ def start_library() -> Callable[[], str]:
         import vl_convert
     except ImportError as error:
         raise PlannerError(MISSING) from error
-    kept = _cache() / f"vega-{metadata.version('vl-convert-python')}.js"
-    known = _kept(kept)
+    file = _cache() / f"vega-{metadata.version('vl-convert-python')}.js"
+    known = kept(file)
     if known is not None:
         return lambda: known
     pool = ThreadPoolExecutor(max_workers=1)
@@ -50,8 +49,8 @@ def start_library() -> Callable[[], str]:
     def result() -> str:
         text = found.result()
         with suppress(OSError, PlannerError):  # no home, no space: the next report takes as long as this one
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            library.write_whole(kept, f"{_digest(text)}\n{text}")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            library.write_whole(file, f"{_digest(text)}\n{text}")
         return text
 
     return result
@@ -65,7 +64,7 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8")).hexdigest()
 
 
-def _kept(path: Path) -> str | None:
+def kept(path: Path) -> str | None:
     """The text of a cache file; None where there is none, or it is not what was written."""
     try:
         digest, _, text = path.read_text(encoding="utf-8").partition("\n")
@@ -138,4 +137,4 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-__all__: list[Any] = ["MISSING", "page", "start_library"]
+__all__ = ["MISSING", "kept", "page", "start_library"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from planner.errors import PlannerError
 from planner.report import specs
 from planner.report.document import Document
@@ -11,16 +13,21 @@ SCALE = 2.0
 """Pixels of the picture for one of the specification."""
 
 
-def picture(document: Document, name: str) -> bytes:
-    """The PNG of one chart, on white, with its title. Raises PlannerError when vl-convert-python is not installed."""
+def drawn_by() -> Any:
+    """The library that draws pictures. Raises PlannerError when it is not installed."""
     try:
         import vl_convert
     except ImportError as error:
         raise PlannerError(MISSING) from error
+    return vl_convert
+
+
+def picture(document: Document, name: str) -> bytes:
+    """The PNG of one chart, on white, with its title. Raises PlannerError when vl-convert-python is not installed."""
     one = document.chart(name)
     titled = {"text": f"{document.title}: {one.title}", "anchor": "start", "fontSize": 14, "color": "#1c2127"}
     spec = {**specs.filled(one), "background": "white", "padding": 14, "title": titled}
-    return bytes(vl_convert.vegalite_to_png(spec, scale=SCALE))
+    return bytes(drawn_by().vegalite_to_png(spec, scale=SCALE))
 
 
 __all__ = ["picture"]
