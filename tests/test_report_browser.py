@@ -25,8 +25,8 @@ FLAGS = (
     "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars",
 )  # fmt: skip
 MARKS = {
-    "waterfall": ".mark-rect path", "memory": ".mark-rect path", "heatmap": ".mark-rect path", "pareto": ".mark-symbol path",
-    "scaling": ".mark-symbol path", "accuracy": ".mark-rect path", "sensitivity": ".mark-rect path",
+    "waterfall": ".mark-rect.role-mark path", "memory": ".mark-rect.role-mark path", "heatmap": ".mark-rect.role-mark path", "pareto": ".mark-symbol.role-mark path",
+    "scaling": ".mark-symbol.role-mark path", "accuracy": ".mark-rect.role-mark path", "sensitivity": ".mark-rect.role-mark path",
 }  # fmt: skip
 """Elements of each chart; the two of thousands of actions and of areas are counted otherwise."""
 
@@ -82,18 +82,20 @@ def opened(chrome: Any, width: int = 1440, scheme: str = "light", media: str = "
 
 
 def requests(chrome: Any) -> list[str]:
-    """Every address that the page asked for."""
+    """Every address that the page asked for; the browser's own start page asks for others."""
     events = [json.loads(entry["message"])["message"] for entry in chrome.get_log("performance")]
-    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    sent = [event["params"] for event in events if event["method"] == "Network.requestWillBeSent"]
+    return [one["request"]["url"] for one in sent if one["documentURL"] == chrome.address]
 
 
 def test_it_loads_alone_and_draws_every_number(driver: Any, document: Document) -> None:
     chrome = driver
-    requests(chrome)  # forget what the browser asked for its own start page
     opened(chrome)
     asked = requests(chrome)
-    assert [url for url in asked if url.startswith("file:")] == [chrome.address]
-    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert chrome.address in asked
+    assert [url for url in asked if url != chrome.address and not url.startswith("data:")] == []
+    loaded = chrome.execute_script("return performance.getEntriesByType('resource').map(one => one.name)")
+    assert [url for url in loaded if not url.startswith("data:")] == []
     assert chrome.get_log("browser") == []
     count = "return document.querySelectorAll('#' + arguments[0] + ' ' + arguments[1]).length"
     expected = {
@@ -105,14 +107,13 @@ def test_it_loads_alone_and_draws_every_number(driver: Any, document: Document) 
         "sensitivity": len(document.chart("sensitivity").rows),
         "accuracy": len(document.chart("accuracy").rows) + 1,  # and the band of 10 %
     }
-    legends = "return document.querySelectorAll('#' + arguments[0] + ' .role-legend-symbol path').length"
     for name, marks in expected.items():
-        found = chrome.execute_script(count, name, MARKS[name]) - chrome.execute_script(legends, name)
+        found = chrome.execute_script(count, name, MARKS[name])
         assert found == marks, f"{name}: {found} marks for {marks} rows"
     for name in ("pipeline", "memory-timeline"):
         rows = chrome.execute_script("return window.reportViews[arguments[0]].data('rows').length", name)
         assert rows >= len(document.chart(name).rows) > 0
-    assert chrome.execute_script("return document.querySelectorAll('#pipeline .mark-rect path').length") > 100
+    assert chrome.execute_script("return document.querySelectorAll('#pipeline .mark-rect.role-mark path').length") > 100
     assert chrome.execute_script("return document.querySelectorAll('details table tbody tr').length") > 50
     assert chrome.title == f"{document.title}: plan report"
 
@@ -135,11 +136,11 @@ def hovered(chrome: Any, name: str, selector: str, number: int = 0) -> str:
 def test_the_pointer_gets_answers_with_units(driver: Any, document: Document) -> None:
     opened(driver)
     first = document.chart("waterfall").cells()[1][0]
-    text = hovered(driver, "waterfall", ".mark-rect path")
+    text = hovered(driver, "waterfall", ".mark-rect.role-mark path")
     assert first[0] in text and first[1] in text, text
-    action = hovered(driver, "pipeline", ".mark-rect path", 3)
+    action = hovered(driver, "pipeline", ".mark-rect.role-mark path", 3)
     assert "microbatch" in action and "takes" in action and (" s" in action or " ms" in action), action
-    assert "GiB" in hovered(driver, "memory", ".mark-rect path", 1)
+    assert "GiB" in hovered(driver, "memory", ".mark-rect.role-mark path", 1)
 
 
 def test_dark_light_narrow_and_print(driver: Any) -> None:

@@ -100,7 +100,7 @@ def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> La
         for one, priced in zip(finding.layouts, finding.estimates, strict=True) if one.to_dict() != layout.to_dict()
     ]  # fmt: skip
     cells = _cells(job, base, table, prices, best)
-    prices = None if prices is None else _walk_front(job, table, prices, plan)
+    prices = None if prices is None else _walk_front(job, table, prices, best)
     front = _front(job, table, prices, best)
     return Landscape(
         cells=cells, points=_thinned(job, table, prices, [*front, *best]), front=front, plan=plan, legal=len(plain),
@@ -293,27 +293,33 @@ def pareto(memory: Floats, throughput: Floats) -> NDArray[np.intp]:
     return order[better]
 
 
-def _walk_front(job: Job, table: Layout, found: Estimate, plan: Point) -> Estimate:
+def _walk_front(job: Job, table: Layout, found: Estimate, best: list[Point]) -> Estimate:
     """The estimates with the idle time of the exact timeline where it decides the front.
 
-    Members of the front are walked, which may bring up others, until all are walked or MOST_ACTIONS are spent. What is not
-    walked gets the median correction of the walked layouts with the same schedule, stages and virtual stages.
+    Members of the front are walked, which may bring up others, until all are walked or MOST_ACTIONS are spent; those that
+    look faster than the fastest of ``best``, which are exact, are walked whatever it takes. What is not walked gets the median correction of the walked layouts with the same schedule, stages and virtual stages.
     """
     speed, fit = found.tokens_per_second_per_gpu, fits(job, found)
     rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
     if not len(rows):
         return found
     kind = np.asarray(table.schedule) * 1_000_000 + np.asarray(table.pp) * 1000 + np.asarray(table.vpp)
-    mine = int(plan.layout.schedule) * 1_000_000 + int(plan.layout.pp) * 1000 + int(plan.layout.vpp)
-    closed = _price(job, Layout.stack([plan.layout]))
-    factors: dict[int, list[float]] = {mine: [plan.step_time_s / float(closed.step_time[0])]}
+    factors: dict[int, list[float]] = {}
+    closed = _price(job, Layout.stack([one.layout for one in best]))
+    for number, one in enumerate(best):
+        mine = int(one.layout.schedule) * 1_000_000 + int(one.layout.pp) * 1000 + int(one.layout.vpp)
+        factors.setdefault(mine, []).append(one.step_time_s / float(closed.step_time[number]))
+    fastest = min((one.step_time_s for one in best if one.fits), default=0.0)
     walked: dict[int, float] = {}
     left = MOST_ACTIONS
     while True:
         time = _corrected(found.step_time, kind, factors, walked)
         front = rows[pareto(found.memory_peak[rows], -time[rows])]
         some = [int(row) for row in front[::-1] if int(row) not in walked][:AT_ONCE]
-        some = [row for row in some if (left := left - _actions(table.row(row))) >= 0]
+        some = [
+            row for row in some
+            if (left := left - _actions(table.row(row))) >= 0 or float(time[row]) < fastest
+        ]  # fmt: skip
         if not some:
             break
         layouts, estimates = [table.row(row) for row in some], [found.row(row) for row in some]

@@ -385,7 +385,7 @@ def _sensitivity(chart: Chart) -> Spec:
     low, high = min([*changes, -0.02]), max([*changes, 0.02])
     span = high - low
     x = {"field": "change", "type": "quantitative", "title": "change of the step time",
-         "scale": {"domain": [low - 0.2 * span, high + 0.2 * span], "nice": False},
+         "scale": {"domain": [low - 0.26 * span, high + 0.22 * span], "nice": False},
          "axis": {"format": "+.0%", "tickCount": 6}}  # fmt: skip
     y = {"field": "what", "type": "nominal", "sort": names, "title": None, "axis": {"domain": False, "ticks": False},
          "scale": {"paddingInner": 0.25}}  # fmt: skip
