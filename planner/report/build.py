@@ -203,7 +203,11 @@ def _equal(about: Subject) -> list[str]:
     gap = shown(math.expm1(counted.equal_gap), "share")
     if not close:
         return [f"The next plan is further behind than the {gap} below which the order of two plans is uncertain."]
-    which = "Number 2 below is" if len(close) == 1 else f"Numbers 2 to {close[-1]} below are"
+    which = (
+        "Number 2 below is"
+        if len(close) == 1
+        else f"Numbers 2 {'and' if len(close) == 2 else 'to'} {close[-1]} below are"
+    )
     right = shown(counted.chance(ratios[0]), "share")
     return [
         f"{which} within the model's error of it: less than {gap} apart, the order of two plans is uncertain (of measured pairs as "

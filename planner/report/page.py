@@ -92,6 +92,7 @@ def page(document: Document, code: str) -> str:
     ) if document.alternatives else None  # fmt: skip
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
+        tied=_tied,
         ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
@@ -123,6 +124,11 @@ def _summary(chart: Chart) -> str:
 def _ticked(text: str) -> str:
     """Text as HTML, what stands between backticks as code."""
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def _tied(text: str) -> str:
+    """Text whose numbers are not parted from their units at the end of a line."""
+    return re.sub(r"(\d) (s|ms|GiB|%|USD|days)\b", "\\1\u00a0\\2", text)
 
 
 def _script(code: str) -> str:
