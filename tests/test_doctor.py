@@ -148,6 +148,18 @@ def test_memory_of_unsharded_states(kind: str) -> None:
     assert ("fragmentation" in {e.key for e in found.explanations}) == (kind != "allocated")
 
 
+def test_a_batch_that_no_layout_allows_is_not_tried() -> None:
+    """Interleaved stages of 4 ranks need a multiple of 4 microbatches: half of 12 is none, twice 12 is."""
+    one = explicit_plan(
+        None, {"tp": 2, "pp": 4, "vpp": 4, "num_microbatches": 12},
+        {"model": "llama-8b", "num_gpus": 16, "hardware": "h100-sxm", "trainer": "megatron", "global_batch_size": 24},
+    )  # fmt: skip
+    base = price_plan(one)
+    assert "batch" not in {mechanism.key for mechanism in faster(base)}
+    assert next(m for m in slower(base) if m.key == "batch").sizes == (2.0, 4.0)
+    assert diagnose(one, 0.5 * one.prediction.step_time_s).findings[0].explanations
+
+
 @pytest.mark.parametrize("name", ["dense", "pipeline", "experts"])
 def test_mechanisms_are_priced_and_go_their_way(name: str) -> None:
     """Every one has another price or none of its own; what is called slower is, at every size; each says what tells."""

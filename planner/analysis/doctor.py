@@ -41,10 +41,10 @@ GRID = 5
 """Sizes of a continuous mechanism that are priced; between them its effect is interpolated."""
 FINE = 400
 """Steps of the integral over sizes."""
-LEAST = 0.02
+LEAST = 0.1
 """Mechanisms that explain less of the gap than this are not listed."""
-LEAST_SHARE = 1e-3
-"""Explanations that weigh less than this share are not listed."""
+LEAST_SHARE, LISTED = 1e-3, 3
+"""Explanations that weigh less than this share are not listed, but for the first three."""
 MOVES = 0.005
 """A mechanism moves the other quantity when it changes it by more than this part."""
 MOST_ODDS = 1e3
@@ -219,10 +219,11 @@ def _finding(index: int, asked: tuple[_Asked, _Asked], prices: _Prices) -> Findi
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)
     ranked = sorted(weighed, key=lambda pair: -pair[0])
+    listed = max(LISTED, sum(weight >= LEAST_SHARE * whole for weight, _ in weighed))
     return Finding(
         quantity=("step_time", "memory")[index], measured=measured, predicted=predicted, interval=asked[index].interval,
-        explanations=tuple(replace(one, share=w / whole) for w, one in ranked if w >= LEAST_SHARE * whole),
-        model_share=model / whole, rest=sum(w for w, _ in ranked if w < LEAST_SHARE * whole) / whole,
+        explanations=tuple(replace(one, share=weight / whole) for weight, one in ranked[:listed]),
+        model_share=model / whole, rest=sum(weight for weight, _ in ranked[listed:]) / whole,
     )  # fmt: skip
 
 

@@ -15,9 +15,10 @@ from typing import Any
 from planner.analysis.pricing import Priced
 from planner.calibrate.factors import FACTORS, achieved
 from planner.cluster import Cluster
+from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
-from planner.rules import Job
+from planner.rules import Job, check
 from planner.trainer import Trainer
 
 Change = Callable[[Priced, float], tuple[Job, Layout]]
@@ -104,18 +105,30 @@ def layout_change(**changes: int) -> Change:
     return lambda base, _: with_layout(base, base.layout.replace(**changes))
 
 
-def batch(shares: tuple[float, ...]) -> Mechanism:
-    """A step that holds another number of microbatches than planned."""
+def batch(base: Priced, shares: tuple[float, ...]) -> list[Mechanism]:
+    """A step that holds another number of microbatches than planned; shares that make a legal layout, and none without one."""
 
     def change(base: Priced, share: float) -> tuple[Job, Layout]:
-        sequences = max(round(base.job.workload.global_batch_size * share), 1)
-        job = replace(base.job, workload=base.job.workload.replace(global_batch_size=sequences))
-        return job, base.layout.replace(num_microbatches=max(round(int(base.layout.num_microbatches) * share), 1))
+        microbatches = max(round(int(base.layout.num_microbatches) * share), 1)
+        layout = base.layout.replace(num_microbatches=microbatches)
+        workload = base.job.workload.replace(global_batch_size=int(layout.global_batch_size))
+        return replace(base.job, workload=workload), layout
 
-    return Mechanism(
-        key="batch", name="the step holds another number of tokens", sizes=shares, width=0.0, change=change, seen=1,
+    def legal(share: float) -> bool:
+        if int(base.layout.num_microbatches) * share % 1:
+            return False
+        try:
+            check(*change(base, share))
+        except PlannerError:
+            return False
+        return True
+
+    sizes = tuple(share for share in shares if legal(share))
+    one = Mechanism(
+        key="batch", name="the step holds another number of tokens", sizes=sizes, width=0.0, change=change, seen=1,
         size=lambda base, share: f"{int(base.layout.num_microbatches) * share:.0f} instead of "
         f"{int(base.layout.num_microbatches)} microbatches",
         source="rows whose batch was read wrong at first (microbatches of torchtitan's pipelines in 2024)",
         check="tokens per step in the trainer's log; whether a step of the log is an optimizer step",
     )  # fmt: skip
+    return [one] if sizes else []

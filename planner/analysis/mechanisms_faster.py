@@ -38,7 +38,7 @@ def faster(base: Priced) -> list[Mechanism]:
                     change=factor(one.key, worse=False), source=one.why, check=check,
                 )
             )  # fmt: skip
-    return [one for one in found if one.sizes[0] > 1.0] + [*_switches(base), *_smaller_batch(base)]
+    return [one for one in found if one.sizes[0] > 1.0] + [*_switches(base), *batch(base, (0.5, 0.25))]
 
 
 def _switches(base: Priced) -> Iterator[Mechanism]:
@@ -83,8 +83,3 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
 
 def _workload(**changes: Any) -> Change:
     return lambda base, _: (replace(base.job, workload=base.job.workload.replace(**changes)), base.layout)
-
-
-def _smaller_batch(base: Priced) -> list[Mechanism]:
-    shares = tuple(share for share in (0.5, 0.25) if int(base.layout.num_microbatches) * share % 1 == 0)
-    return [batch(shares)] if shares else []
