@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from planner.analysis import best, limits, scaling
 from planner.analysis.best import best_of, on_cluster, resolved_of
-from planner.analysis.changes import Value, Variant, apply, base_variant, read_values
+from planner.analysis.changes import FLAGS, Value, Variant, apply, base_variant, read_values
 from planner.analysis.costs import costs, rates_of
 from planner.analysis.limits import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
 from planner.analysis.what_if import Pricing, row_of
@@ -30,6 +32,9 @@ def resolved(gpus: int = 16, **changes: Any) -> ResolvedJob:
     request: dict[str, Any] = {"model": MODELS["gqa"], "hardware": "h100-sxm", "sequence_length": 4096,
                                "global_batch_size": 64, "precision": "bf16", "optimizer": "adam"}  # fmt: skip
     return resolve(Request(**{**request, "num_gpus": gpus, "trainer": "megatron", **changes}))
+
+
+JOB = resolved()
 
 
 @pytest.fixture(scope="module")
@@ -127,6 +132,24 @@ def test_values_are_read_as_numbers_factors_ranges_and_names() -> None:
     assert base.resolved().job.workload == resolved(16).job.workload and not base.resolved().assumptions[1:]
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    flag=st.sampled_from([one for one in FLAGS if one not in ("model", "hardware", "trainer")]),
+    text=st.one_of(
+        st.text(max_size=20), st.from_regex(r"[x0-9.,e kGBTi/s-]{0,12}", fullmatch=True), st.just("9" * 5000)
+    ),
+)
+def test_any_text_is_read_or_refused_with_a_sentence(flag: str, text: str) -> None:
+    base = base_variant(JOB)
+    try:
+        found = [apply(base, value) for value in read_values(flag, [text])]
+    except PlannerError as error:
+        assert flag.split("_")[0] in str(error)
+        return
+    for variant in found:
+        assert variant.changed == (flag,) and variant.label
+
+
 @pytest.mark.parametrize(("flag", "better"), [("network", "x2"), ("scale_up", "x2"), ("memory", "x1.5"), ("compute", "x1.5"),
                                               ("memory_bandwidth", "x2"), ("network_latency", "x0.5")])  # fmt: skip
 @pytest.mark.parametrize("model", ["gqa", "moe"])
@@ -192,6 +215,24 @@ def test_fewest_gpus_is_what_a_scan_of_every_size_finds(days: float | None) -> N
             break
     assert answer.fits and answer.label == f"fewest GPUs: {count}" and answer.num_gpus == count
     assert answer.prediction == row.prediction
+
+
+def test_the_fewest_gpus_name_a_cheaper_power_of_two() -> None:
+    """64 sequences share out badly over the 40 GPUs that a deadline asks for."""
+    ask = question(resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm", global_batch_size=64)))
+    rows = {
+        count: ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))[1] for count in (40, 48, 64)
+    }
+    rates = {
+        count: row.prediction.tokens_per_second_per_gpu for count, row in rows.items() if row.prediction is not None
+    }
+    need = 0.999 * rates[40] * 40
+    goal = Goal(tokens=1e12, days=1e12 / need / 86400)
+    row = fewest_gpus(dataclasses.replace(ask, goal=goal, pricing=Pricing(tokens=1e12, price=2.0)))
+    assert row.num_gpus == 40
+    saved = 1 - rates[40] / rates[64]
+    assert (f"; 64 GPUs need {100 * saved:.0f} % fewer GPU-hours" in row.why) == (saved > limits.CHEAPER)
+    assert saved > limits.CHEAPER, "the job of this test should share out badly over 40 GPUs"
 
 
 def test_no_number_of_gpus_meets_a_budget_below_the_cost_of_the_fastest_plan() -> None:

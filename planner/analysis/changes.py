@@ -21,7 +21,7 @@ from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 _FACTOR = re.compile(r"^\s*[x×]\s*(\S+)\s*$")
 _RANGE = re.compile(r"^\s*([^.\s]+)\s*\.\.\s*([^.\s]+)\s*$")
-_WHOLE = re.compile(r"^\s*(0|[1-9]\d*)\s*$")
+_WHOLE = re.compile(r"^\s*(0|[1-9][0-9]{0,9})\s*$")
 LARGEST_FACTOR = 1000.0
 MOST_VALUES = 200
 """Values of one command; each is a search."""

@@ -24,6 +24,8 @@ MOST_SEARCHES = 60
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
 short of memory: a size that is too small even then is not searched. A test holds it against a scan of every size."""
+CHEAPER = 0.03
+"""The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
 LONGEST = 2**24
 """Tokens of the longest sequence that is tried."""
 PIECES = 8
@@ -127,7 +129,7 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
         found, row = ask.row(variant)
         missed = ask.goal.missed(row)
         if not missed:
-            return dataclasses.replace(row, label=f"{label}: {count}")
+            return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
         closest = f"{count} GPUs: {missed}"
         per_gpu = _unlimited_rate(found)
         if per_gpu is not None:
@@ -143,6 +145,18 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
     return _none(row, label, f"none found; last tried {closest}")
+
+
+def _rounder(ask: Question, row: Row) -> str:
+    """What the next power of two of GPUs would do, where it needs clearly fewer GPU-hours: the fewest are not the cheapest."""
+    count = 1 << (row.num_gpus - 1).bit_length()
+    if count == row.num_gpus or row.prediction is None:
+        return ""
+    _, more = ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))
+    if more.prediction is None or ask.goal.missed(more):
+        return ""
+    hours = row.prediction.tokens_per_second_per_gpu / more.prediction.tokens_per_second_per_gpu
+    return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""
 
 
 def _none(row: Row, label: str, why: str) -> Row:

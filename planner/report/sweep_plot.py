@@ -39,7 +39,7 @@ def sweep_plot(rows: Sequence[Row], flag: str, title: str, path: Path) -> None:
         if axes is left and flag == "gpus" and fit:
             axes.set_yscale("log", base=2)
         else:
-            axes.set_ylim(bottom=0.0)
+            axes.set_ylim(0.0, 1.08 * max(per_gpu if axes is right else total, default=1.0))
         if missing:
             axes.plot(
                 missing, [axes.get_ylim()[0]] * len(missing), "x", color="C3", label="nothing fits", clip_on=False
