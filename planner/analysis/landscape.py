@@ -305,11 +305,11 @@ def _walk_front(job: Job, table: Layout, found: Estimate, best: list[Point]) -> 
         return found
     kind = np.asarray(table.schedule) * 1_000_000 + np.asarray(table.pp) * 1000 + np.asarray(table.vpp)
     factors: dict[int, list[float]] = {}
-    closed = _price(job, Layout.stack([one.layout for one in best]))
-    for number, one in enumerate(best):
-        mine = int(one.layout.schedule) * 1_000_000 + int(one.layout.pp) * 1000 + int(one.layout.vpp)
-        factors.setdefault(mine, []).append(one.step_time_s / float(closed.step_time[number]))
-    fastest = min((one.step_time_s for one in best if one.fits), default=0.0)
+    closed = _price(job, Layout.stack([point.layout for point in best]))
+    for number, point in enumerate(best):
+        mine = int(point.layout.schedule) * 1_000_000 + int(point.layout.pp) * 1000 + int(point.layout.vpp)
+        factors.setdefault(mine, []).append(point.step_time_s / float(closed.step_time[number]))
+    fastest = min((point.step_time_s for point in best if point.fits), default=0.0)
     walked: dict[int, float] = {}
     left = MOST_ACTIONS
     while True:
