@@ -12,7 +12,7 @@ from planner.commands.common import SentenceError
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": "search", "estimate": "estimate", "compare": "compare", "what-if": "what_if",
+    "search": "search", "estimate": "estimate", "report": "report", "compare": "compare", "what-if": "what_if",
     "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_", "profile": "profile",
     "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "hardware",
     "trainers": "library",

@@ -81,12 +81,12 @@ def dump_yaml(data: dict[str, Any]) -> str:
     return str(yaml.dump(data, Dumper=_DUMPER, sort_keys=False, allow_unicode=True, width=140))
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, text: str | bytes) -> None:
     """Write a file whole or not at all: temporary file in the same directory, then rename."""
     temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     try:
-        with temporary.open("x", encoding="utf-8") as stream:
-            stream.write(text)
+        with temporary.open("xb") as stream:
+            stream.write(text.encode("utf-8") if isinstance(text, str) else text)
         os.replace(temporary, path)
     except OSError as error:
         raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error

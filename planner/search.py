@@ -176,7 +176,7 @@ def _refined(
 ) -> tuple[list[Layout], list[Estimate]]:
     """Finalists with the best split of layers over the stages, on the exact timeline of the pipeline, best first."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
-    variants += _best_splits(job, pins, layouts)
+    variants += best_splits(job, pins, layouts)
     refined = refine(
         job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants]
     )
@@ -189,7 +189,7 @@ def _refined(
     return [one for one, _ in ranked], [found for _, found in ranked]
 
 
-def _best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layout, Estimate]]:
+def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layout, Estimate]]:
     """For each layout with a pipeline: the fastest split of layers near an even one that is legal and fits."""
     splits = _splits(job, pins, Layout.stack(layouts))
     if splits is None:
@@ -345,4 +345,4 @@ class _Open:
     time: NDArray[np.float64]
 
 
-__all__ = ["SAFE", "Finding", "Pins", "fits", "search"]
+__all__ = ["SAFE", "Finding", "Pins", "best_splits", "fits", "search"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from planner import library
-from planner.accuracy import Pair, pairs_of, snapshot, summarise
-from planner.analysis import ties
+from planner.accuracy import Pair, bars, pairs_of, snapshot, summarise
+from planner.analysis import evidence, ties
 from planner.errors import PlannerError
 from planner.report.accuracy_page import link, page
 from planner.report.scatter import scatter
@@ -42,6 +43,14 @@ def test_stored_ties_are_those_of_the_predictions(pairs: list[Pair]) -> None:
         assert stored.chance(gap) == pytest.approx(counted.chance(gap), abs=0.05), (
             "run tools/update_accuracy.py: the order of published layouts is predicted better or worse than the table says"
         )
+
+
+def test_errors_that_reports_show_are_those_of_the_predictions(pairs: list[Pair]) -> None:
+    for quantity, kept in evidence.stored().items():
+        now = bars.stored_errors(pairs, bars.residuals(pairs, quantity))
+        assert [(entry, len(errors)) for entry, errors in kept] == [(entry, len(errors)) for entry, errors in now]
+        medians = [np.median(np.abs([error for _, errors in rows for error in errors])) for rows in (kept, now)]
+        assert abs(medians[0] - medians[1]) <= snapshot.TOLERANCE, "store new ones with tools/update_accuracy.py"
 
 
 def test_gate_sees_what_got_worse_and_what_was_lost(pairs: list[Pair]) -> None:

@@ -46,7 +46,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "commands."),
     (6, "cli"),
 )
-HEAVY = ("torch", "scipy", "matplotlib")
+HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
 MAY_USE_TORCH = ("profiler.", "validator.", "export.check.")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
 FACTORS_OUTSIDE_UNITS = {

@@ -1,6 +1,7 @@
 """Writes what follows from the errors on the published runs; run it after a change of the cost model or of the runs.
 
 - ``profiles/error_bars.yaml``: the intervals that ``plan`` prints,
+- ``profiles/residuals.yaml``: the errors behind them, which reports show,
 - ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
 - ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
 - ``docs/accuracy.md`` and ``docs/accuracy.png``: the page, with what ``docs/accuracy_notes.yaml`` says about rows and families.
@@ -19,7 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.accuracy import Pair, bars, pairs_of, snapshot, summarise  # noqa: E402
-from planner.analysis import ties  # noqa: E402
+from planner.analysis import evidence, ties  # noqa: E402
 from planner.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.report.accuracy_page import page  # noqa: E402
@@ -30,6 +31,9 @@ from planner.runs import read_runs  # noqa: E402
 HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
 # Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/accuracy/bars.py says how, docs/accuracy.md
 # how well they hold for sources that were left out.
+"""
+RESIDUALS_HEAD = """# Errors of plan on the published runs, predicted / measured - 1 in percent, by source and class of run: the runs behind
+# error_bars.yaml. Written by tools/update_accuracy.py; planner/analysis/evidence.py reads it.
 """
 TIES_HEAD = """# How often two plans of one job are ordered rightly, by the predicted gap ln(slower / faster) between them.
 # Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/analysis/ties.py says how.
@@ -50,6 +54,8 @@ def main() -> None:
         proofs[quantity] = bars.calibrated(bars.held_back(found, unseen))
         tables[quantity] = bars.build(found, proofs[quantity]["widen"])
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
+    rows = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
+    library.write_whole(ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(evidence.to_dict(rows)))
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")

@@ -161,6 +161,21 @@ def calibrated(rows: Sequence[Held]) -> dict[str, Any]:
     return found
 
 
+def stored_errors(
+    pairs: Sequence[Pair], found: Sequence[Residual]
+) -> list[tuple[dict[str, str], list[float]]]:
+    """Residuals as errors, predicted / measured - 1, by source and class: what ``profiles/residuals.yaml`` stores."""
+    where = {pair.run.source: pair.run.where for pair in pairs}
+    groups = grouped(found, lambda one: (one.source, one.code_base, one.arch, one.kind))
+    return [
+        (
+            {"source": source, "where": where[source], "code_base": code_base, "arch": arch, "kind": kind},
+            [float(np.expm1(-one.value)) for one in members],
+        )
+        for (source, code_base, arch, kind), members in sorted(groups.items())
+    ]
+
+
 def to_dict(tables: dict[str, tuple[ErrorBar, ...]]) -> dict[str, Any]:
     """Plain data in the form of ``profiles/error_bars.yaml``."""
 

@@ -85,6 +85,8 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         source=row.source,
         id=row.id,
         family=family,
+        title=str(row.about.get("title") or ""),
+        where=str(row.about.get("where") or ""),
         stated=not missing,
         representative=not broken,
         slow_network=network == "slow",

@@ -1,0 +1,193 @@
+"""The report of a plan as one document: every number once, for the page, Markdown, JSON and pictures alike."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from planner.report.table import percent, seconds
+from planner.units import format_count
+
+FORMAT = 1
+"""Version of the document as JSON."""
+DIGITS = 6
+"""Significant digits of a number of the document; more are noise and make the page large."""
+TABLE_ROWS = 120
+"""Rows of a chart that its table shows."""
+
+KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "text", "flag")
+"""What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
+
+Value = float | int | str | bool | None
+
+
+def rounded(value: Value) -> Value:
+    """A number with DIGITS significant digits; anything else as it is."""
+    if isinstance(value, bool) or not isinstance(value, float):
+        return value
+    if not math.isfinite(value):
+        return None
+    return float(f"{value:.{DIGITS}g}")
+
+
+def shown(value: Value, kind: str) -> str:
+    """A value for people, with its unit."""
+    if value is None or value == "":
+        return "-"
+    if kind in ("text", "flag") or isinstance(value, str):
+        return {True: "yes", False: "no"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+    if kind == "seconds":
+        return "0 s" if value == 0 else seconds(value) if value > 0 else f"-{seconds(-value)}"
+    if kind == "share":
+        return percent(value)
+    if kind == "signed_share":
+        return f"{100 * value:+.1f} %"
+    if kind == "gib":
+        return f"{value:,.1f} GiB" if value >= 0.05 or value == 0 else "< 0.1 GiB"
+    if kind == "rate":
+        return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    if kind == "count":
+        return f"{value:,.0f}"
+    return format_count(value) if value >= 10_000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the rows behind a chart."""
+
+    key: str
+    """Its name in the rows."""
+    title: str
+    """Heading, with the unit where it has one."""
+    kind: str
+    """One of KINDS."""
+    in_table: bool = True
+    """The table for people shows it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """One picture: what it says in a sentence, and the rows that it draws."""
+
+    name: str
+    """What --chart calls it."""
+    title: str
+    reading: str
+    """What the picture shows, computed from its numbers."""
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Value, ...], ...]
+    """What is drawn, one mark or more for each row."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Further numbers that it draws: limits, the plan's own value."""
+    notes: tuple[str, ...] = ()
+    """What is left out or rough."""
+    table: tuple[tuple[Value, ...], ...] | None = None
+    """Rows of the table where they are not those of the picture."""
+    table_columns: tuple[Column, ...] = ()
+    """Columns of that table."""
+
+    def records(self) -> list[dict[str, Value]]:
+        """The rows as mappings."""
+        keys = [column.key for column in self.columns]
+        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+
+    def cells(self) -> tuple[list[str], list[list[str]]]:
+        """Headings and cells of the table behind the chart, for people."""
+        columns = self.table_columns or self.columns
+        rows = self.rows if self.table is None else self.table
+        picked = [number for number, column in enumerate(columns) if column.in_table]
+        headings = [columns[number].title for number in picked]
+        return headings, [[shown(row[number], columns[number].kind) for number in picked] for row in rows[:TABLE_ROWS]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        data: dict[str, Any] = {
+            "name": self.name, "title": self.title, "reading": self.reading, "notes": list(self.notes),
+            "facts": dict(self.facts), "columns": [column.key for column in self.columns],
+            "units": {column.key: column.kind for column in self.columns}, "rows": [list(row) for row in self.rows],
+        }  # fmt: skip
+        if self.table is not None:
+            data["table"] = {
+                "columns": [column.key for column in self.table_columns],
+                "rows": [list(row) for row in self.table],
+            }
+        return data
+
+
+def chart(
+    name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
+) -> Chart:
+    """A chart with every number rounded once, so that all formats show the same."""
+    for key in ("table",):
+        if more.get(key) is not None:
+            more[key] = tuple(tuple(rounded(value) for value in row) for row in more[key])
+    facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
+    return Chart(
+        name=name, title=title, reading=reading, columns=tuple(columns),
+        rows=tuple(tuple(rounded(value) for value in row) for row in rows), facts=facts, **more,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figure:
+    """One number of the heading."""
+
+    label: str
+    value: Value
+    kind: str
+    text: str
+    """The value for people, with its unit."""
+    note: str
+    """What it means or where it comes from, in a few words."""
+    alarm: bool = False
+    """It speaks against the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Document:
+    """Everything that a report says about one plan."""
+
+    title: str
+    """Model, GPUs."""
+    job: str
+    """The job in one line."""
+    layout: str
+    """The layout in one line."""
+    fits: bool
+    verdict: str
+    """The answer first: what happens if this plan is run."""
+    notices: tuple[str, ...]
+    """What a reader must know before anything else."""
+    figures: tuple[Figure, ...]
+    why: tuple[str, ...]
+    """Why this layout, sentence by sentence."""
+    alternatives: Chart | None
+    """The best plans of a search of the same job."""
+    charts: tuple[Chart, ...]
+    assumptions: tuple[Mapping[str, str], ...]
+    basis: tuple[Mapping[str, str], ...]
+    """Rates of the costs, each with its source."""
+    plan: Mapping[str, Any]
+    """The plan as a plan file holds it, priced again."""
+    version: str
+    """Of the planner."""
+
+    def chart(self, name: str) -> Chart:
+        """One chart by its name."""
+        return next(one for one in self.charts if one.name == name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --format json."""
+        return {
+            "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
+            "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
+            "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
+            "alternatives": None if self.alternatives is None else self.alternatives.to_dict(),
+            "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
+            "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
+        }  # fmt: skip
+
+
+__all__ = ["Chart", "Column", "Document", "Figure", "chart", "rounded", "shown"]

@@ -1,0 +1,338 @@
+"""The report of a plan: its numbers, and that page, Markdown, JSON and pictures show the same ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+import math
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from planner.analysis import evidence as stored_errors
+from planner.analysis.best import resolved_of
+from planner.analysis.evidence import evidence
+from planner.analysis.landscape import landscape, pareto
+from planner.analysis.pricing import price
+from planner.analysis.pull import pulls
+from planner.analysis.scaling import scaling
+from planner.analysis.waterfall import waterfall
+from planner.cost.step import PARTS, estimate
+from planner.error_bars import QUANTITIES, shipped
+from planner.errors import PlannerError
+from planner.explicit import explicit_plan
+from planner.hardware import load_hardware
+from planner.layout import Layout
+from planner.plan import Plan, load_plan
+from planner.report import many, specs
+from planner.report.build import build
+from planner.report.document import Document, shown
+from planner.report.markdown import markdown
+from planner.report.page import kept, page, start_library
+from planner.report.picture import picture
+from planner.search import Pins, fits, search
+from planner.trainer import load_trainer
+
+
+def plan_of(**values: int) -> Plan:
+    said = {"model": "llama-8b", "num_gpus": 8, "global_batch_size": 32, "hardware": "h100-sxm", "trainer": "megatron"}
+    return explicit_plan(None, values, said)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    """The best plan of a small job with a pipeline, as a search writes it."""
+    given = plan_of(tp=2, pp=2)
+    finding = search(resolved_of(given).job, Pins(values={"tp": 2, "pp": 2}), top=1)
+    layout = finding.layouts[0]
+    values = {name: int(value) for name, value in layout.columns().items()}
+    return explicit_plan(
+        None, values, {"model": "llama-8b", "num_gpus": 8, "global_batch_size": 32, "hardware": "h100-sxm"}
+    )
+
+
+@pytest.fixture(scope="module")
+def document(plan: Plan) -> Document:
+    return build(plan, lambda _: scaling(resolved_of(plan), counts=[4, 8, 16]))
+
+
+@pytest.fixture(scope="module")
+def text(document: Document) -> str:
+    return page(document, start_library()())
+
+
+@pytest.fixture(scope="module")
+def unfit() -> Document:
+    """A plan of a model that is far too large for one GPU."""
+    return build(explicit_plan(None, {"dp": 8, "zero": 0}, {
+        "model": "llama-70b", "num_gpus": 8, "global_batch_size": 8, "hardware": "h100-sxm", "trainer": "megatron",
+    }))  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ numbers
+
+
+def test_waterfall_sums_to_the_step_and_loses_nothing(plan: Plan) -> None:
+    one = plan.prediction
+    bars = waterfall(one)
+    assert bars[0].start == 0.0 and bars[-1].end == pytest.approx(one.step_time_s, rel=1e-12)
+    assert all(one.end == other.start for one, other in pairwise(bars))
+    by_name = {bar.name: bar.seconds for bar in bars}
+    assert by_name["ideal"] + by_name["kernels"] == pytest.approx(one.time_s["compute"])
+    assert {name: by_name[name] for name in PARTS[1:]} == {name: one.time_s[name] for name in PARTS[1:]}
+    assert by_name["ideal"] == pytest.approx(one.mfu * one.step_time_s)
+    with pytest.raises(PlannerError, match="every part"):
+        waterfall(dataclasses.replace(one, time_s={"compute": 1.0}))
+
+
+def test_pareto_front_is_what_nothing_beats() -> None:
+    random = np.random.default_rng(7)
+    memory, speed = random.integers(0, 40, 300).astype(float), random.integers(0, 40, 300).astype(float)
+    front = {(memory[row], speed[row]) for row in pareto(memory, speed)}
+    beaten = {
+        (m, s) for m, s in zip(memory, speed, strict=True)
+        if any((a <= m and b > s) or (a < m and b >= s) for a, b in zip(memory, speed, strict=True))
+    }  # fmt: skip
+    assert front == set(zip(memory, speed, strict=True)) - beaten
+
+
+def test_every_cell_is_what_a_pinned_search_finds(plan: Plan) -> None:
+    resolved = resolved_of(plan)
+    job = resolved.job
+    found = landscape(job, plan.layout, price(job, plan.layout).estimate, search(job, Pins(), top=8))
+    assert {(one.tp, one.pp) for one in found.cells} >= {(1, 1), (2, 2), (1, 8), (8, 1)}
+    for cell in found.cells:
+        pinned = search(job, Pins(values={"tp": cell.tp, "pp": cell.pp}), top=1)
+        assert cell.best is not None and cell.best.fits == pinned.fit
+        gap = math.log(cell.best.step_time_s / float(pinned.estimates[0].step_time[0]))
+        assert -1e-9 <= gap < 0.12, f"tp {cell.tp} pp {cell.pp}: {gap:.3f}"
+        if math.isclose(
+            cell.best.step_time_s, min(one.best.step_time_s for one in found.cells if one.best and one.best.fits)
+        ):
+            assert gap < 1e-9, "the best cell is the search's"
+    speeds = [one.tokens_per_second_per_gpu for one in found.front]
+    assert speeds == sorted(speeds) and all(one.fits for one in found.front)
+    drawn = [one for one in found.points if one.fits]
+    for one in drawn:
+        above = [p for p in found.front if p.memory_gib <= one.memory_gib * 1.0001]
+        assert not above or one.tokens_per_second_per_gpu <= max(p.tokens_per_second_per_gpu for p in above) * 1.0001
+
+
+def test_cells_where_nothing_fits_or_is_legal_say_why(unfit: Document) -> None:
+    cells = {(row["tp"], row["pp"]): row for row in unfit.chart("heatmap").records()}
+    assert cells[1, 1]["state"] == "memory" and "GiB" in str(cells[1, 1]["label"])
+    assert "more than the card has" in str(cells[1, 1]["why"])
+    said = {"model": "llama-8b", "num_gpus": 8, "global_batch_size": 4, "sequence_length": 512}
+    rows = build(explicit_plan(None, {"tp": 2}, said)).chart("heatmap").records()
+    illegal = {(row["tp"], row["pp"]): row["why"] for row in rows if row["state"] == "illegal"}
+    assert set(illegal) == {(1, 1)}, "eight replicas do not share four sequences"
+    assert illegal[1, 1] == "not legal: every layout breaks a rule, most of them 'batch'"
+
+
+def test_pulls_are_estimates_on_a_changed_profile(plan: Plan) -> None:
+    resolved = resolved_of(plan)
+    job = resolved.job
+    now = price(job, plan.layout).estimate
+    found = {one.quantity.key: one for one in pulls(resolved, plan.layout, now, search(job, Pins(), top=8).layouts)}
+    assert "network" not in found, "one node has no network"
+    for one in found.values():
+        for side in one.sides:
+            moved = one.quantity.scale(resolved, side.factor).job
+            alone = estimate(moved.workload, moved.cluster, moved.trainer, Layout.stack([plan.layout]))
+            before = estimate(job.workload, job.cluster, job.trainer, Layout.stack([plan.layout]))
+            assert 1 + side.change == pytest.approx(float(alone.step_time[0] / before.step_time[0]), rel=1e-9)
+    gemm = found["gemm"]
+    assert gemm.sides[0].change > 0.2 and gemm.sides[1].change < 0
+    memory = found["usable_memory"].sides[0]
+    assert memory.flip is not None
+    for nearer, fit in ((1.03, True), (0.97, False)):
+        moved = found["usable_memory"].quantity.scale(resolved, memory.flip * nearer).job
+        one = estimate(moved.workload, moved.cluster, moved.trainer, Layout.stack([plan.layout]))
+        assert bool(fits(moved, one)[0]) == fit
+
+
+def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
+    for quantity in QUANTITIES:
+        for bar in shipped()[quantity]:
+            if bar.code_base == "Megatron Core" and bar.arch == "Hopper" and bar.kind:
+                found = evidence(quantity, load_trainer("megatron"), load_hardware("h100-sxm"), bar.kind)
+                assert (len(found.errors), len(found.sources)) == (bar.runs, bar.sources), bar
+    kinds = {(entry["code_base"], entry["arch"], entry["kind"]) for entry, _ in stored_errors.stored()["step_time"]}
+    assert len(kinds) > 20
+    for wrong, sentence in (
+        ("memory: []\nstep_time: []\n", "must be a list of sources"),
+        ("step_time:\n- {source: a}\n", "an entry must hold"),
+        ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: 'x'}\n", "must be numbers"),
+        ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: '-200'}\n", "above -100"),
+    ):
+        path = tmp_path / "residuals.yaml"
+        path.write_text(wrong)
+        with pytest.raises(PlannerError, match=sentence):
+            stored_errors.read(path)
+
+
+def test_sizes_of_the_scaling_picture(plan: Plan) -> None:
+    assert many.looked_at(plan) == [1, 2, 4, 8, 16, 32]
+    large = dataclasses.replace(plan, num_gpus=4096)
+    looked = many.looked_at(large)
+    assert looked[0] == 8 and looked[-3:] == [4096, 8192, 16384] and len(looked) == many.BELOW + 3
+    with many.scaled(plan) as sizes:
+        assert isinstance(sizes, many.Scaled)
+    parts = [scaling(resolved_of(plan), counts=[count]) for count in (8, 4)]
+    whole = scaling(resolved_of(plan), counts=[4, 8])
+    assert many.joined(parts) == whole
+
+
+# ------------------------------------------------------------------------------------------------ one document
+
+
+def test_charts_hold_the_numbers_of_the_plan(plan: Plan, document: Document) -> None:
+    one = plan.prediction
+    figures = {figure.label: figure for figure in document.figures}
+    assert figures["Step time"].value == pytest.approx(one.step_time_s, rel=1e-5)
+    assert figures["Memory"].value == pytest.approx(one.memory_peak_gib, rel=1e-5)
+    assert document.fits and document.verdict.startswith("Tensor 2 x pipeline 2 x")
+    assert shown(one.step_time_s, "seconds") in document.verdict
+    memory = document.chart("memory")
+    assert max(row[3] for row in memory.rows) == pytest.approx(one.memory_peak_gib, rel=1e-5)
+    for stage in (0, 1):
+        parts = [row for row in memory.rows if row[0] == stage]
+        assert sum(row[2] for row in parts) == pytest.approx(parts[0][3], rel=1e-4)
+    over = document.chart("memory-timeline")
+    assert max(row[5] for row in over.rows) == pytest.approx(one.memory_peak_gib, rel=1e-4)
+    assert over.rows[-1][1] == pytest.approx(one.step_time_s, rel=1e-5)
+    actions = document.chart("pipeline")
+    passes = [row for row in actions.rows if row[1] in ("forward", "backward")]
+    assert len(passes) == 2 * 2 * int(plan.layout.vpp) * int(plan.layout.num_microbatches) == actions.facts["actions"]
+    assert max(row[5] for row in actions.rows) == pytest.approx(one.step_time_s, rel=1e-5)
+    assert [name.name for name in document.charts] == list(specs.CHARTS)
+    mine = next(row for row in document.chart("heatmap").records() if row["plan"])
+    assert (mine["tp"], mine["pp"]) == (2, 2)
+    assert (
+        next(row for row in document.chart("pareto").records() if row["group"] == "this plan")["step_s"]
+        == figures["Step time"].value
+    )
+
+
+def test_all_formats_show_the_same(document: Document, text: str) -> None:
+    data = json.loads(json.dumps(document.to_dict()))
+    embedded = json.loads(re.search(r'id="report-charts">(.*?)</script>', text, re.DOTALL)[1])
+    words = markdown(document)
+    assert list(embedded) == [one["name"] for one in data["charts"]]
+    for one in data["charts"]:
+        drawn = embedded[one["name"]]["data"]
+        keep = [drawn["columns"].index(key) for key in one["columns"]]
+        assert [[row[at] for at in keep] for row in drawn["rows"][: len(one["rows"])]] == one["rows"]
+        headings, cells = document.chart(one["name"]).cells()
+        assert one["reading"] in words and html.escape(one["reading"]).replace("&#x27;", "&#39;") in text
+        for row in cells[:40]:
+            shown_cells = [cell for cell in row if cell != "-"]
+            assert all(cell.replace("|", "\\|") in words for cell in shown_cells)
+            assert all(f">{html.escape(cell).replace('&#x27;', '&#39;')}</td>" in text for cell in shown_cells)
+        assert headings
+        records = specs.filled(document.chart(one["name"]))["datasets"]["rows"]
+        assert [[record[key] for key in one["columns"]] for record in records[: len(one["rows"])]] == one["rows"]
+    for figure in data["figures"]:
+        assert figure["text"] in words and figure["text"] in text
+    assert data["verdict"] in words and data["verdict"] in text
+
+
+def test_page_asks_for_nothing_and_is_small(text: str) -> None:
+    assert len(text.encode()) < 2_000_000
+    assert "default-src 'none'" in text
+    outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    assert not re.findall(r'(?:src|href)="(?!#|data:)', outside)
+    assert outside.count("<figure") == len(specs.CHARTS) == outside.count("<details>") == outside.count('role="img"')
+
+
+def test_names_from_a_file_cannot_break_the_page(plan: Plan, document: Document) -> None:
+    evil = "</script><script>alert(1)</script><!-- <b>&"
+    first, *others = document.charts
+    hurt = dataclasses.replace(
+        document, title=evil, verdict=evil, notices=(evil,), charts=(dataclasses.replace(first, title=evil, reading=evil), *others)
+    )  # fmt: skip
+    made = page(hurt, "window.vegaEmbed = '</script><!--'")
+    assert "<script>alert" not in made and "<!-- <b>" not in made
+    assert made.count("</script>") == 3
+
+
+def test_a_plan_that_does_not_fit_says_so_first(unfit: Document) -> None:
+    assert not unfit.fits and unfit.verdict.startswith("This plan does not fit: it needs")
+    assert "GiB more than the 79.2 GiB" in unfit.verdict and unfit.notices
+    assert "The fastest layout of this job that fits is" in unfit.notices[0]
+    made = page(unfit, "")
+    assert made.index("does not fit") < made.index("Step time") and 'class="verdict alarm"' in made
+    assert {one.label for one in unfit.figures if one.alarm} == {"Memory", "Runs out of memory"}
+    assert any(point["group"] == "this plan" for point in unfit.chart("pareto").records())
+
+
+def test_an_edited_plan_is_priced_again(plan: Plan) -> None:
+    stale = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, step_time_s=1.0))
+    found = build(stale)
+    assert "The plan file says 1 s per step; priced again" in found.notices[0]
+    assert found.figures[0].value == pytest.approx(plan.prediction.step_time_s, rel=1e-5)
+    broken = dataclasses.replace(plan, layout=plan.layout.replace(dp=1))
+    with pytest.raises(PlannerError, match="rule 'GPUs'"):
+        build(broken)
+
+
+def test_pictures_are_png(document: Document) -> None:
+    made = picture(document, "heatmap")
+    assert made.startswith(b"\x89PNG") and len(made) > 5000
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(many, "looked_at", lambda plan: [plan.num_gpus])
+    monkeypatch.setattr("planner.report.many.os.cpu_count", lambda: 1)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    file = tmp_path / "plan.yaml"
+    plan.save(file)
+    assert load_plan(file).layout == plan.layout
+    written = run("report", str(file), "--output", str(tmp_path / "r.html"))
+    assert written.exit_code == 0 and "wrote" in written.output
+    cached = list((tmp_path / "cache" / "planner").iterdir())
+    assert len(cached) == 1
+    whole = kept(cached[0])
+    assert (
+        whole is not None
+        and start_library()() == whole
+        and whole in (tmp_path / "r.html").read_text().replace("<\\/", "</")
+    )
+    cached[0].write_text(cached[0].read_text()[:-10])
+    assert kept(cached[0]) is None, "what was cut off is not used"
+    as_json = json.loads(run("report", str(file), "--format", "json").stdout)
+    assert as_json["planner_report"] == 1 and as_json["plan"]["layout"] == plan.layout.to_dict()
+    words = run("report", str(file), "--output", str(tmp_path / "r.md"))
+    assert words.exit_code == 0 and as_json["verdict"] in (tmp_path / "r.md").read_text()
+    trace = run("report", str(file), "--output", str(tmp_path / "step.trace.json"))
+    events = json.loads((tmp_path / "step.trace.json").read_text())
+    assert trace.exit_code == 0 and events["traceEvents"]
+
+
+def test_bad_input_is_a_sentence(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "plan.yaml"
+    plan.save(file)
+    for arguments, sentence in (
+        (["--output", str(tmp_path / "r.txt")], "the ending does not say what to write"),
+        (["--format", "png"], "which chart? give --chart with one of waterfall, memory"),
+        (["--format", "json", "--chart", "memory"], "it goes with --format png, not with json"),
+    ):
+        found = run("report", str(file), *arguments)
+        assert found.exit_code == 2 and sentence in found.output
+    assert run("report", str(tmp_path / "none.yaml")).exit_code == 2
+    monkeypatch.setitem(sys.modules, "vl_convert", None)
+    found = run("report", str(file), "--output", str(tmp_path / "r.html"))
+    assert (
+        found.exit_code == 2 and "pip install 'planner[report]'" in found.output and not (tmp_path / "r.html").exists()
+    )
+    found = run("report", str(file), "--chart", "memory", "--output", str(tmp_path / "r.png"))
+    assert found.exit_code == 2 and "pip install 'planner[report]'" in found.output
