@@ -198,6 +198,13 @@ def test_megatron_refuses(fields: dict[str, int], says: str) -> None:
     assert any(says in one for one in load_target("megatron").refusals(ExportJob.of(plan_of(**fields))))
 
 
+def test_bridge_makes_the_table_of_positions_as_long_as_the_sequences() -> None:
+    """Accepted by its validation; the model would be another one."""
+    short = found(Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb", sequence=1024, top=1))[0]
+    [said] = load_target("megatron-bridge").refusals(ExportJob.of(short))
+    assert "learned 2048 positions" in said and not load_target("megatron").refusals(ExportJob.of(short))
+
+
 def test_targets_of_a_trainer() -> None:
     assert "megatron" in targets_of("megatron") and "megatron" not in targets_of("torchtitan")
 

@@ -5,18 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from planner.export.environment import GROWING_SEGMENTS
+from planner.export.fully_shard import SCHEDULES, shared_refusals
 from planner.export.target import ExportJob, Rendered, Setting, Target
-from planner.layout import NAMES, Recompute, Schedule
+from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec
 
-SCHEDULES = {
-    Schedule.GPIPE: "GPipe",
-    Schedule.ONE_F_ONE_B: "1F1B",
-    Schedule.INTERLEAVED: "Interleaved1F1B",
-    Schedule.ZBV: "ZBVZeroBubble",
-    Schedule.DUALPIPE_V: "DualPipeV",
-}
-"""Names of torch.distributed.pipelining, as parallelism.pipeline_parallel_schedule takes them."""
 OPTIMIZERS = {"adam": "AdamW"}
 CONVERTERS = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 """Converters of torchtitan.components.quantization, by precision."""
@@ -72,19 +66,7 @@ def _layout_refusals(job: ExportJob) -> list[str]:
             f"ep {layout.ep} must divide dp_shard {shard} x cp {cp} x tp {tp} = {shard * cp * tp}, whose ranks it borrows "
             "[ParallelDims]; choose a larger dp_shard"
         )
-    if int(layout.zero) not in (2, 3):
-        found.append(f"zero {layout.zero}: fully_shard always shards the states; use 2 (never reshards) or 3 (always)")
-    if int(layout.zero) == 3 and int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V):
-        found.append(
-            f"schedule {NAMES['schedule'][int(layout.schedule)]} with zero 3: weights that FSDP frees between the two halves of "
-            "the backward pass lose their gradient, without an error [measured, torch 2.13]; use zero 2"
-        )
-    if int(layout.schedule) not in SCHEDULES:
-        found.append(
-            f"schedule {NAMES['schedule'][int(layout.schedule)]} is not one of torch.distributed.pipelining that "
-            f"the planner prices; use one of {', '.join(NAMES['schedule'][int(one)] for one in SCHEDULES)}"
-        )
-    return found
+    return found + shared_refusals(job)
 
 
 def _batch_refusals(job: ExportJob) -> list[str]:
@@ -122,9 +104,7 @@ def render(job: ExportJob) -> Rendered:
         smoke=(*entry, "--config", "smoke"),
         environment={
             "PYTHONPATH": Setting(value='"$PWD${PYTHONPATH:+:$PYTHONPATH}"', why="plan_config.py lies in this folder."),
-            "PYTORCH_CUDA_ALLOC_CONF": Setting(
-                value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
-            ),
+            "PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS,
         },
         variables={
             "HF_ASSETS": Setting(value=None, why="folder with the tokenizer files of the model"),

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.export.torchtitan import CONVERTERS, SCHEDULES
+from planner.export.fully_shard import SCHEDULES
+from planner.export.torchtitan import CONVERTERS
 from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.readback.found import Found, quotient, read_text, uneven, whole_number
 
