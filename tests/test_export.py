@@ -19,7 +19,7 @@ from planner.export.target import ExportJob, in_range
 from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.plan import Plan
-from planner.readback.megatron import read as read_megatron
+from planner.readback.megatron import parse as read_megatron
 from planner.workload import Workload
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
@@ -233,7 +233,7 @@ def test_megatron_export_then_import_is_the_identity() -> None:
                 global_batch_size=reading.global_batch_size, optimizer=reading.optimizer,
             ),
             hardware=reading.hardware or "", num_gpus=reading.num_gpus or 0, trainer=reading.trainer,
-            layout=complete(job.rules_job, reading.layout)[0], prediction=job.plan.prediction,
+            layout=complete(job.rules_job, dict(reading.fields))[0], prediction=job.plan.prediction,
         )  # fmt: skip
         assert again.workload == job.plan.workload
         assert (again.hardware, again.num_gpus, again.trainer) == (

@@ -9,7 +9,8 @@ from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
-from planner.readback.found import Found, left_over, quotient, read_text, whole_number
+from planner.readback.reading import Reading
+from planner.readback.values import left_over, quotient, read_text, whole_number
 
 KNOWN = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
@@ -28,7 +29,7 @@ NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit":
 """Optimizers of transformers."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Found:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a DeepSpeed configuration. Raises PlannerError.
 
     Recompute and the sequence length stand in the script: they are taken from a training.json beside the file, as the
@@ -52,7 +53,7 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
     offload = _block(path, zero, "offload_optimizer")
     share = 0 if offload.get("device", "none") == "none" else round(100 * float(offload.get("ratio", 1.0)))
     unknown = left_over(data, KNOWN + QUIET) + left_over(zero, ZERO, "zero_optimization.")
-    values = {
+    fields = {
         "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps, "offload_optimizer": share,
         "zero": whole_number(zero.get("stage", 0), f"{path}: zero_optimization.stage", least=0),
         "ep": whole_number(ep, f"{path}: expert_parallel.autoep_size"), "recompute": int(Recompute.NONE),
@@ -62,17 +63,18 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
     beside = _mapping(script, read_text(script)) if script.is_file() else {}
     arguments = _block(script, beside, "training_arguments")
     notes = []
+    optimizer = _optimizer(path, data) or NAMES.get(str(arguments.get("optim")), "adam")
     if arguments:
-        values["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
-        values["offload_activations"] = int(bool(beside.get("offload_activations")))
+        fields["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
+        fields["offload_activations"] = int(bool(beside.get("offload_activations")))
     else:
         notes = [
             "recompute stands in the script (gradient_checkpointing); none is taken: say --recompute full where it is on"
         ]
-    return Found(
-        trainer="deepspeed", values=values, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
+    return Reading(
+        trainer="deepspeed", fields=fields, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
         sequence_length=beside.get("sequence_length"), precision=_precision(path, data),
-        optimizer=_optimizer(path, data) or NAMES.get(str(arguments.get("optim"))), unknown=tuple(unknown), notes=tuple(notes),
+        optimizer=optimizer, unread=tuple(unknown), notes=tuple(notes),
     )  # fmt: skip
 
 

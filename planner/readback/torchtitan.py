@@ -13,9 +13,10 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.export.fully_shard import SCHEDULES
-from planner.export.torchtitan import CONVERTERS
+from planner.export.torchtitan_module import CONVERTERS
 from planner.layout import CpMethod, Module, Recompute, Schedule
-from planner.readback.found import Found, quotient, read_text, uneven, whole_number
+from planner.readback.reading import Reading
+from planner.readback.values import quotient, read_text, uneven, whole_number
 
 PARALLELISM = {
     "data_parallel_replicate_degree": 1,
@@ -38,7 +39,7 @@ QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_bac
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Found:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a torchtitan configuration; ``num_gpus`` where data_parallel_shard_degree is -1. Raises PlannerError."""
     text = read_text(path)
     sections = _sections(path, text)
@@ -60,7 +61,7 @@ def _found(
     other: Mapping[str, Any],
     num_gpus: int | None,
     unknown: list[str],
-) -> Found:
+) -> Reading:
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
 
@@ -83,7 +84,7 @@ def _found(
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
-    values = {
+    fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp else 0, "micro_batch_size": micro,
         "num_microbatches": quotient(batch, micro * dp, f"{path}: the global batch by micro batches of all replicas"),
@@ -91,11 +92,11 @@ def _found(
         "recompute_modules": int(Module.EVERY_SECOND_MATMUL) if recompute == Recompute.SELECTIVE else 0,
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
-    return Found(
-        trainer="torchtitan", values=values, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
+    return Reading(
+        trainer="torchtitan", fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=whole_number(training["seq_len"], f"{path}: training.seq_len"),
         precision=other.get("precision", "fp32" if training.get("mixed_precision_param") == "float32" else "bf16"),
-        optimizer="adam", unknown=tuple(unknown), notes=tuple(notes),
+        optimizer="adam", unread=tuple(unknown), notes=tuple(notes),
     )  # fmt: skip
 
 

@@ -1,42 +1,14 @@
-"""What a reader finds in a trainer's configuration: layout fields, parts of the workload, and what it does not know."""
+"""What all readers do: a whole number or a sentence, an exact quotient, layers of stages in the plan's words."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from planner.cost.exact import stage_layers
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The content of one file, in the planner's words."""
-
-    trainer: str
-    """Name in profiles/trainers."""
-    values: Mapping[str, int]
-    """Layout fields that the file says."""
-    num_gpus: int | None = None
-    """GPUs of the job, where they follow from the file."""
-    sequence_length: int | None = None
-    global_batch_size: int | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    model: Mapping[str, Any] | None = None
-    """config.json of the model, where the file says its sizes."""
-    unknown: tuple[str, ...] = ()
-    """Keys that the planner has no word for: they change nothing in the plan."""
-    notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was taken for what the file does not say."""
-
-    def layout(self) -> Layout:
-        """The fields as a layout; what is not said keeps the planner's default."""
-        return Layout(**self.values)
 
 
 def whole_number(value: Any, where: str, least: int = 1) -> int:
@@ -87,8 +59,3 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise PlannerError(f"{path}: cannot be read ({reason})") from error
-
-
-def more(found: Found, **changes: Any) -> Found:
-    """The same with some fields changed."""
-    return dataclasses.replace(found, **changes)
