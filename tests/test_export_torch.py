@@ -126,7 +126,7 @@ pipeline_parallel_schedule = 'X'
         ("a.py", "x = 1\n", "no ParallelismConfig"),
         ("a.py", "c = ParallelismConfig(tensor_parallel_degree=n * 2)", "tensor_parallel_degree is n * 2, which is computed"),
         ("a.toml", "[parallelism\n", "not a TOML file"),
-        ("a.toml", UNKNOWN_SCHEDULE, "schedule is X"),
+        ("a.toml", UNKNOWN_SCHEDULE, "schedule is 'X'"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree is 0; it must be a whole number"),
         ("a.toml", "[training]\nseq_len = 4096\n", "data_parallel_shard_degree is -1; say the number of GPUs with --gpus"),
         ("a.json", "{", "a.json: line 1: not JSON"),

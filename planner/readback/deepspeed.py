@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
 from planner.readback.reading import Reading
-from planner.readback.values import left_over, quotient, read_text, whole_number
+from planner.readback.values import json_mapping, left_over, percent, quotient, read_text, whole_number
 
 KNOWN = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
@@ -35,7 +34,7 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
     Recompute and the sequence length stand in the script: they are taken from a training.json beside the file, as the
     export writes it, else no recompute is assumed and said.
     """
-    data = _mapping(path, read_text(path))
+    data = json_mapping(path, read_text(path), "a DeepSpeed configuration")
     zero = _block(path, data, "zero_optimization")
     tp = whole_number(_block(path, data, "tensor_parallel").get("autotp_size", 1) or 1, f"{path}: autotp_size")
     cp = whole_number(data.get("sequence_parallel_size", 1), f"{path}: sequence_parallel_size")
@@ -51,7 +50,11 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
     experts = _block(path, data, "expert_parallel")
     ep = experts.get("autoep_size", 1) if experts.get("enabled") else 1
     offload = _block(path, zero, "offload_optimizer")
-    share = 0 if offload.get("device", "none") == "none" else round(100 * float(offload.get("ratio", 1.0)))
+    share = (
+        0
+        if offload.get("device", "none") == "none"
+        else percent(offload.get("ratio", 1.0), f"{path}: offload_optimizer.ratio")
+    )
     unknown = left_over(data, KNOWN + QUIET) + left_over(zero, ZERO, "zero_optimization.")
     fields = {
         "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps, "offload_optimizer": share,
@@ -60,8 +63,11 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
         "sequence_parallel": 0, **({"cp_method": int(CpMethod.A2A)} if cp > 1 else {}),
     }  # fmt: skip
     script = path.with_name("training.json")
-    beside = _mapping(script, read_text(script)) if script.is_file() else {}
+    beside = json_mapping(script, read_text(script), "training.json") if script.is_file() else {}
     arguments = _block(script, beside, "training_arguments")
+    length = beside.get("sequence_length")
+    if length is not None:
+        length = whole_number(length, f"{script}: sequence_length")
     notes = []
     optimizer = _optimizer(path, data) or NAMES.get(str(arguments.get("optim")), "adam")
     if arguments:
@@ -73,19 +79,9 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
         ]
     return Reading(
         trainer="deepspeed", fields=fields, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
-        sequence_length=beside.get("sequence_length"), precision=_precision(path, data),
+        sequence_length=length, precision=_precision(path, data),
         optimizer=optimizer, unread=tuple(unknown), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _mapping(path: Path, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
-    if not isinstance(data, dict):
-        raise PlannerError(f"{path}: a DeepSpeed configuration is a mapping of keys to values")
-    return data
 
 
 def _block(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -12,7 +12,7 @@ from planner.layout import CpMethod, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.readback.megatron_arguments import Arguments, number, read_arguments, sure
 from planner.readback.reading import Reading, known_model
-from planner.readback.values import read_text
+from planner.readback.values import MOST, MOST_LAYERS, percent, read_text, whole_number
 
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
@@ -77,6 +77,8 @@ def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
     for name in SIZES:
         if found.get(name) is None:
             raise PlannerError(f"{where}: {_spelled(name, dumped)} is missing; without it there is no plan")
+        most = MOST_LAYERS if name == "num_layers" else MOST
+        whole_number(number(found, name, where), f"{where}: {_spelled(name, dumped)}", most=most)
     header = HEADER.search(text)
     model = known_model(_model(found, where), header.group(4) if header else "")
     gpus = number(found, "world_size", where) or (int(header.group(1)) if header else num_gpus)
@@ -165,7 +167,12 @@ def _flags(text: str, where: str, name: str) -> list[int]:
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.BinOp):
             left, right = value(node.left), value(node.right)
-            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int) and right <= 4096:
+            if (
+                isinstance(node.op, ast.Mult)
+                and isinstance(left, list)
+                and isinstance(right, int)
+                and len(left) * right <= MOST_LAYERS
+            ):
                 return left * right
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right
@@ -177,16 +184,22 @@ def _flags(text: str, where: str, name: str) -> list[int]:
 
     try:
         flags = value(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError as error:
+    except (SyntaxError, RecursionError, MemoryError) as error:
         raise PlannerError(f"{where}: {name} is {shown(text)}; it cannot be read") from error
-    return [int(one) for one in flags] if isinstance(flags, list) else [int(flags)]
+    flat = flags if isinstance(flags, list) else [flags]
+    return [whole_number(one, f"{where}: {name}", least=0) for one in flat]
+
+
+def _listed(given: Any) -> str:
+    """A pattern as text: a dump prints a list, which was read as one."""
+    return f"[{', '.join(given)}]" if isinstance(given, list) else str(given)
 
 
 def _moe_layers(found: Arguments, layers: int, where: str) -> tuple[int, int]:
     """(leading dense layers, every n-th layer has experts)."""
     given = found.get("moe_layer_freq", "1")
-    flags = [int(one) for one in given] if isinstance(given, list) else _flags(str(given), where, "moe_layer_freq")
-    if len(flags) == 1:
+    flags = _flags(_listed(given), where, "moe_layer_freq")
+    if len(flags) == 1 and flags[0]:
         return 0, flags[0]
     dense = flags.index(1) if 1 in flags else len(flags)
     for interval in range(1, dense + 2):
@@ -202,12 +215,13 @@ def _window(found: Arguments, layers: int, where: str) -> tuple[int, int]:
     given = found.get("window_size")
     if given in (None, True):
         return 0, 0
-    size = int(re.sub(r"[()\[\]' ]", "", ",".join(given) if isinstance(given, list) else str(given)).split(",")[0])
+    first = re.sub(r"[()\[\]' ]", "", ",".join(given) if isinstance(given, list) else str(given)).split(",")[0]
+    size = whole_number(int(first) if re.fullmatch(r"\d{1,15}", first) else given, f"{where}: window_size", least=0)
     skip = found.get("window_attn_skip_freq")
     if skip is None:
         return size, layers
-    flags = [int(one) for one in skip] if isinstance(skip, list) else _flags(str(skip), where, "window_attn_skip_freq")
-    if len(flags) == 1:
+    flags = _flags(_listed(skip), where, "window_attn_skip_freq")
+    if len(flags) == 1 and flags[0]:
         return size, sum((layer + 1) % flags[0] != 0 for layer in range(layers))
     return size, sum(flags)
 
@@ -216,7 +230,7 @@ def _window(found: Arguments, layers: int, where: str) -> tuple[int, int]:
 
 
 def _layout(found: Arguments, model: ModelSpec, gpus: int | None, where: str) -> dict[str, int]:
-    tp, pp, cp = (sure(found, f"{kind}_size", where, 1) for kind in
+    tp, pp, cp = (sure(found, f"{kind}_size", where, 1, least=1) for kind in
                   ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
     sharded = bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer"))
     method = found.get("cp_comm_type", ["p2p"])
@@ -224,19 +238,20 @@ def _layout(found: Arguments, model: ModelSpec, gpus: int | None, where: str) ->
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
     layout = {
-        "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": sure(found, "micro_batch_size", where, 1),
+        "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": sure(found, "micro_batch_size", where, 1, least=1),
         "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": int(sharded),
         "cp_method": int(CP_METHODS[method]) if cp > 1 else 0,
         "order": int(Order.TP_CP_EP_PP_DP if found.get("use_tp_pp_dp_mapping") else Order.TP_CP_EP_DP_PP),
     }  # fmt: skip
     if model.is_moe:
-        layout["ep"] = sure(found, "expert_model_parallel_size", where, 1)
-        layout["etp"] = sure(found, "expert_tensor_parallel_size", where, tp)
+        layout["ep"] = sure(found, "expert_model_parallel_size", where, 1, least=1)
+        layout["etp"] = sure(found, "expert_tensor_parallel_size", where, tp, least=1)
     layout |= _stages(found, model, pp, where)
     layout["schedule"] = int(Schedule.INTERLEAVED if layout["vpp"] > 1 else Schedule.ONE_F_ONE_B)
     layout |= _recompute(found, model, layout, where)
     if found.get("optimizer_cpu_offload"):
-        layout["offload_optimizer"] = round(100 * float(found.get("optimizer_offload_fraction", 1.0)))
+        share = found.get("optimizer_offload_fraction", 1.0)
+        layout["offload_optimizer"] = percent(share, f"{where}: optimizer_offload_fraction")
     return layout
 
 
@@ -268,6 +283,8 @@ def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[st
         r"\(([^()]*)\)\*(\d+)", lambda one: one.group(1) * min(int(one.group(2)), 4096), text.replace(",", "")
     )
     flat = re.sub(r"(.)\*(\d+)", lambda one: one.group(1) * min(int(one.group(2)), 4096), flat)
+    if len(flat) > 4 * MOST_LAYERS:
+        raise PlannerError(f"{where}: pipeline_model_parallel_layout {shown(text)} has more than {MOST_LAYERS} layers")
     chunks = [stage.count("t") for stage in flat.split("|")]
     if len(chunks) % pp or sum(chunks) != model.num_layers:
         raise PlannerError(

@@ -9,7 +9,8 @@ from typing import Any
 
 import yaml
 
-from planner.errors import PlannerError, shown
+from planner.errors import PlannerError
+from planner.readback.values import whole_number
 
 Arguments = dict[str, Any]
 """Name of an argument, without dashes -> True, False, None, a text or a list of texts."""
@@ -96,17 +97,15 @@ def _from_yaml(text: str, where: str) -> Arguments:
     return _from_words(words, where)
 
 
-def number(found: Arguments, name: str, where: str, default: int | None = None) -> int | None:
+def number(found: Arguments, name: str, where: str, default: int | None = None, least: int = 0) -> int | None:
     """A whole number, or the default where it is not given. Raises PlannerError with the name."""
     value = found.get(name)
     if value is None:
         return default
-    try:
-        return int(str(value))
-    except ValueError as error:
-        raise PlannerError(f"{where}: {name} is {shown(value)}; it must be a whole number") from error
+    text = str(value)
+    return whole_number(int(text) if re.fullmatch(r"-?\d{1,15}", text) else value, f"{where}: {name}", least=least)
 
 
-def sure(found: Arguments, name: str, where: str, default: int = 0) -> int:
+def sure(found: Arguments, name: str, where: str, default: int = 0, least: int = 0) -> int:
     """The same with 0 for what is not given."""
-    return number(found, name, where, default) or default
+    return number(found, name, where, default, least) or default

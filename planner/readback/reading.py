@@ -94,12 +94,12 @@ def to_plan(reading: Reading, said: Said | None = None) -> Plan:
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
-    """The preset with the same architecture, the one called ``name`` first; the model itself when there is none."""
+    """The preset with the same architecture: the one called ``name`` first, then the one with the same longest sequence;
+    the model itself when there is none."""
     presets = _presets().get(_architecture(model), [])
-    for preset in presets:
-        if preset.name == name:
-            return preset
-    return presets[0] if presets else dataclasses.replace(model, name=name) if name else model
+    if not presets:
+        return dataclasses.replace(model, name=name) if name else model
+    return min(presets, key=lambda one: (one.name != name, one.max_sequence_length != model.max_sequence_length))
 
 
 def _architecture(model: ModelSpec) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import tomllib
@@ -11,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.export.fully_shard import SCHEDULES
 from planner.export.torchtitan_module import CONVERTERS
 from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.readback.reading import Reading
-from planner.readback.values import quotient, read_text, uneven, whole_number
+from planner.readback.values import json_mapping, quotient, read_text, uneven, whole_number
 
 PARALLELISM = {
     "data_parallel_replicate_degree": 1,
@@ -108,7 +107,7 @@ def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedul
     name = str(parallel["pipeline_parallel_schedule"])
     if name.lower() not in names:
         raise PlannerError(
-            f"{path}: parallelism.pipeline_parallel_schedule is {name}; the planner prices {', '.join(SCHEDULES.values())}"
+            f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
         )
     schedule = names[name.lower()]
     stages = parallel["module_fqns_per_model_part"]
@@ -137,11 +136,8 @@ def _sections(path: Path, text: str) -> dict[str, dict[str, Any]]:
         mode = data.get("activation_checkpoint", {}).get("mode", "selective")
         return {**_plain(data), "other": {"recompute": _mode(path, mode)}}
     if path.suffix == ".json":
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
-        if not isinstance(data, dict) or "parallelism" not in data:
+        data = json_mapping(path, text, "a configuration saved by torchtitan")
+        if "parallelism" not in data:
             raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
         return {**_plain(data), "other": {"notes": ("the file does not name its policy; selective is taken",)}}
     return _flags(path, text)
@@ -225,7 +221,7 @@ def _flags(path: Path, text: str) -> dict[str, dict[str, Any]]:
         if match:
             section, key, value = match[1], match[2].replace("-", "_"), match[3]
             value = words[i + 1] if value is None and i + 1 < len(words) else value
-            found[section][key] = int(value) if re.fullmatch(r"-?\d+", value or "") else value
+            found[section][key] = int(value) if re.fullmatch(r"-?\d{1,15}", value or "") else value
         if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
     if not found["parallelism"]:

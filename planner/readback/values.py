@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,40 @@ from planner.cost.exact import stage_layers
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
 
+MOST = 100_000_000
+"""Largest number that is read: above the tokens of a sequence or of a batch, and small enough to count up to."""
+MOST_LAYERS = 4096
 
-def whole_number(value: Any, where: str, least: int = 1) -> int:
-    """A whole number from ``least`` on. Raises PlannerError with file and key."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PlannerError(f"{where} is {shown(value)}; it must be a whole number from {least} on")
+
+def whole_number(value: Any, where: str, least: int = 1, most: int = MOST) -> int:
+    """A whole number of a range. Raises PlannerError with file and key."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PlannerError(f"{where} is {shown(value)}; it must be a whole number from {least} to {most}")
     return value
+
+
+def percent(value: Any, where: str) -> int:
+    """A share from 0 to 1 as per cent. Raises PlannerError with file and key."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if isinstance(value, bool) or not 0.0 <= share <= 1.0:
+        raise PlannerError(f"{where} is {shown(value)}; it must be a number from 0 to 1")
+    return round(100 * share)
+
+
+def json_mapping(path: Path, text: str, what: str) -> dict[str, Any]:
+    """The mapping in a JSON file; ``what`` it should be. Raises PlannerError."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise PlannerError(f"{path}: JSON that cannot be read ({str(error).split(';')[0]})") from error
+    if not isinstance(data, dict):
+        raise PlannerError(f"{path}: {what} is a mapping of keys to values, and this is a {type(data).__name__}")
+    return data
 
 
 def quotient(number: int, divisor: int, what: str) -> int:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
+import os
+from pathlib import Path
 
 import pytest
 
+from planner.explicit import complete
 from planner.export import load_target
 from planner.export.check import Checked
-from planner.export.check.megatron import check_many
+from planner.export.check.megatron import check_many, dump_arguments
 from planner.export.megatron import arguments
-from planner.export.target import ExportJob
+from planner.export.target import ExportJob, in_range
+from planner.readback.megatron import parse
+from planner.workload import Workload
 from tests.trainers.plans import jobs
 
 pytestmark = pytest.mark.skipif(
@@ -69,3 +75,37 @@ def test_parameters_of_megatrons_own_model_are_the_planners() -> None:
     assert not said(results, cases)
     assert len(cases) >= BUILT and {one.level for one in results} == {"model built"}
     assert all("parameters as planned" in one.details for one in results)
+
+
+def test_the_head_of_a_training_log_is_the_plan() -> None:
+    """Megatron's own _print_args after its validation, read back: job and layout, on every sixth plan."""
+    cases = mine()[::6]
+    assert len(cases) >= 30
+    for job, dump in zip(cases, dump_arguments([(job, words(job)) for job in cases]), strict=True):
+        log = "\n".join(f" 0: {line}" for line in dump.splitlines()) if job.layout.tp > 1 else dump  # srun --label
+        reading = parse(log, "train.log")
+        assert not reading.unread, reading.unread
+        work = Workload(
+            model=reading.model, sequence_length=reading.sequence_length, precision=reading.precision,
+            global_batch_size=reading.global_batch_size, optimizer=reading.optimizer,
+        )  # fmt: skip
+        assert (work, reading.num_gpus) == (job.workload, job.cluster.num_gpus)
+        layout = complete(job.rules_job, dict(reading.fields))[0]
+        again = dataclasses.replace(job, plan=dataclasses.replace(job.plan, layout=layout))
+        same = {"first_stage_layers": 0, "last_stage_layers": 0}  # one split may be said in two ways
+        assert again.virtual_stages() == job.virtual_stages()
+        assert layout.replace(**same).to_dict() == job.layout.replace(**same).to_dict()
+
+
+def test_the_older_version_of_the_range_takes_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sixth plan as far as its groups and stages, with the first minor version that the export declares."""
+    older = os.environ.get("PLANNER_OLDER_MEGATRON", "")
+    if not Path(older).joinpath("megatron").is_dir():
+        pytest.skip("NOT CHECKED: no older megatron-core in PLANNER_OLDER_MEGATRON")
+    monkeypatch.setenv("PYTHONPATH", f"{older}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    target, version = load_target("megatron"), Path(older).name.rpartition("-")[2]
+    assert in_range(version, target.versions) and not in_range(f"{version.split('.')[0]}.17.9", target.versions)
+    cases = mine()[3::6]
+    results = check_many([(job, words(job)) for job in cases], level="groups built")
+    assert not said(results, cases)
+    assert len(cases) >= 30 and {one.level for one in results} == {"groups built"}
