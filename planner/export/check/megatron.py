@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.export.check import Checked
-from planner.export.check.child import LIMIT
+from planner.export.check.child import limit
 from planner.export.mcore import environment, vocab_rows
 from planner.export.ranks import GROUPS, group_of
 from planner.export.target import ExportJob
@@ -68,10 +68,10 @@ def _answers(questions: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
     try:
         done = subprocess.run(
             [sys.executable, "-m", code], input=json.dumps(questions), capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": path}, timeout=LIMIT,
+            env={**os.environ, "PYTHONPATH": path}, timeout=limit(len(questions)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return f"its process was ended after {LIMIT:g} s with {len(questions)} cases"
+        return f"its process was ended after {limit(len(questions)):g} s with {len(questions)} cases"
     if done.returncode:
         return _reason((done.stderr.strip().splitlines() or ["no reason given"])[-1])
     answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
