@@ -109,7 +109,7 @@ TARGET = Target(
     name="accelerate",
     title="accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)",
     trainers=("fsdp",),
-    versions=">=1.10,<2",
+    versions=">=1.15,<2",
     package="accelerate",
     level="groups built",
     source="accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0",

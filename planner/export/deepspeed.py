@@ -134,7 +134,7 @@ def render(job: ExportJob) -> Rendered:
         more={"parallelism": sizes, "offload_activations": bool(layout.offload_activations)},
         options=("--deepspeed", "ds_config.json"),
         notes=tuple(said),
-        install=("pip install 'deepspeed>=0.19,<0.20'",),
+        install=("pip install 'deepspeed>=0.19.8,<0.20'",),
     )
 
 
@@ -142,7 +142,7 @@ TARGET = Target(
     name="deepspeed",
     title="DeepSpeed with transformers' Trainer (JSON)",
     trainers=("deepspeed",),
-    versions=">=0.19,<0.20",
+    versions=">=0.19.8,<0.20",
     package="deepspeed",
     level="validated",
     source="DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, utils/groups.py, module_inject/auto_ep_folding.py",

@@ -84,7 +84,7 @@ def render(job: ExportJob) -> Rendered:
             "The script prints parameters per pipeline rank before tensor parallelism splits them.",
             "plan.json says nothing of your model's base of the rotary positions: set rope_theta.",
         ),
-        install=("pip install 'torch>=2.9,<2.14' numpy",),
+        install=("pip install 'torch>=2.13,<2.14' numpy",),
     )
 
 
@@ -92,7 +92,7 @@ TARGET = Target(
     name="pytorch",
     title="PyTorch alone (a script with DeviceMesh, DTensor, fully_shard, pipelining)",
     trainers=("torchtitan", "fsdp"),
-    versions=">=2.9,<2.14",
+    versions=">=2.13,<2.14",
     package="torch",
     level="model built",
     source="torch 2.13.0: distributed/fsdp, distributed/tensor/parallel, distributed/pipelining",

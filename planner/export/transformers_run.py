@@ -12,7 +12,7 @@ from planner.model import ModelSpec
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""
-INSTALL = "pip install 'transformers>=5.0,<6' 'accelerate>=1.10,<2' 'torch>=2.9' datasets"
+INSTALL = "pip install 'transformers>=5.23,<6' 'accelerate>=1.15,<2' 'torch>=2.13' datasets"
 
 
 def family(model: ModelSpec) -> str:
