@@ -19,7 +19,7 @@ from planner.export.target import ExportJob, in_range
 from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.plan import Plan
-from planner.readback.megatron import read as read_megatron
+from planner.readback.megatron import parse as read_megatron
 from planner.workload import Workload
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
@@ -198,6 +198,13 @@ def test_megatron_refuses(fields: dict[str, int], says: str) -> None:
     assert any(says in one for one in load_target("megatron").refusals(ExportJob.of(plan_of(**fields))))
 
 
+def test_bridge_makes_the_table_of_positions_as_long_as_the_sequences() -> None:
+    """Accepted by its validation; the model would be another one."""
+    short = found(Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb", sequence=1024, top=1))[0]
+    [said] = load_target("megatron-bridge").refusals(ExportJob.of(short))
+    assert "learned 2048 positions" in said and not load_target("megatron").refusals(ExportJob.of(short))
+
+
 def test_targets_of_a_trainer() -> None:
     assert "megatron" in targets_of("megatron") and "megatron" not in targets_of("torchtitan")
 
@@ -226,7 +233,7 @@ def test_megatron_export_then_import_is_the_identity() -> None:
                 global_batch_size=reading.global_batch_size, optimizer=reading.optimizer,
             ),
             hardware=reading.hardware or "", num_gpus=reading.num_gpus or 0, trainer=reading.trainer,
-            layout=complete(job.rules_job, reading.layout)[0], prediction=job.plan.prediction,
+            layout=complete(job.rules_job, dict(reading.fields))[0], prediction=job.plan.prediction,
         )  # fmt: skip
         assert again.workload == job.plan.workload
         assert (again.hardware, again.num_gpus, again.trainer) == (

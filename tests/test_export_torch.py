@@ -28,7 +28,7 @@ from planner.layout import CpMethod, Layout, Schedule
 from planner.model import ModelSpec
 from planner.plan import Plan
 from planner.readback.deepspeed import KNOWN, QUIET
-from planner.readback.found import uneven
+from planner.readback.values import uneven
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -97,7 +97,7 @@ def test_export_then_import_is_the_identity(trainer: str, file: str, models: tup
                     first_stage_layers=back.first_stage_layers, last_stage_layers=back.last_stage_layers
                 )
             assert back.to_dict() == layout.to_dict()
-            assert (found.unknown, found.num_gpus) == ((), 32)
+            assert (found.unread, found.num_gpus) == ((), 32)
             assert (found.sequence_length, found.global_batch_size) == (job.workload.sequence_length, 64)
             assert (found.precision, found.optimizer) == (job.workload.precision, job.workload.optimizer)
             compared += 1
@@ -126,7 +126,7 @@ pipeline_parallel_schedule = 'X'
         ("a.py", "x = 1\n", "no ParallelismConfig"),
         ("a.py", "c = ParallelismConfig(tensor_parallel_degree=n * 2)", "tensor_parallel_degree is n * 2, which is computed"),
         ("a.toml", "[parallelism\n", "not a TOML file"),
-        ("a.toml", UNKNOWN_SCHEDULE, "schedule is X"),
+        ("a.toml", UNKNOWN_SCHEDULE, "schedule is 'X'"),
         ("a.toml", "[parallelism]\ntensor_parallel_degree = 0\n", "tensor_parallel_degree is 0; it must be a whole number"),
         ("a.toml", "[training]\nseq_len = 4096\n", "data_parallel_shard_degree is -1; say the number of GPUs with --gpus"),
         ("a.json", "{", "a.json: line 1: not JSON"),
@@ -149,7 +149,7 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
     found = read(tmp_path / "run.sh", 32)
     values = found.layout().to_dict()
     assert (values["tp"], values["dp"], values["dp_shard"], values["num_microbatches"]) == (4, 8, 4, 8)
-    assert (values["recompute"], values["zero"], found.unknown) == ("full", 3, ("parallelism.new_knob",))
+    assert (values["recompute"], values["zero"], found.unread) == ("full", 3, ("parallelism.new_knob",))
     (tmp_path / "old.toml").write_text(
         "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = '1F1B'\n"
         "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[activation_checkpoint]\nmode = 'none'\n"
@@ -180,7 +180,7 @@ def test_deepspeed_says_what_it_does_not_know(tmp_path: Path) -> None:
             "aio": {}, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}  # fmt: skip
     (tmp_path / "ds.json").write_text(json.dumps(data))
     found = importlib.import_module("planner.readback.deepspeed").read(tmp_path / "ds.json", 8)
-    assert found.unknown == ("aio", "zero_optimization.zero_hpz_partition_size")
+    assert found.unread == ("aio", "zero_optimization.zero_hpz_partition_size")
     assert (found.layout().micro_batch_size, found.layout().zero) == (2, 3)
     assert "say --recompute full" in found.notes[0]
 

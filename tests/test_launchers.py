@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
@@ -82,6 +83,55 @@ def test_every_node_gets_its_rank_and_the_last_its_gpus(tmp_path: Path) -> None:
         load_target("accelerate"), half, "torchrun"
     ).files["run.sh"]  # fmt: skip
     assert "static" in torchrun(half)
+
+
+def test_hosts_get_the_ranks_of_their_lines(tmp_path: Path) -> None:
+    """hosts.txt decides before SLURM or the shell does; without hosts in it nothing changes."""
+    folder = folder_of(tmp_path, "megatron", "slurm")
+    hosts = folder / "hosts.txt"
+    said = hosts.read_text()
+    assert all(line.startswith("#") for line in said.splitlines())
+    assert "#   lines 1 to 2: pipeline stage 0" in said and "#   lines 7 to 8: pipeline stage 3" in said
+    given = {
+        **dict.fromkeys(("MEGATRON_LM", "DATA_PATH", "TOKENIZER_MODEL"), "x"),
+        "NODE_RANK": "5",
+        "MASTER_ADDR": "first",
+    }
+
+    def place() -> tuple[str, str]:
+        words = started_words(folder, "smoke.sh", "torchrun", given)
+        return words[words.index("--node-rank") + 1], words[words.index("--rdzv-endpoint") + 1]
+
+    assert place() == ("5", "first:29500")
+    names = [f"host{i}" for i in range(8)]
+    here = os.uname().nodename
+    hosts.write_text(said + "\n".join([*names[:3], f"  {here} # this one", *names[4:]]))
+    assert place() == ("3", "host0:29500")
+    hosts.write_text("\n".join(names))
+    with pytest.raises(RuntimeError, match=f"hosts.txt does not name this host, {here}"):
+        place()
+    for wrong in (names[:7], [*names[:7], "host0"]):
+        hosts.write_text("\n".join(wrong))
+        with pytest.raises(RuntimeError, match="hosts.txt must name 8 different hosts"):
+            place()
+
+
+def test_a_host_order_is_written_where_it_helps() -> None:
+    def files(target: str, wanted: Wanted, launcher: str) -> dict[str, str]:
+        return make_bundle(load_target(target), job_of(wanted), launcher).files
+
+    many = MANY_NODES
+    assert (
+        "hosts.txt" in files("megatron", many, "torchrun")
+        and "`hosts.txt`" in files("megatron", many, "slurm")["README.md"]
+    )
+    assert "hosts.txt" not in files("deepspeed", ONE_NODE, "slurm")  # nothing to order
+    assert "hosts.txt" not in files("megatron", many, "kubernetes")  # hosts are chosen when the job starts
+    assert "hosts.txt" not in files("megatron", many, "skypilot")
+    assert "hosts.txt" not in files("verl", many, "slurm")  # Ray orders them by address
+    assert "hosts.txt" not in files("vllm", RACK, "slurm")
+    racks = Wanted(model="qwen3-32b", gpus=144, hardware="gb200-nvl72", batch=288, top=1, pins=(("tp", 1), ("pp", 1)))
+    assert "one NVLink domain in lines 1 to 18" in files("megatron", racks, "slurm")["hosts.txt"]
 
 
 def test_stages_of_the_nodes_are_those_of_the_rank_order() -> None:

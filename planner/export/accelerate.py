@@ -6,20 +6,8 @@ from typing import Any
 
 from planner import library
 from planner.export.launch import PORT
-from planner.export.target import ExportJob, Rendered, Setting, Target
-from planner.export.transformers_run import (
-    INSTALL,
-    LAYERS,
-    OPTIMIZERS,
-    family,
-    files,
-    notes,
-    settings,
-    smoke_variables,
-    training_arguments,
-    variables,
-    words,
-)
+from planner.export.target import ExportJob, Rendered, Target
+from planner.export.transformers_run import LAYERS, family, rendered, shared_refusals, training_arguments
 from planner.layout import Recompute
 
 
@@ -35,18 +23,14 @@ def refusals(job: ExportJob) -> list[str]:
         found.append(
             f"dp_shard 1 of dp {layout.dp}: FSDP2 needs a shard group of more than one rank [ParallelismConfig]; use zero 0"
         )
-    if work.optimizer not in OPTIMIZERS:
-        found.append(f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(OPTIMIZERS)}")
     if work.precision not in PRECISIONS:
         found.append(f"precision {work.precision}: mixed_precision knows {', '.join(PRECISIONS)}")
-    if int(layout.recompute) == Recompute.SELECTIVE:
-        found.append("recompute selective: activation checkpointing covers whole layers; use full or none")
     if int(layout.offload_optimizer):
         found.append(
             f"offload_optimizer {layout.offload_optimizer}: fsdp_offload_params moves weights, gradients and states together, "
             "which the plan did not price; plan for trainer deepspeed"
         )
-    return found
+    return found + shared_refusals(job)
 
 
 PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
@@ -106,26 +90,14 @@ def render(job: ExportJob) -> Rendered:
     launcher = ["accelerate", "launch", "--config_file", "accelerate.yaml", "--machine_rank", "${NODE_RANK:-0}"]
     launcher += ["--main_process_ip", "${MASTER_ADDR:-127.0.0.1}", "--main_process_port", f"${{MASTER_PORT:-{PORT}}}"]
     hybrid = parallelism(job) if int(layout.zero) else None
-    return Rendered(
-        files={
-            "accelerate.yaml": library.dump_yaml(config(job)),
-            "training.json": settings(job, arguments, parallelism=hybrid),
-            **files(job),
-        },
-        entry=(*launcher, *words()),
-        smoke=(*launcher, *words(smoke=True)),
-        start="node",
-        environment={
-            "PYTORCH_CUDA_ALLOC_CONF": Setting(
-                value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
-            )
-        },
-        variables=smoke_variables(variables(job)),
-        notes=(
-            *notes(job),
-            "accelerate starts one process per GPU itself; with several nodes set NODE_RANK on each.",
-        ),
-        install=(INSTALL, *(("pip install torchao",) if _needs_torchao(job) else ())),
+    return rendered(
+        job,
+        {"accelerate.yaml": library.dump_yaml(config(job))},
+        arguments,
+        more={"parallelism": hybrid},
+        launcher=tuple(launcher),
+        notes=("accelerate starts one process per GPU itself; with several nodes set NODE_RANK on each.",),
+        install=("pip install torchao",) if _needs_torchao(job) else (),
     )
 
 
@@ -137,7 +109,7 @@ TARGET = Target(
     name="accelerate",
     title="accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)",
     trainers=("fsdp",),
-    versions=">=1.10,<2",
+    versions=">=1.15,<2",
     package="accelerate",
     level="groups built",
     source="accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0",

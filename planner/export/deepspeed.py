@@ -5,19 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.export.target import ExportJob, Rendered, Setting, Target
-from planner.export.transformers_run import (
-    INSTALL,
-    OPTIMIZERS,
-    family,
-    files,
-    notes,
-    settings,
-    smoke_variables,
-    training_arguments,
-    variables,
-    words,
-)
+from planner.export.target import ExportJob, Rendered, Target
+from planner.export.transformers_run import family, rendered, shared_refusals, training_arguments
 from planner.layout import CpMethod, Recompute
 
 EXPERT_PRESETS = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe"}
@@ -60,13 +49,9 @@ def refusals(job: ExportJob) -> list[str]:
         found.append(
             f"offload_optimizer with {work.optimizer}: on the host DeepSpeed steps with its CPU Adam; use adam"
         )
-    if int(layout.recompute) == Recompute.SELECTIVE:
-        found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
     if work.precision not in ("bf16", "fp16", "fp32"):
         found.append(f"precision {work.precision}: DeepSpeed trains in bf16, fp16 or fp32; choose one of them")
-    if work.optimizer not in OPTIMIZERS:
-        found.append(f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(OPTIMIZERS)}")
-    return found
+    return found + shared_refusals(job)
 
 
 def _expert_refusals(job: ExportJob, ep: int) -> list[str]:
@@ -136,30 +121,20 @@ def render(job: ExportJob) -> Rendered:
     if int(layout.recompute) == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}}
     sizes = {"sp_size": int(layout.cp), "sp_backend": "deepspeed"} if int(layout.cp) > 1 else None
-    said = notes(job)
+    said = []
     if int(layout.tp) > 1:
         said.append(
             f"train_batch_size is {layout.tp} times the batch of the plan: DeepSpeed's batch rule counts AutoTP ranks as replicas."
         )
     said.append("zero_to_fp32.py, which DeepSpeed writes into every checkpoint, joins the shards of the weights.")
-    return Rendered(
-        files={
-            "ds_config.json": json.dumps(config(job), indent=2) + "\n",
-            "training.json": settings(
-                job, arguments, parallelism=sizes, offload_activations=bool(layout.offload_activations)
-            ),
-            **files(job),
-        },
-        entry=words("--deepspeed", "ds_config.json"),
-        smoke=words("--deepspeed", "ds_config.json", smoke=True),
-        environment={
-            "PYTORCH_CUDA_ALLOC_CONF": Setting(
-                value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
-            )
-        },
-        variables=smoke_variables(variables(job)),
+    return rendered(
+        job,
+        {"ds_config.json": json.dumps(config(job), indent=2) + "\n"},
+        arguments,
+        more={"parallelism": sizes, "offload_activations": bool(layout.offload_activations)},
+        options=("--deepspeed", "ds_config.json"),
         notes=tuple(said),
-        install=(INSTALL, "pip install 'deepspeed>=0.19,<0.20'"),
+        install=("pip install 'deepspeed>=0.19.8,<0.20'",),
     )
 
 
@@ -167,7 +142,7 @@ TARGET = Target(
     name="deepspeed",
     title="DeepSpeed with transformers' Trainer (JSON)",
     trainers=("deepspeed",),
-    versions=">=0.19,<0.20",
+    versions=">=0.19.8,<0.20",
     package="deepspeed",
     level="validated",
     source="DeepSpeed 0.19.8: runtime/config.py, runtime/zero/config.py, utils/groups.py, module_inject/auto_ep_folding.py",

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from planner.export.target import ExportJob, Rendered, Setting
 
+GROWING_SEGMENTS = Setting(value="expandable_segments:True", why="Gathered weights come and go: less fragmentation.")
+"""PYTORCH_CUDA_ALLOC_CONF of trainers that gather weights layer by layer."""
+
 
 def environment(job: ExportJob, rendered: Rendered) -> dict[str, Setting]:
     """Variables of the run: what the trainer asks for comes last and wins. A value of None is the site's to fill in.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.export.target import ExportJob, Setting
+from planner.export.transformers_run import OPTIMIZERS
 from planner.layout import Recompute
 
 SMOKE_STEPS = 3
@@ -32,8 +33,6 @@ def shared_refusals(job: ExportJob, name: str, *, offloads_activations: bool) ->
     return found
 
 
-OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
-"""Names of transformers.training_args.OptimizerNames."""
 MODEL = Setting(
     value=None,
     why="Folder or hub name of the model: config.json and tokenizer, and weights unless you start from random ones.",

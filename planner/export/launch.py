@@ -2,7 +2,8 @@
 
 ``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only tell it its place. Nodes have fixed
 ranks (torchrun's static rendezvous): the dynamic one sorts nodes by host name, which need not be the order that puts
-neighbouring pipeline stages next to each other.
+neighbouring pipeline stages next to each other. Which host gets which rank is the user's to say, in ``hosts.txt``, where
+hosts are known before the job runs and the trainer keeps the order (``has_host_order``).
 """
 
 from __future__ import annotations
@@ -25,8 +26,11 @@ RUNS = (("run", "The run itself."), ("smoke", "A few steps on synthetic data, wi
 def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
     """Scripts of one launcher: file name -> text. All of them read ``environment.sh``."""
     files = {"environment.sh": environment_script(job, rendered)}
+    ordered = has_host_order(job, rendered, launcher)
     for name, what in RUNS:
-        files[f"{name}.sh"] = node_script(job, rendered, name, what)
+        files[f"{name}.sh"] = node_script(job, rendered, name, what, ordered)
+    if ordered:
+        files["hosts.txt"] = host_order(job)
     if launcher == "slurm":
         files |= {f"{name}.sbatch": slurm(job, rendered, name, what) for name, what in RUNS}
     elif launcher != "torchrun":
@@ -102,7 +106,57 @@ def gpus_of_last_node(job: ExportJob) -> int:
     return job.cluster.num_gpus - (job.num_nodes - 1) * job.gpus_per_node
 
 
-def node_script(job: ExportJob, rendered: Rendered, name: str, what: str) -> str:
+def has_host_order(job: ExportJob, rendered: Rendered, launcher: str) -> bool:
+    """Whether a file with the hosts in rank order helps.
+
+    Not on one node, not where the trainer does not keep it, and not on Kubernetes and SkyPilot, which choose the hosts when
+    the job starts: there the scheduler has to be told what belongs together.
+    """
+    return job.num_nodes > 1 and rendered.keeps_ranks and launcher in ("torchrun", "slurm")
+
+
+def host_order(job: ExportJob) -> str:
+    """``hosts.txt``: comments that say which lines belong together; the user writes the hosts below them."""
+    lines = [
+        f"# The {job.num_nodes} hosts of the job in the order of their ranks, one a line: every node finds its own rank here.",
+        "# Without hosts, NODE_RANK and MASTER_ADDR say it, and under SLURM the order of its topology.",
+    ]
+    domain = int(job.cluster.hardware.scale_up_domain) // job.gpus_per_node
+    if 1 < domain < job.num_nodes:
+        lines += [
+            f"# The plan counts on one NVLink domain in lines 1 to {domain}, one in the next {domain}, and so on: what is",
+            "# priced on NVLink goes over the network where the hosts of a domain are apart here.",
+        ]
+    if int(job.layout.pp) > 1:
+        lines.append(
+            "# Neighbouring pipeline stages exchange activations: hosts that are near each other, one after the other."
+        )
+        for first, last, stages in node_stages(job):
+            where = f"line {first + 1}" if first == last else f"lines {first + 1} to {last + 1}"
+            lines.append(f"#   {where}: {stages}")
+    return "\n".join(lines) + "\n"
+
+
+def _find_place(job: ExportJob) -> list[str]:
+    """Shell lines that look this host up in hosts.txt, by its name or one of its addresses."""
+    return [
+        "mapfile -t hosts < <(sed 's/#.*//; s/[[:space:]]//g; /^$/d' hosts.txt)",
+        'if [ "${#hosts[@]}" -gt 0 ]; then',
+        f'    if [ "$(printf \'%s\\n\' "${{hosts[@]}}" | sort -u | wc -l)" != {job.num_nodes} ] || '
+        f'[ "${{#hosts[@]}}" != {job.num_nodes} ]; then',
+        f'        echo "hosts.txt must name {job.num_nodes} different hosts, and has ${{#hosts[@]}} lines with one" >&2; exit 1',
+        "    fi",
+        '    mine=" $(uname -n) $(hostname -s 2> /dev/null || true) $(hostname -I 2> /dev/null || true) " NODE_RANK=""',
+        '    for i in "${!hosts[@]}"; do',
+        '        case "$mine" in *" ${hosts[i]} "*) NODE_RANK=$i ;; esac',
+        "    done",
+        '    : "${NODE_RANK:?hosts.txt does not name this host, $(uname -n)}"',
+        '    MASTER_ADDR="${hosts[0]}"',
+        "fi",
+    ]
+
+
+def node_script(job: ExportJob, rendered: Rendered, name: str, what: str, ordered: bool) -> str:
     """What every node runs: its place, the environment, the trainer's preparation, the start."""
     entry = rendered.entry if name == "run" else rendered.smoke
     lines = [
@@ -112,7 +166,7 @@ def node_script(job: ExportJob, rendered: Rendered, name: str, what: str) -> str
         "set -euo pipefail",
         'cd "$(dirname "$0")"',
     ]
-    lines += _place(job)
+    lines += [*(_find_place(job) if ordered else ()), *_place(job)]
     lines += ["# shellcheck disable=SC1091", "source ./environment.sh", *rendered.prepare, ""]
     if rendered.start == "once" and job.num_nodes > 1:
         lines += ['[ "$NODE_RANK" = 0 ] || exit 0']

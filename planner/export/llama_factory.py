@@ -7,8 +7,9 @@ from typing import Any
 
 from planner import library
 from planner.export import accelerate, deepspeed
-from planner.export.fine_tuning import MODEL, OPTIMIZERS, SMOKE_PREPARE, SMOKE_STEPS, shared_refusals, smoke_data
+from planner.export.fine_tuning import MODEL, SMOKE_PREPARE, SMOKE_STEPS, shared_refusals, smoke_data
 from planner.export.target import ExportJob, Rendered, Setting, Target, library_trainer
+from planner.export.transformers_run import OPTIMIZERS
 from planner.layout import Recompute
 
 PRECISIONS = ("bf16", "fp16", "fp32", "fp8")

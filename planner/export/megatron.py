@@ -268,7 +268,12 @@ def header(job: ExportJob) -> str:
 
 
 def _script(job: ExportJob) -> str:
-    head = ["# Arguments of Megatron-LM's pretrain_gpt.py, sourced by the launch scripts.", header(job), ""]
+    head = [
+        "# shellcheck shell=bash disable=SC2034",
+        "# Arguments of Megatron-LM's pretrain_gpt.py, sourced by the launch scripts.",
+        header(job),
+        "",
+    ]
     return "\n".join([*head, *shell_array("ARGUMENTS", arguments(job)), "", *shell_array("SMOKE", _smoke(job))]) + "\n"
 
 
@@ -305,7 +310,10 @@ def _render(job: ExportJob) -> Rendered:
     }
     return Rendered(
         files={"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}, entry=entry, smoke=(*start, "${SMOKE[@]}"),
-        prepare=("source ./arguments.sh", 'export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"'),
+        prepare=(
+            "# shellcheck disable=SC1091", "source ./arguments.sh",
+            'export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"',
+        ),
         environment=mcore.environment(job), variables=variables, notes=tuple(_notes(job)),
         vocab_rows=mcore.vocab_rows(job),
         install=("git clone --branch core_r0.19.0 https://github.com/NVIDIA/Megatron-LM && export MEGATRON_LM=$PWD/Megatron-LM",

@@ -177,6 +177,13 @@ def _refusals(job: ExportJob) -> list[str]:
     m, found = job.model, mcore.refusals(job)
     if m.gated and m.activation.startswith("relu"):
         found.append(f"{m.name} has a gated {m.activation}, which Megatron Core's fused MLP does not know")
+    length = job.workload.sequence_length
+    if m.position == "learned" and length != m.num_position_embeddings:
+        found.append(
+            f"sequences of {length} tokens, but {m.name} learned {m.num_position_embeddings} positions, and Megatron-Bridge makes "
+            f"the table as long as the sequences [GPTModelProvider.provide]; train with --sequence-length "
+            f"{m.num_position_embeddings}, or use --to megatron"
+        )
     schedule = int(job.layout.schedule)
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
         found.append(f"schedule {NAMES['schedule'][schedule]}: Megatron Core runs 1f1b and interleaved_1f1b")

@@ -166,7 +166,7 @@ TARGET = Target(
     name="nanotron",
     title="nanotron (YAML)",
     trainers=("nanotron",),
-    versions=">=0.4,<0.6",
+    versions=">=0.4,<0.5",
     package="nanotron",
     level="validated",
     source="huggingface/nanotron 2411b02: config/config.py, config/parallelism_config.py, config/models_config.py",

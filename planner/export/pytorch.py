@@ -6,17 +6,10 @@ import json
 from importlib import resources
 from typing import Any
 
+from planner.export.environment import GROWING_SEGMENTS
+from planner.export.fully_shard import SCHEDULES, shared_refusals
 from planner.export.target import ExportJob, Rendered, Setting, Target
 from planner.layout import NAMES, Recompute, Schedule
-
-SCHEDULES = {
-    Schedule.GPIPE: "GPipe",
-    Schedule.ONE_F_ONE_B: "1F1B",
-    Schedule.INTERLEAVED: "Interleaved1F1B",
-    Schedule.ZBV: "ZBVZeroBubble",
-    Schedule.DUALPIPE_V: "DualPipeV",
-}
-"""Names of torch.distributed.pipelining."""
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -39,20 +32,9 @@ def refusals(job: ExportJob) -> list[str]:
         found.append(
             f"tp {layout.tp} must divide the {model.num_kv_heads} key-value heads [ColwiseParallel]; use a divisor"
         )
-    if int(layout.zero) not in (2, 3):
-        found.append(f"zero {layout.zero}: fully_shard always shards the states; use 2 (never reshards) or 3 (always)")
+    found += shared_refusals(job)
     if int(layout.pp) > 1 and model.tied_embeddings:
         found.append(f"{model.name} ties its embeddings, and with pp {layout.pp} they lie on two ranks; use pp 1")
-    if int(layout.zero) == 3 and int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V):
-        found.append(
-            f"schedule {NAMES['schedule'][int(layout.schedule)]} with zero 3: weights that FSDP frees between the two halves of "
-            "the backward pass lose their gradient, without an error [measured, torch 2.13]; use zero 2"
-        )
-    if int(layout.schedule) not in SCHEDULES:
-        found.append(
-            f"schedule {NAMES['schedule'][int(layout.schedule)]}: torch.distributed.pipelining has "
-            f"{', '.join(NAMES['schedule'][int(one)] for one in SCHEDULES)}"
-        )
     if work.precision not in ("bf16", "fp32"):
         found.append(f"precision {work.precision}: the script computes in bf16 or fp32; choose one of them")
     if work.optimizer not in ("adam", "sgd"):
@@ -90,11 +72,7 @@ def render(job: ExportJob) -> Rendered:
         files={"train.py": script, "plan.json": json.dumps(settings(job), indent=1) + "\n"},
         entry=(*common, "--data", "$DATA", "--steps", "$STEPS", "--checkpoint", "$CHECKPOINT"),
         smoke=(*common, "--steps", "5"),
-        environment={
-            "PYTORCH_CUDA_ALLOC_CONF": Setting(
-                value="expandable_segments:True", why="Gathered weights come and go: less fragmentation."
-            )
-        },
+        environment={"PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS},
         variables={
             "DATA": Setting(
                 value="", why="file of token numbers, 16 bits each (32 above 65536 tokens); empty: made up"
@@ -106,7 +84,7 @@ def render(job: ExportJob) -> Rendered:
             "The script prints parameters per pipeline rank before tensor parallelism splits them.",
             "plan.json says nothing of your model's base of the rotary positions: set rope_theta.",
         ),
-        install=("pip install 'torch>=2.9,<2.14' numpy",),
+        install=("pip install 'torch>=2.13,<2.14' numpy",),
     )
 
 
@@ -114,7 +92,7 @@ TARGET = Target(
     name="pytorch",
     title="PyTorch alone (a script with DeviceMesh, DTensor, fully_shard, pipelining)",
     trainers=("torchtitan", "fsdp"),
-    versions=">=2.9,<2.14",
+    versions=">=2.13,<2.14",
     package="torch",
     level="model built",
     source="torch 2.13.0: distributed/fsdp, distributed/tensor/parallel, distributed/pipelining",

@@ -48,6 +48,11 @@ def _start(job: ExportJob, rendered: Rendered, files: tuple[str, ...]) -> str:
         name for name in files if name.endswith((".sh", ".sbatch")) and name not in ("environment.sh", "arguments.sh")
     ]
     lines += [f"Scripts: {', '.join(f'`{name}`' for name in scripts)}." if scripts else ""]
+    if "hosts.txt" in files:
+        lines += [
+            "",
+            "`hosts.txt` says which hosts belong together; write them there in that order to fix their ranks.",
+        ]
     return "\n".join(lines).rstrip()
 
 

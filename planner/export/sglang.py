@@ -58,6 +58,7 @@ def render(job: ExportJob) -> Rendered:
         smoke=tuple(smoke),
         prepare=server_place(one),
         start="node",
+        keeps_ranks=False,
         variables={
             "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
         },

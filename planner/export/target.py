@@ -154,6 +154,9 @@ class Rendered:
     start: str = "torchrun"
     """Who starts the words: 'torchrun' (one process per GPU), 'node' (once per node, the trainer's own launcher) or
     'once' (on the first node only)."""
+    keeps_ranks: bool = True
+    """Whether the number of a node decides which of the plan's ranks it holds; not of servers, nor where Ray gives out
+    the nodes, in the order of their addresses [verl, single_controller/ray/base.py: sort_placement_group_by_node_ip]."""
     environment: Mapping[str, Setting] = field(default_factory=dict)
     """Environment variables that this trainer needs or that this plan was priced with."""
     variables: Mapping[str, Setting] = field(default_factory=dict)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.export.target import ExportJob, Setting
+from planner.export.environment import GROWING_SEGMENTS
+from planner.export.target import ExportJob, Rendered, Setting
 from planner.layout import Recompute
 from planner.model import ModelSpec
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""
-INSTALL = "pip install 'transformers>=5.0,<6' 'accelerate>=1.10,<2' 'torch>=2.9' datasets"
+INSTALL = "pip install 'transformers>=5.23,<6' 'accelerate>=1.15,<2' 'torch>=2.13' datasets"
 
 
 def family(model: ModelSpec) -> str:
@@ -63,6 +64,16 @@ def model_config(model: ModelSpec, sequence_length: int) -> dict[str, Any]:
     return data
 
 
+def shared_refusals(job: ExportJob) -> list[str]:
+    """What transformers' Trainer does not have, whatever shards the model."""
+    work, found = job.workload, []
+    if work.optimizer not in OPTIMIZERS:
+        found.append(f"optimizer {work.optimizer} is none of transformers' here; use one of {', '.join(OPTIMIZERS)}")
+    if int(job.layout.recompute) == Recompute.SELECTIVE:
+        found.append("recompute selective: checkpoints of transformers cover whole layers; use full or none")
+    return found
+
+
 def training_arguments(job: ExportJob) -> dict[str, Any]:
     """Arguments of transformers.TrainingArguments that the plan decides, every one written out."""
     layout, work = job.layout, job.workload
@@ -78,19 +89,43 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
     }
 
 
-def settings(job: ExportJob, arguments: dict[str, Any], **more: Any) -> str:
-    """Text of training.json, which the script reads."""
-    return _json({
+def rendered(
+    job: ExportJob,
+    own: dict[str, str],
+    arguments: dict[str, Any],
+    *,
+    more: dict[str, Any],
+    notes: tuple[str, ...],
+    install: tuple[str, ...],
+    options: tuple[str, ...] = (),
+    launcher: tuple[str, ...] = (),
+) -> Rendered:
+    """The script with training.json around a file of the target's own: what is behind transformers differs, this does not.
+
+    ``more``: further settings of training.json; ``options``: words after the script; ``launcher``: words before it, of a
+    launcher that starts one process per GPU itself.
+    """
+    training = {
         "training_arguments": arguments,
         "sequence_length": job.workload.sequence_length,
         "attention": "sdpa",
         "lora_rank": job.workload.lora_rank,
         "offload_activations": False,
         **more,
-    })  # fmt: skip
+    }
+    return Rendered(
+        files={**own, "training.json": _json(training), **_files(job)},
+        entry=(*launcher, *_words(*options)),
+        smoke=(*launcher, *_words(*options, smoke=True)),
+        start="node" if launcher else "torchrun",
+        environment={"PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS},
+        variables=_smoke_variables(_variables(job)),
+        notes=(*_notes(job), *notes),
+        install=(INSTALL, *install),
+    )
 
 
-def files(job: ExportJob) -> dict[str, str]:
+def _files(job: ExportJob) -> dict[str, str]:
     """The script and, where the family is known, config.json of the model."""
     found = {"train.py": TRAIN}
     if family(job.model):
@@ -98,7 +133,7 @@ def files(job: ExportJob) -> dict[str, str]:
     return found
 
 
-def variables(job: ExportJob) -> dict[str, Setting]:
+def _variables(job: ExportJob) -> dict[str, Setting]:
     """What the user sets."""
     known = bool(family(job.model))
     why = "folder or hub name of the model: its config.json, and weights to start from where START=weights"
@@ -111,7 +146,7 @@ def variables(job: ExportJob) -> dict[str, Setting]:
     }
 
 
-def words(*options: str, smoke: bool = False) -> tuple[str, ...]:
+def _words(*options: str, smoke: bool = False) -> tuple[str, ...]:
     """Arguments of the script."""
     common = ("--settings", "training.json", "--model", "$MODEL", *options)
     if smoke:
@@ -130,7 +165,7 @@ def words(*options: str, smoke: bool = False) -> tuple[str, ...]:
     )
 
 
-def smoke_variables(found: dict[str, Setting]) -> dict[str, Setting]:
+def _smoke_variables(found: dict[str, Setting]) -> dict[str, Setting]:
     """Data and tokenizer are needed by the run, not by the smoke run: they get a default that says so."""
     return {
         name: Setting(value="" if one.value is None and name in ("DATASET", "TOKENIZER") else one.value, why=one.why)
@@ -138,7 +173,7 @@ def smoke_variables(found: dict[str, Setting]) -> dict[str, Setting]:
     }
 
 
-def notes(job: ExportJob) -> list[str]:
+def _notes(job: ExportJob) -> list[str]:
     """What the user has to know about all of them."""
     found = [
         "train.py also runs TRL's SFTTrainer with the same arguments: add --sft.",

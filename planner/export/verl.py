@@ -238,6 +238,7 @@ def render(job: ExportJob) -> Rendered:
         smoke=(*words, "data.train_files=prompts.parquet", "data.val_files=prompts.parquet", *smoke),
         prepare=_prepare(job),
         start="once",
+        keeps_ranks=False,
         environment=mcore.environment(job) if _megatron(job) else {},
         variables={
             "MODEL": Setting(value=None, why="Folder or hub name of the model in Hugging Face format."),

@@ -62,6 +62,7 @@ def render(job: ExportJob) -> Rendered:
         smoke=(*flags(one, "./model" if config else "$MODEL"), *dummy),
         prepare=(*server_place(one), *(_HEADLESS if one.nodes > 1 else ())),
         start="node",
+        keeps_ranks=False,
         variables={
             "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
         },

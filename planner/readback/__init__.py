@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from planner.errors import PlannerError, UnknownNameError
-from planner.readback.found import Found, read_text
-from planner.readback.reading import Reading, of_found
+from planner.readback.reading import Reading
+from planner.readback.values import read_text
 
 FORMS: dict[str, tuple[str, str]] = {
     "megatron": ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers"),
@@ -27,8 +27,8 @@ def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Re
     for one in [name] if name else FORMS:
         if name or _looks_like(one, path, text):
             module = importlib.import_module(f"planner.readback.{one}")
-            found: Reading | Found = module.read(text, str(path)) if one == "megatron" else module.read(path, num_gpus)
-            return found if isinstance(found, Reading) else of_found(found, where=str(path))
+            found: Reading = module.read(path, num_gpus)
+            return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(FORMS)}; say which with --from")
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Recompute
-from planner.readback.found import Found, left_over, quotient, read_text, whole_number
+from planner.readback.reading import Reading
+from planner.readback.values import json_mapping, left_over, percent, quotient, read_text, whole_number
 
 KNOWN = (
     "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "zero_optimization", "bf16",
@@ -28,13 +28,13 @@ NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit":
 """Optimizers of transformers."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Found:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a DeepSpeed configuration. Raises PlannerError.
 
     Recompute and the sequence length stand in the script: they are taken from a training.json beside the file, as the
     export writes it, else no recompute is assumed and said.
     """
-    data = _mapping(path, read_text(path))
+    data = json_mapping(path, read_text(path), "a DeepSpeed configuration")
     zero = _block(path, data, "zero_optimization")
     tp = whole_number(_block(path, data, "tensor_parallel").get("autotp_size", 1) or 1, f"{path}: autotp_size")
     cp = whole_number(data.get("sequence_parallel_size", 1), f"{path}: sequence_parallel_size")
@@ -50,40 +50,38 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
     experts = _block(path, data, "expert_parallel")
     ep = experts.get("autoep_size", 1) if experts.get("enabled") else 1
     offload = _block(path, zero, "offload_optimizer")
-    share = 0 if offload.get("device", "none") == "none" else round(100 * float(offload.get("ratio", 1.0)))
+    share = (
+        0
+        if offload.get("device", "none") == "none"
+        else percent(offload.get("ratio", 1.0), f"{path}: offload_optimizer.ratio")
+    )
     unknown = left_over(data, KNOWN + QUIET) + left_over(zero, ZERO, "zero_optimization.")
-    values = {
+    fields = {
         "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps, "offload_optimizer": share,
         "zero": whole_number(zero.get("stage", 0), f"{path}: zero_optimization.stage", least=0),
         "ep": whole_number(ep, f"{path}: expert_parallel.autoep_size"), "recompute": int(Recompute.NONE),
         "sequence_parallel": 0, **({"cp_method": int(CpMethod.A2A)} if cp > 1 else {}),
     }  # fmt: skip
     script = path.with_name("training.json")
-    beside = _mapping(script, read_text(script)) if script.is_file() else {}
+    beside = json_mapping(script, read_text(script), "training.json") if script.is_file() else {}
     arguments = _block(script, beside, "training_arguments")
+    length = beside.get("sequence_length")
+    if length is not None:
+        length = whole_number(length, f"{script}: sequence_length")
     notes = []
+    optimizer = _optimizer(path, data) or NAMES.get(str(arguments.get("optim")), "adam")
     if arguments:
-        values["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
-        values["offload_activations"] = int(bool(beside.get("offload_activations")))
+        fields["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
+        fields["offload_activations"] = int(bool(beside.get("offload_activations")))
     else:
         notes = [
             "recompute stands in the script (gradient_checkpointing); none is taken: say --recompute full where it is on"
         ]
-    return Found(
-        trainer="deepspeed", values=values, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
-        sequence_length=beside.get("sequence_length"), precision=_precision(path, data),
-        optimizer=_optimizer(path, data) or NAMES.get(str(arguments.get("optim"))), unknown=tuple(unknown), notes=tuple(notes),
+    return Reading(
+        trainer="deepspeed", fields=fields, num_gpus=tp * cp * dp, global_batch_size=micro * steps * dp,
+        sequence_length=length, precision=_precision(path, data),
+        optimizer=optimizer, unread=tuple(unknown), notes=tuple(notes),
     )  # fmt: skip
-
-
-def _mapping(path: Path, text: str) -> dict[str, Any]:
-    try:
-        data = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
-    if not isinstance(data, dict):
-        raise PlannerError(f"{path}: a DeepSpeed configuration is a mapping of keys to values")
-    return data
 
 
 def _block(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.readback.megatron_arguments import Arguments, number, read_arguments, sure
 from planner.readback.reading import Reading, known_model
+from planner.readback.values import MOST, MOST_LAYERS, percent, read_text, whole_number
 
-Arguments = dict[str, Any]
-"""Name of an argument, without dashes -> True, False, None, a text or a list of texts."""
-
-DUMPED = re.compile(r"^(?:.*?:)?\s*(\w+) \.{2,} (.*?)\s*$")
-"""A line of _print_args: two spaces, the name, dots, the value; logs may put a rank before it."""
 HEADER = re.compile(r"# plan: (\d+) GPUs, hardware (\S+), trainer (\S+), model (\S+)")
 """What the export writes above its arguments."""
-RENAMED = {
-    "fp8_format": "fp8", "fp4_format": "fp4", "norm_epsilon": "layernorm_epsilon", "num_moe_experts": "num_experts",
-}  # fmt: skip
-"""Flags whose name in the dump differs."""
 SIZES = (
     "num_layers", "hidden_size", "num_attention_heads", "seq_length", "micro_batch_size", "global_batch_size",
 )  # fmt: skip
@@ -75,15 +66,22 @@ CP_METHODS = {
 }  # fmt: skip
 
 
-def read(text: str, where: str) -> Reading:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
+    """The job in a file; the number of GPUs is taken from it where it says one. Raises PlannerError."""
+    return parse(read_text(path), str(path), num_gpus)
+
+
+def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
     """The job in a text. Raises PlannerError that names the file and the argument."""
-    found, dumped = _arguments(text, where)
+    found, dumped = read_arguments(text, where)
     for name in SIZES:
         if found.get(name) is None:
             raise PlannerError(f"{where}: {_spelled(name, dumped)} is missing; without it there is no plan")
+        most = MOST_LAYERS if name == "num_layers" else MOST
+        whole_number(number(found, name, where), f"{where}: {_spelled(name, dumped)}", most=most)
     header = HEADER.search(text)
     model = known_model(_model(found, where), header.group(4) if header else "")
-    gpus = _number(found, "world_size", where) or (int(header.group(1)) if header else None)
+    gpus = number(found, "world_size", where) or (int(header.group(1)) if header else num_gpus)
     optimizer, layout = _optimizer(found), _layout(found, model, gpus, where)
     if dumped:
         unread = [f"{name} = {found[name]}" for name, quiet in COUNTS.items() if found.get(name, quiet) != quiet]
@@ -95,126 +93,35 @@ def read(text: str, where: str) -> Reading:
         ]
     return Reading(
         trainer=header.group(3) if header else "nemo" if found.get("tp_comm_overlap") else "megatron", model=model,
-        sequence_length=_sure(found, "seq_length", where), global_batch_size=_sure(found, "global_batch_size", where),
-        layout=layout, precision=_precision(found, where), optimizer=optimizer, num_gpus=gpus,
+        sequence_length=sure(found, "seq_length", where), global_batch_size=sure(found, "global_batch_size", where),
+        fields=layout, precision=_precision(found, where), optimizer=optimizer, num_gpus=gpus,
         hardware=header.group(2) if header else None, unread=tuple(unread),
     )  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------------------- forms
-
-
-def _arguments(text: str, where: str) -> tuple[Arguments, bool]:
-    """Arguments by name, and whether they come from a dump, which holds all of them."""
-    if "--" not in text or re.search(r"^\s*(?:.*?:)?\s*\w+ \.{4,} ", text, re.M):
-        lines = [DUMPED.match(line) for line in text.splitlines()]
-        dumped = {one.group(1): _literal(one.group(2)) for one in lines if one}
-        if dumped:
-            return dumped, True
-    if re.search(r"^\s*MODEL_ARGS:|^\s*['\"]?--[\w-]+['\"]?:", text, re.M):
-        return _from_yaml(text, where), False
-    return _from_words(_words(text, where), where), False
-
-
-def _literal(text: str) -> Any:
-    """A value as Python printed it; texts stay texts."""
-    if text in ("True", "False", "None"):
-        return {"True": True, "False": False, "None": None}[text]
-    if text.startswith("["):
-        try:
-            return [str(one) for one in ast.literal_eval(text)]
-        except (ValueError, SyntaxError):
-            return text
-    return text.removeprefix("torch.")
-
-
-def _words(text: str, where: str) -> list[str]:
-    """Words of a command line or a shell script; of several arrays the one called ARGUMENTS."""
-    try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
-    except ValueError as error:
-        raise PlannerError(f"{where}: not a list of arguments ({error})") from error
-    if "ARGUMENTS=(" in words:
-        words = words[words.index("ARGUMENTS=(") + 1 :]
-        words = words[: words.index(")")] if ")" in words else words
-    return [word for word in words if word not in ("(", ")") and not re.fullmatch(r"\w+=\(", word)]
-
-
-def _from_words(words: list[str], where: str) -> Arguments:
-    found: dict[str, list[str]] = {}
-    name = ""
-    for word in words:
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            name = name.replace("-", "_")
-            found[name] = [value] if value else []
-        elif name:
-            found[name].append(word)
-    if not found:
-        raise PlannerError(f"{where}: no argument that starts with -- was found")
-    return {RENAMED.get(name, name): _value(name, values) for name, values in found.items()}
-
-
-def _value(name: str, values: list[str]) -> Any:
-    if not values:
-        return True
-    many = name in ("recompute_modules", "cp_comm_type") or len(values) > 1
-    return values if many else values[0]
-
-
-def _from_yaml(text: str, where: str) -> Arguments:
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise PlannerError(f"{where}: not YAML ({str(error).splitlines()[0]})") from error
-    data = data.get("MODEL_ARGS", data) if isinstance(data, dict) else data
-    if not isinstance(data, dict):
-        raise PlannerError(f"{where}: expected a mapping of arguments, found {type(data).__name__}")
-    words = []
-    for key, value in data.items():
-        if value is False or value is None:
-            continue
-        words += [f"--{str(key).lstrip('-').replace('_', '-')}", *([] if value is True else str(value).split())]
-    return _from_words(words, where)
 
 
 def _spelled(name: str, dumped: bool) -> str:
     return name if dumped else f"--{name.replace('_', '-')}"
 
 
-def _number(found: Arguments, name: str, where: str, default: int | None = None) -> int | None:
-    value = found.get(name)
-    if value is None:
-        return default
-    try:
-        return int(str(value))
-    except ValueError as error:
-        raise PlannerError(f"{where}: {name} is {shown(value)}; it must be a whole number") from error
-
-
-def _sure(found: Arguments, name: str, where: str, default: int = 0) -> int:
-    return _number(found, name, where, default) or default
-
-
 # ---------------------------------------------------------------------------------------------------------------- model
 
 
 def _model(found: Arguments, where: str) -> ModelSpec:
-    heads, hidden = _sure(found, "num_attention_heads", where), _sure(found, "hidden_size", where)
-    mla, experts = bool(found.get("multi_latent_attention")), _sure(found, "num_experts", where)
-    layers, gated = _sure(found, "num_layers", where), bool(found.get("swiglu") or found.get("quick_geglu"))
+    heads, hidden = sure(found, "num_attention_heads", where), sure(found, "hidden_size", where)
+    mla, experts = bool(found.get("multi_latent_attention")), sure(found, "num_experts", where)
+    layers, gated = sure(found, "num_layers", where), bool(found.get("swiglu") or found.get("quick_geglu"))
     bias = not (found.get("disable_bias_linear") or found.get("add_bias_linear") is False)
-    groups = _sure(found, "num_query_groups", where, heads) if found.get("group_query_attention") else heads
+    groups = sure(found, "num_query_groups", where, heads) if found.get("group_query_attention") else heads
     position = str(found.get("position_embedding_type", "learned_absolute"))
     clamped = found.get("activation_func_clamp_value") is not None
-    reach = _sure(found, "max_position_embeddings", where, _sure(found, "seq_length", where))
-    width = _sure(found, "ffn_hidden_size", where, int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
-    shared = _sure(found, "moe_shared_expert_intermediate_size", where)
+    reach = sure(found, "max_position_embeddings", where, sure(found, "seq_length", where))
+    width = sure(found, "ffn_hidden_size", where, int(4 * hidden * 2 / 3) // 64 * 64 if gated else 4 * hidden)
+    shared = sure(found, "moe_shared_expert_intermediate_size", where)
     dense, interval = _moe_layers(found, layers, where) if experts else (0, 1)
     window, windowed = _window(found, layers, where)
     values: dict[str, Any] = {
         "name": "imported", "num_layers": layers, "hidden_size": hidden, "num_heads": heads,
-        "num_kv_heads": heads if mla else groups, "head_dim": _sure(found, "kv_channels", where, hidden // heads),
+        "num_kv_heads": heads if mla else groups, "head_dim": sure(found, "kv_channels", where, hidden // heads),
         "ffn_size": width, "vocab_size": _vocabulary(found, where), "max_sequence_length": reach, "gated": gated,
         "activation": "silu" if found.get("swiglu") or clamped else "relu2" if found.get("squared_relu") else "gelu",
         "tied_embeddings": not found.get("untie_embeddings_and_output_weights"),
@@ -222,19 +129,19 @@ def _model(found: Arguments, where: str) -> ModelSpec:
         "num_position_embeddings": reach if position == "learned_absolute" else 0,
         "norm": "rmsnorm" if found.get("normalization") == "RMSNorm" else "layernorm", "linear_bias": bias,
         "qkv_bias": bool(found.get("add_qkv_bias")) and not bias, "qk_norm": bool(found.get("qk_layernorm")) and not mla,
-        "num_experts": experts, "top_k": _sure(found, "moe_router_topk", where, 2) if experts else 0,
-        "expert_ffn_size": _sure(found, "moe_ffn_hidden_size", where, width) if experts else 0,
+        "num_experts": experts, "top_k": sure(found, "moe_router_topk", where, 2) if experts else 0,
+        "expert_ffn_size": sure(found, "moe_ffn_hidden_size", where, width) if experts else 0,
         "num_shared_experts": int(bool(shared)), "shared_expert_ffn_size": shared if experts else 0,
         "num_dense_layers": dense, "moe_layer_interval": interval, "expert_bias": bool(experts) and bias,
         "router_bias": bool(experts) and bias, "window": window, "num_windowed_layers": windowed,
-        "mtp_layers": _sure(found, "mtp_num_layers", where), "clamped_activation": clamped,
+        "mtp_layers": sure(found, "mtp_num_layers", where), "clamped_activation": clamped,
         "scaled_rope": position == "yarn" and not mla,
     }  # fmt: skip
     if mla:
-        nope, rope = _sure(found, "qk_head_dim", where, 128), _sure(found, "qk_pos_emb_head_dim", where, 64)
+        nope, rope = sure(found, "qk_head_dim", where, 128), sure(found, "qk_pos_emb_head_dim", where, 64)
         values |= {
-            "q_lora_rank": _sure(found, "q_lora_rank", where), "kv_lora_rank": _sure(found, "kv_lora_rank", where, 32),
-            "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": _sure(found, "v_head_dim", where, 128),
+            "q_lora_rank": sure(found, "q_lora_rank", where), "kv_lora_rank": sure(found, "kv_lora_rank", where, 32),
+            "qk_nope_head_dim": nope, "qk_rope_head_dim": rope, "v_head_dim": sure(found, "v_head_dim", where, 128),
             "head_dim": nope + rope,
         }  # fmt: skip
     try:
@@ -244,7 +151,7 @@ def _model(found: Arguments, where: str) -> ModelSpec:
 
 
 def _vocabulary(found: Arguments, where: str) -> int:
-    rows = _number(found, "vocab_size", where) or _number(found, "padded_vocab_size", where)
+    rows = number(found, "vocab_size", where) or number(found, "padded_vocab_size", where)
     if rows is None:
         raise PlannerError(
             f"{where}: neither --vocab-size nor --padded-vocab-size is given, and the tokenizer is not read"
@@ -260,7 +167,12 @@ def _flags(text: str, where: str, name: str) -> list[int]:
     def value(node: ast.expr) -> Any:
         if isinstance(node, ast.BinOp):
             left, right = value(node.left), value(node.right)
-            if isinstance(node.op, ast.Mult) and isinstance(left, list) and isinstance(right, int) and right <= 4096:
+            if (
+                isinstance(node.op, ast.Mult)
+                and isinstance(left, list)
+                and isinstance(right, int)
+                and len(left) * right <= MOST_LAYERS
+            ):
                 return left * right
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right
@@ -272,16 +184,22 @@ def _flags(text: str, where: str, name: str) -> list[int]:
 
     try:
         flags = value(ast.parse(text.strip(), mode="eval").body)
-    except SyntaxError as error:
+    except (SyntaxError, RecursionError, MemoryError) as error:
         raise PlannerError(f"{where}: {name} is {shown(text)}; it cannot be read") from error
-    return [int(one) for one in flags] if isinstance(flags, list) else [int(flags)]
+    flat = flags if isinstance(flags, list) else [flags]
+    return [whole_number(one, f"{where}: {name}", least=0) for one in flat]
+
+
+def _listed(given: Any) -> str:
+    """A pattern as text: a dump prints a list, which was read as one."""
+    return f"[{', '.join(given)}]" if isinstance(given, list) else str(given)
 
 
 def _moe_layers(found: Arguments, layers: int, where: str) -> tuple[int, int]:
     """(leading dense layers, every n-th layer has experts)."""
     given = found.get("moe_layer_freq", "1")
-    flags = [int(one) for one in given] if isinstance(given, list) else _flags(str(given), where, "moe_layer_freq")
-    if len(flags) == 1:
+    flags = _flags(_listed(given), where, "moe_layer_freq")
+    if len(flags) == 1 and flags[0]:
         return 0, flags[0]
     dense = flags.index(1) if 1 in flags else len(flags)
     for interval in range(1, dense + 2):
@@ -297,12 +215,13 @@ def _window(found: Arguments, layers: int, where: str) -> tuple[int, int]:
     given = found.get("window_size")
     if given in (None, True):
         return 0, 0
-    size = int(re.sub(r"[()\[\]' ]", "", ",".join(given) if isinstance(given, list) else str(given)).split(",")[0])
+    first = re.sub(r"[()\[\]' ]", "", ",".join(given) if isinstance(given, list) else str(given)).split(",")[0]
+    size = whole_number(int(first) if re.fullmatch(r"\d{1,15}", first) else given, f"{where}: window_size", least=0)
     skip = found.get("window_attn_skip_freq")
     if skip is None:
         return size, layers
-    flags = [int(one) for one in skip] if isinstance(skip, list) else _flags(str(skip), where, "window_attn_skip_freq")
-    if len(flags) == 1:
+    flags = _flags(_listed(skip), where, "window_attn_skip_freq")
+    if len(flags) == 1 and flags[0]:
         return size, sum((layer + 1) % flags[0] != 0 for layer in range(layers))
     return size, sum(flags)
 
@@ -311,7 +230,7 @@ def _window(found: Arguments, layers: int, where: str) -> tuple[int, int]:
 
 
 def _layout(found: Arguments, model: ModelSpec, gpus: int | None, where: str) -> dict[str, int]:
-    tp, pp, cp = (_sure(found, f"{kind}_size", where, 1) for kind in
+    tp, pp, cp = (sure(found, f"{kind}_size", where, 1, least=1) for kind in
                   ("tensor_model_parallel", "pipeline_model_parallel", "context_parallel"))  # fmt: skip
     sharded = bool(found.get("use_distributed_optimizer") or found.get("use_layer_wise_distributed_optimizer"))
     method = found.get("cp_comm_type", ["p2p"])
@@ -319,19 +238,20 @@ def _layout(found: Arguments, model: ModelSpec, gpus: int | None, where: str) ->
     if cp > 1 and method not in CP_METHODS:
         raise PlannerError(f"{where}: cp_comm_type is {shown(method)}; a plan knows {', '.join(CP_METHODS)}")
     layout = {
-        "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": _sure(found, "micro_batch_size", where, 1),
+        "tp": tp, "pp": pp, "cp": cp, "micro_batch_size": sure(found, "micro_batch_size", where, 1, least=1),
         "sequence_parallel": int(bool(found.get("sequence_parallel")) and tp > 1), "zero": int(sharded),
         "cp_method": int(CP_METHODS[method]) if cp > 1 else 0,
         "order": int(Order.TP_CP_EP_PP_DP if found.get("use_tp_pp_dp_mapping") else Order.TP_CP_EP_DP_PP),
     }  # fmt: skip
     if model.is_moe:
-        layout["ep"] = _sure(found, "expert_model_parallel_size", where, 1)
-        layout["etp"] = _sure(found, "expert_tensor_parallel_size", where, tp)
+        layout["ep"] = sure(found, "expert_model_parallel_size", where, 1, least=1)
+        layout["etp"] = sure(found, "expert_tensor_parallel_size", where, tp, least=1)
     layout |= _stages(found, model, pp, where)
     layout["schedule"] = int(Schedule.INTERLEAVED if layout["vpp"] > 1 else Schedule.ONE_F_ONE_B)
     layout |= _recompute(found, model, layout, where)
     if found.get("optimizer_cpu_offload"):
-        layout["offload_optimizer"] = round(100 * float(found.get("optimizer_offload_fraction", 1.0)))
+        share = found.get("optimizer_offload_fraction", 1.0)
+        layout["offload_optimizer"] = percent(share, f"{where}: optimizer_offload_fraction")
     return layout
 
 
@@ -342,8 +262,8 @@ def _stages(found: Arguments, model: ModelSpec, pp: int, where: str) -> dict[str
     written = found.get("pipeline_model_parallel_layout")
     if isinstance(written, str):
         return _written_stages(written, model, pp, where)
-    first = _sure(found, "decoder_first_pipeline_num_layers", where)
-    last = _sure(found, "decoder_last_pipeline_num_layers", where)
+    first = sure(found, "decoder_first_pipeline_num_layers", where)
+    last = sure(found, "decoder_last_pipeline_num_layers", where)
     counted = model.num_layers
     for name, end in (("account_for_embedding_in_pipeline_split", 0), ("account_for_loss_in_pipeline_split", 1)):
         if found.get(name):
@@ -351,10 +271,10 @@ def _stages(found: Arguments, model: ModelSpec, pp: int, where: str) -> dict[str
             first, last = (-1, last) if end == 0 else (first, -1)
     share = counted // pp
     first, last = (share - 1 if one == -1 else one for one in (first, last))
-    vpp = _sure(found, "num_virtual_stages_per_pipeline_rank", where) or _sure(
+    vpp = sure(found, "num_virtual_stages_per_pipeline_rank", where) or sure(
         found, "virtual_pipeline_model_parallel_size", where
     )
-    each = _sure(found, "num_layers_per_virtual_pipeline_stage", where)
+    each = sure(found, "num_layers_per_virtual_pipeline_stage", where)
     return {"vpp": vpp or (share // each if each else 1), "first_stage_layers": first, "last_stage_layers": last}
 
 
@@ -363,6 +283,8 @@ def _written_stages(text: str, model: ModelSpec, pp: int, where: str) -> dict[st
         r"\(([^()]*)\)\*(\d+)", lambda one: one.group(1) * min(int(one.group(2)), 4096), text.replace(",", "")
     )
     flat = re.sub(r"(.)\*(\d+)", lambda one: one.group(1) * min(int(one.group(2)), 4096), flat)
+    if len(flat) > 4 * MOST_LAYERS:
+        raise PlannerError(f"{where}: pipeline_model_parallel_layout {shown(text)} has more than {MOST_LAYERS} layers")
     chunks = [stage.count("t") for stage in flat.split("|")]
     if len(chunks) % pp or sum(chunks) != model.num_layers:
         raise PlannerError(
@@ -394,7 +316,7 @@ def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int], where
         for name in names:
             mask |= MODULES[name]
         return {"recompute": int(Recompute.SELECTIVE), "recompute_modules": mask}
-    layers = _sure(found, "recompute_num_layers", where) * layout["vpp"]
+    layers = sure(found, "recompute_num_layers", where) * layout["vpp"]
     most = -(-model.num_layers // layout["pp"])
     covered = found.get("recompute_method") == "block" and layers < max(most, layout["first_stage_layers"])
     return {"recompute": int(Recompute.FULL), "recompute_layers": layers if covered else 0}

@@ -9,7 +9,9 @@ from typing import Any
 from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import Recompute, Schedule
-from planner.readback.found import Found, left_over, whole_number
+from planner.model import ModelSpec, from_hugging_face
+from planner.readback.reading import Reading, known_model
+from planner.readback.values import left_over, whole_number
 
 PARALLELISM = ("dp", "pp", "tp", "pp_engine", "tp_mode", "tp_linear_async_communication", "tp_recompute_allgather",
                "recompute_layer", "expert_parallel_size", "context_parallel_size")  # fmt: skip
@@ -19,7 +21,7 @@ ENGINES = {"1f1b": Schedule.ONE_F_ONE_B, "afab": Schedule.GPIPE}
 PRECISIONS = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32", "double": "fp32"}
 
 
-def read(path: Path, num_gpus: int | None = None) -> Found:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout, batch and sizes of the model. Raises PlannerError with file and key."""
     data = library.read_yaml(path)
     parallel, tokens = _section(path, data, "parallelism"), _section(path, data, "tokens")
@@ -38,19 +40,19 @@ def read(path: Path, num_gpus: int | None = None) -> Found:
     micro = whole_number(tokens.get("micro_batch_size"), f"{path}: tokens.micro_batch_size")
     steps = whole_number(tokens.get("batch_accumulation_per_replica"), f"{path}: tokens.batch_accumulation_per_replica")
     split = str(parallel.get("tp_mode") or "ALL_REDUCE").upper() == "REDUCE_SCATTER"
-    values = {
+    fields = {
         "tp": tp, "pp": pp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps,
         "schedule": int(ENGINES[engine] if pp > 1 else Schedule.ONE_F_ONE_B), "sequence_parallel": int(split and tp > 1),
         "zero": whole_number(optimizer.get("zero_stage", 0), f"{path}: optimizer.zero_stage", least=0),
         "recompute": int(Recompute.FULL if parallel.get("recompute_layer") else Recompute.NONE),
     }  # fmt: skip
     factory = optimizer.get("optimizer_factory") or {}
-    return Found(
-        trainer="nanotron", values=values, num_gpus=dp * pp * tp, global_batch_size=micro * steps * dp,
+    return Reading(
+        trainer="nanotron", fields=fields, num_gpus=dp * pp * tp, global_batch_size=micro * steps * dp,
         sequence_length=whole_number(tokens.get("sequence_length"), f"{path}: tokens.sequence_length"),
         precision=PRECISIONS.get(str(model.get("dtype", "bfloat16")), "bf16"),
-        optimizer="sgd" if factory.get("name") == "sgd" else "adam", model=_model(model),
-        unknown=(*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")),
+        optimizer="sgd" if factory.get("name") == "sgd" else "adam", model=_model(model, path),
+        unread=(*left_over(data, SECTIONS), *left_over(parallel, PARALLELISM, "parallelism.")),
     )  # fmt: skip
 
 
@@ -61,9 +63,10 @@ def _section(path: Path, data: Mapping[str, Any], name: str) -> Mapping[str, Any
     return found
 
 
-def _model(model: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """config.json of transformers for the sizes in the file."""
+def _model(model: Mapping[str, Any], path: Path) -> ModelSpec | None:
+    """The architecture, from the sizes in the file as config.json of transformers."""
     sizes = model.get("model_config")
     if not isinstance(sizes, Mapping) or not (sizes.get("is_llama_config") or sizes.get("is_qwen2_config")):
         return None
-    return {**sizes, "model_type": "qwen2" if sizes.get("is_qwen2_config") and sizes.get("attention_bias") else "llama"}
+    kind = "qwen2" if sizes.get("is_qwen2_config") and sizes.get("attention_bias") else "llama"
+    return known_model(from_hugging_face({**sizes, "model_type": kind}, source=str(path)))

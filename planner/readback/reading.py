@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -10,9 +11,9 @@ from planner import library
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
-from planner.model import ModelSpec, from_hugging_face, load_model
+from planner.layout import Layout
+from planner.model import ModelSpec, load_model
 from planner.plan import Plan
-from planner.readback.found import Found
 from planner.rules import check
 
 NOT_ARCHITECTURE = (
@@ -27,8 +28,8 @@ class Reading:
 
     trainer: str
     """Library name of the trainer."""
-    layout: dict[str, int]
-    """Fields of Layout that the configuration says."""
+    fields: Mapping[str, int]
+    """Fields of Layout that the configuration says; what is not said keeps the planner's default."""
     model: ModelSpec | None = None
     """The architecture; None = the configuration does not say it."""
     sequence_length: int | None = None
@@ -48,6 +49,10 @@ class Reading:
     notes: tuple[str, ...] = ()
     """What was taken for what."""
 
+    def layout(self) -> Layout:
+        """The fields as a layout."""
+        return Layout(**self.fields)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
@@ -60,16 +65,6 @@ class Said:
     trainer: str | None = None
     sequence_length: int | None = None
     global_batch_size: int | None = None
-
-
-def of_found(found: Found, *, where: str) -> Reading:
-    """What a configuration without an architecture of its own says, as a reading. Raises PlannerError."""
-    model = None if found.model is None else known_model(from_hugging_face(found.model, source=where))
-    return Reading(
-        trainer=found.trainer, layout=dict(found.values), model=model, sequence_length=found.sequence_length,
-        global_batch_size=found.global_batch_size, precision=found.precision or "bf16",
-        optimizer=found.optimizer or "adam", num_gpus=found.num_gpus, unread=found.unknown, notes=found.notes,
-    )  # fmt: skip
 
 
 def to_plan(reading: Reading, said: Said | None = None) -> Plan:
@@ -92,19 +87,19 @@ def to_plan(reading: Reading, said: Said | None = None) -> Plan:
             sequence_length=length, global_batch_size=batch, precision=reading.precision, optimizer=reading.optimizer,
         )
     )  # fmt: skip
-    layout, assumed = complete(resolved.job, reading.layout)
+    layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)
     return dataclasses.replace(plan, why=f"read from a configuration of {reading.trainer}, not searched")
 
 
 def known_model(model: ModelSpec, name: str = "") -> ModelSpec:
-    """The preset with the same architecture, the one called ``name`` first; the model itself when there is none."""
+    """The preset with the same architecture: the one called ``name`` first, then the one with the same longest sequence;
+    the model itself when there is none."""
     presets = _presets().get(_architecture(model), [])
-    for preset in presets:
-        if preset.name == name:
-            return preset
-    return presets[0] if presets else dataclasses.replace(model, name=name) if name else model
+    if not presets:
+        return dataclasses.replace(model, name=name) if name else model
+    return min(presets, key=lambda one: (one.name != name, one.max_sequence_length != model.max_sequence_length))
 
 
 def _architecture(model: ModelSpec) -> tuple[object, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import json
 import re
 import shlex
 import tomllib
@@ -11,10 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
-from planner.export.torchtitan import CONVERTERS, SCHEDULES
+from planner.errors import PlannerError, shown
+from planner.export.fully_shard import SCHEDULES
+from planner.export.torchtitan_module import CONVERTERS
 from planner.layout import CpMethod, Module, Recompute, Schedule
-from planner.readback.found import Found, quotient, read_text, uneven, whole_number
+from planner.readback.reading import Reading
+from planner.readback.values import json_mapping, quotient, read_text, uneven, whole_number
 
 PARALLELISM = {
     "data_parallel_replicate_degree": 1,
@@ -37,7 +38,7 @@ QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_bac
 """Keys that a plan has a fixed answer for, or that change neither time nor memory."""
 
 
-def read(path: Path, num_gpus: int | None = None) -> Found:
+def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a torchtitan configuration; ``num_gpus`` where data_parallel_shard_degree is -1. Raises PlannerError."""
     text = read_text(path)
     sections = _sections(path, text)
@@ -59,7 +60,7 @@ def _found(
     other: Mapping[str, Any],
     num_gpus: int | None,
     unknown: list[str],
-) -> Found:
+) -> Reading:
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
 
@@ -82,7 +83,7 @@ def _found(
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
-    values = {
+    fields = {
         "tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "vpp": chunks, "schedule": int(schedule),
         "dp_shard": shard if shard != dp else 0, "micro_batch_size": micro,
         "num_microbatches": quotient(batch, micro * dp, f"{path}: the global batch by micro batches of all replicas"),
@@ -90,11 +91,11 @@ def _found(
         "recompute_modules": int(Module.EVERY_SECOND_MATMUL) if recompute == Recompute.SELECTIVE else 0,
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
-    return Found(
-        trainer="torchtitan", values=values, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
+    return Reading(
+        trainer="torchtitan", fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=whole_number(training["seq_len"], f"{path}: training.seq_len"),
         precision=other.get("precision", "fp32" if training.get("mixed_precision_param") == "float32" else "bf16"),
-        optimizer="adam", unknown=tuple(unknown), notes=tuple(notes),
+        optimizer="adam", unread=tuple(unknown), notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -106,7 +107,7 @@ def _pipeline(path: Path, parallel: Mapping[str, Any], pp: int) -> tuple[Schedul
     name = str(parallel["pipeline_parallel_schedule"])
     if name.lower() not in names:
         raise PlannerError(
-            f"{path}: parallelism.pipeline_parallel_schedule is {name}; the planner prices {', '.join(SCHEDULES.values())}"
+            f"{path}: parallelism.pipeline_parallel_schedule is {shown(name)}; the planner prices {', '.join(SCHEDULES.values())}"
         )
     schedule = names[name.lower()]
     stages = parallel["module_fqns_per_model_part"]
@@ -135,11 +136,8 @@ def _sections(path: Path, text: str) -> dict[str, dict[str, Any]]:
         mode = data.get("activation_checkpoint", {}).get("mode", "selective")
         return {**_plain(data), "other": {"recompute": _mode(path, mode)}}
     if path.suffix == ".json":
-        try:
-            data = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
-        if not isinstance(data, dict) or "parallelism" not in data:
+        data = json_mapping(path, text, "a configuration saved by torchtitan")
+        if "parallelism" not in data:
             raise PlannerError(f"{path}: not a configuration saved by torchtitan: the section 'parallelism' is missing")
         return {**_plain(data), "other": {"notes": ("the file does not name its policy; selective is taken",)}}
     return _flags(path, text)
@@ -223,7 +221,7 @@ def _flags(path: Path, text: str) -> dict[str, dict[str, Any]]:
         if match:
             section, key, value = match[1], match[2].replace("-", "_"), match[3]
             value = words[i + 1] if value is None and i + 1 < len(words) else value
-            found[section][key] = int(value) if re.fullmatch(r"-?\d+", value or "") else value
+            found[section][key] = int(value) if re.fullmatch(r"-?\d{1,15}", value or "") else value
         if word.startswith(("activation-checkpoint:", "activation_checkpoint:")):
             found["other"]["recompute"] = _mode(path, word.split(":", 1)[1])
     if not found["parallelism"]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
-import shutil
 import subprocess
 from pathlib import Path
+from shutil import which  # by its own name: tests put another one into shutil, which finds no GPU
 
 import pytest
 
@@ -64,7 +64,7 @@ def test_torchrun_takes_its_words(target: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 @pytest.mark.parametrize("target", CASES)
 def test_shellcheck_finds_nothing(target: str, launcher: str, tmp_path: Path) -> None:
-    if shutil.which("shellcheck") is None:
+    if which("shellcheck") is None:
         pytest.skip("NOT CHECKED: shellcheck is not installed here")
     _, folder, _ = written(tmp_path, target, launcher)
     scripts = [str(path) for path in folder.iterdir() if path.suffix in (".sh", ".sbatch")]

@@ -15,9 +15,15 @@ from typing import Any
 from planner.export.check import Checked
 from planner.export.target import ExportJob
 
-LIMIT = 240.0
-"""Seconds that all requests of one process may take; a process that takes longer is ended, and nothing is checked."""
+IMPORT_LIMIT, CASE_LIMIT = 240.0, 2.0
+"""Seconds that a process may take to import a trainer and for each request, far above what they need; a process that takes
+longer is ended, and nothing is checked."""
 Request = dict[str, Any]
+
+
+def limit(cases: int) -> float:
+    """Seconds for one process with this many requests."""
+    return IMPORT_LIMIT + CASE_LIMIT * cases
 
 
 def request(job: ExportJob, folder: Path, **more: Any) -> Request:
@@ -53,10 +59,10 @@ def ask(
             [sys.executable, "-m", module],
             input="\n".join(json.dumps(one) for one in requests),
             env={**os.environ, "PYTHONPATH": paths, **(environment or {})},
-            capture_output=True, text=True, timeout=LIMIT, check=False,
+            capture_output=True, text=True, timeout=limit(len(requests)), check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        why = f"its process was ended after {LIMIT:g} s with {len(requests)} cases"
+        why = f"its process was ended after {limit(len(requests)):g} s with {len(requests)} cases"
         return [Checked(target=target, level="", missing=why) for _ in requests]
     answers = [json.loads(line.removeprefix(_MARK)) for line in done.stdout.split("\n") if line.startswith(_MARK)]
     if len(answers) != len(requests):

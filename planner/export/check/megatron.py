@@ -13,7 +13,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.export.check import Checked
-from planner.export.check.child import LIMIT
+from planner.export.check.child import limit
 from planner.export.mcore import environment, vocab_rows
 from planner.export.ranks import GROUPS, group_of
 from planner.export.target import ExportJob
@@ -41,24 +41,41 @@ def check_many(cases: list[tuple[ExportJob, list[str]]], *, level: str = "model 
     return _check_here(cases, level)
 
 
+def dump_arguments(cases: list[tuple[ExportJob, list[str]]]) -> list[str]:
+    """What rank 0 prints of its arguments at the start of a log, after Megatron's own validation. Raises RuntimeError."""
+    asked = [{**_question(job, words, "validated"), "rank": 0, "dump": True} for job, words in cases]
+    answers = _answers(asked)
+    if isinstance(answers, str):
+        raise RuntimeError(answers)
+    for one in answers:
+        if one["problem"]:
+            raise RuntimeError(one["problem"])
+    return [one["dump"] for one in answers]
+
+
 def _check_here(cases: list[tuple[ExportJob, list[str]]], level: str) -> list[Checked]:
-    questions = [_question(job, words, level) for job, words in cases]
+    answers = _answers([_question(job, words, level) for job, words in cases])
+    if isinstance(answers, str):
+        return [Checked(target="megatron", level="", missing=answers) for _ in cases]
+    return [_judged(job, answer, level) for (job, _), answer in zip(cases, answers, strict=True)]
+
+
+def _answers(questions: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
+    """What the worker answers, or why it does not."""
     code = "planner.export.check.megatron_worker"
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
     try:
         done = subprocess.run(
             [sys.executable, "-m", code], input=json.dumps(questions), capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": path}, timeout=LIMIT,
+            env={**os.environ, "PYTHONPATH": path}, timeout=limit(len(questions)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        why = f"its process was ended after {LIMIT:g} s with {len(cases)} cases"
-        return [Checked(target="megatron", level="", missing=why) for _ in cases]
+        return f"its process was ended after {limit(len(questions)):g} s with {len(questions)} cases"
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        return [Checked(target="megatron", level="", missing=_reason(said)) for _ in cases]
-    answers = json.loads(done.stdout.strip().splitlines()[-1])
-    return [_judged(job, answer, level) for (job, _), answer in zip(cases, answers, strict=True)]
+        return _reason((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answers
 
 
 def _reason(said: str) -> str:

@@ -74,6 +74,8 @@ def _answer(case: dict[str, Any]) -> dict[str, Any]:
         answer["level"] = "parsed"
         config = _validated(args)
         answer["level"], answer["microbatches"] = "validated", _microbatches(args)
+        if case.get("dump"):
+            answer["dump"] = _dump(args)
         if case["level"] in ("groups built", "model built"):
             answer |= _groups(case, args, config)
             answer["level"] = "groups built"
@@ -108,6 +110,16 @@ def _validated(args: Any) -> Any:
 
     validate_args(args)
     return core_transformer_config_from_args(args)
+
+
+def _dump(args: Any) -> str:
+    """The block of arguments at the head of a training log, as Megatron prints it."""
+    from megatron.training import arguments
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        arguments._print_args("arguments", args)
+    return text.getvalue()
 
 
 def _microbatches(args: Any) -> int:

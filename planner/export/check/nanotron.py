@@ -1,4 +1,4 @@
-"""nanotron's own reader of configurations, from a clone of its repository on PYTHONPATH."""
+"""nanotron's own reader of configurations on an exported folder."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 from planner.export.check import Checked
 from planner.export.check.child import Answer, Request, ask, request, serve
-from planner.export.check.standins import settle_torch, stand_in
+from planner.export.check.standins import hide, settle_torch, stand_in
 from planner.export.target import ExportJob
 
 KERNELS = ("flash_attn", "grouped_gemm", "triton", "flash_attn_cuda", "functorch", "apex", "torchtyping", "lighteval",
            "ring_flash_attn")  # fmt: skip
 """What its modules import and a machine without a GPU does not have."""
+CIRCULAR = "nanotron.logging"
+"""It imports the configuration, which imports it: whichever of the two the published 0.4 starts with fails. Only loggers."""
 
 
 def check(job: ExportJob, folder: Path) -> Checked:
@@ -46,4 +48,5 @@ def _one(asked: Request, answer: Answer) -> None:
 if __name__ == "__main__":
     settle_torch()
     stand_in(*KERNELS)
+    hide(CIRCULAR)
     serve(_one)

@@ -59,6 +59,8 @@ def _one(asked: Request, answer: Answer) -> None:
     answer.reached("validated")
     pretend_ranks(asked["world"] - 1, asked["world"])
     dims.build_mesh()
+    if dims.pp_enabled:
+        _schedule(config, dims)
     for name, ranks in _groups(asked).items():
         mesh = dims.get_optional_mesh(name)
         if mesh is not None:
@@ -104,6 +106,23 @@ def _validate(asked: Request, config: Any, answer: Answer) -> Any:
         if single != (len(split) == dims.pp):
             raise ValueError(f"{parallel.pipeline_parallel_schedule} with {len(split)} stages on {dims.pp} ranks")
     return dims
+
+
+def _schedule(config: Any, dims: Any) -> None:
+    """The schedule that torchtitan builds, around stages that hold nothing: its own rules for stages and microbatches."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage
+    from torchtitan.distributed.pipeline_parallel import _build_pipeline_schedule
+    from torchtitan.distributed.pipeline_parallel import _get_pp_rank_to_stage_indices_mapping as mapping
+
+    parallel, mesh = config.parallelism, dims.get_mesh("pp")
+    number = len(parallel.module_fqns_per_model_part)
+    mine = mapping(mesh.get_local_rank(), dims.pp, parallel.pipeline_parallel_schedule, number)
+    device, group = torch.device("cpu"), mesh.get_group()
+    stages = [PipelineStage(torch.nn.Identity(), stage, number, device, group=group) for stage in mine]
+    _build_pipeline_schedule(
+        parallelism=parallel, local_batch_size=config.training.local_batch_size, stages=stages, loss_fn=torch.nn.Identity()
+    )  # fmt: skip
 
 
 def _groups(asked: Request) -> dict[str, list[int]]:

@@ -1,10 +1,9 @@
-"""What a reader finds in a trainer's configuration: layout fields, parts of the workload, and what it does not know."""
+"""What all readers do: a whole number or a sentence, an exact quotient, layers of stages in the plan's words."""
 
 from __future__ import annotations
 
-import dataclasses
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +11,40 @@ from planner.cost.exact import stage_layers
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
 
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """The content of one file, in the planner's words."""
-
-    trainer: str
-    """Name in profiles/trainers."""
-    values: Mapping[str, int]
-    """Layout fields that the file says."""
-    num_gpus: int | None = None
-    """GPUs of the job, where they follow from the file."""
-    sequence_length: int | None = None
-    global_batch_size: int | None = None
-    precision: str | None = None
-    optimizer: str | None = None
-    model: Mapping[str, Any] | None = None
-    """config.json of the model, where the file says its sizes."""
-    unknown: tuple[str, ...] = ()
-    """Keys that the planner has no word for: they change nothing in the plan."""
-    notes: tuple[str, ...] = field(default_factory=tuple)
-    """What was taken for what the file does not say."""
-
-    def layout(self) -> Layout:
-        """The fields as a layout; what is not said keeps the planner's default."""
-        return Layout(**self.values)
+MOST = 100_000_000
+"""Largest number that is read: above the tokens of a sequence or of a batch, and small enough to count up to."""
+MOST_LAYERS = 4096
 
 
-def whole_number(value: Any, where: str, least: int = 1) -> int:
-    """A whole number from ``least`` on. Raises PlannerError with file and key."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise PlannerError(f"{where} is {shown(value)}; it must be a whole number from {least} on")
+def whole_number(value: Any, where: str, least: int = 1, most: int = MOST) -> int:
+    """A whole number of a range. Raises PlannerError with file and key."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PlannerError(f"{where} is {shown(value)}; it must be a whole number from {least} to {most}")
     return value
+
+
+def percent(value: Any, where: str) -> int:
+    """A share from 0 to 1 as per cent. Raises PlannerError with file and key."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        share = -1.0
+    if isinstance(value, bool) or not 0.0 <= share <= 1.0:
+        raise PlannerError(f"{where} is {shown(value)}; it must be a number from 0 to 1")
+    return round(100 * share)
+
+
+def json_mapping(path: Path, text: str, what: str) -> dict[str, Any]:
+    """The mapping in a JSON file; ``what`` it should be. Raises PlannerError."""
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise PlannerError(f"{path}: line {error.lineno}: not JSON: {error.msg}") from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise PlannerError(f"{path}: JSON that cannot be read ({str(error).split(';')[0]})") from error
+    if not isinstance(data, dict):
+        raise PlannerError(f"{path}: {what} is a mapping of keys to values, and this is a {type(data).__name__}")
+    return data
 
 
 def quotient(number: int, divisor: int, what: str) -> int:
@@ -87,8 +88,3 @@ def read_text(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not text in UTF-8"
         raise PlannerError(f"{path}: cannot be read ({reason})") from error
-
-
-def more(found: Found, **changes: Any) -> Found:
-    """The same with some fields changed."""
-    return dataclasses.replace(found, **changes)
