@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
+from shutil import which
 
 NAMES: tuple[tuple[str, str], ...] = (
     ("GB300", "gb300-nvl72"), ("GB200", "gb200-nvl72"), ("B300", "b300-sxm"), ("B200", "b200-sxm"), ("H200", "h200-sxm"),
@@ -25,7 +25,7 @@ def profile_of(device: str) -> str | None:
 
 def local_devices() -> list[str]:
     """Names of the GPUs that nvidia-smi reports; none without one, or when it does not answer in two seconds."""
-    tool = shutil.which("nvidia-smi")
+    tool = which("nvidia-smi")
     if tool is None:
         return []
     command = [tool, "--query-gpu=name", "--format=csv,noheader"]

@@ -11,7 +11,7 @@ import cli
 @pytest.fixture(autouse=True)
 def no_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests give the same answer on a machine with a GPU."""
-    monkeypatch.setattr("planner.detect.shutil.which", lambda _: None)
+    monkeypatch.setattr("planner.detect.which", lambda _: None)
 
 
 @pytest.fixture
