@@ -1,0 +1,150 @@
+"""What a rank allocates: every storage that an operation makes, from its first to its last reference, by category.
+
+Weights, gradients and optimizer states are what parameters and optimizer hold between steps. Activations are made by a
+forward pass, also when recompute repeats it, and by the loss in both directions. All else is temporary: gathered weights,
+gradients on their way, buffers of collectives and of the pipeline.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from planner.validator.model import FORWARD, Watch
+
+CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
+
+
+@dataclass
+class Storage:
+    """One piece of memory that is alive."""
+
+    size: int
+    """Bytes."""
+    category: str
+    """One of CATEGORIES."""
+
+
+@dataclass
+class Peak:
+    """The moment when most was allocated."""
+
+    total: int = 0
+    """Bytes."""
+    parts: dict[str, int] = field(default_factory=dict)
+    """Bytes by category at that moment; they sum to the total."""
+
+
+def _outside(original: Any) -> Any:
+    """The function as if no forward pass were running."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        depth, Watch.depth = Watch.depth, 0
+        try:
+            return original(*arguments, **named)
+        finally:
+            Watch.depth = depth
+
+    return run
+
+
+class Witness(TorchDispatchMode):
+    """Counts storages while it is entered. ``largest`` holds the most bytes of each category, not all at one moment."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = dict.fromkeys(CATEGORIES, 0)
+        self.total = 0
+        self.peak, self.largest = Peak(), dict.fromkeys(CATEGORIES, 0)
+        self._alive: dict[int, Storage] = {}
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        category = "activations" if Watch.depth or "planner.loss_gradient" in str(func) else "temporary"
+        for tensor in pytree.tree_leaves(out):
+            if isinstance(tensor, torch.Tensor):
+                self._see(tensor, category)
+        return out
+
+    def __enter__(self) -> Any:
+        self._replace(torch.UntypedStorage, "resize_", self._resized)
+        for name in ("_pre_forward", "_post_forward"):  # gathers weights inside of a forward pass: not activations
+            self._replace(FSDPState, name, _outside)
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for owner, name, original in self._before:
+            setattr(owner, name, original)
+
+    def _replace(self, owner: Any, name: str, wrapped: Any) -> None:
+        original = getattr(owner, name)
+        self._before.append((owner, name, original))
+        setattr(owner, name, wrapped(original))
+
+    def _resized(self, original: Any) -> Any:
+        """FSDP frees and allocates by resizing, which is no operation."""
+
+        def resize(storage: Any, size: int) -> Any:
+            result = original(storage, size)
+            self._grow(storage, size)
+            return result
+
+        return resize
+
+    def _see(self, tensor: Any, category: str) -> None:
+        if tensor.device.type == "meta":
+            return
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._alive:
+            return
+        size = storage.nbytes()
+        self._alive[key] = Storage(size, category)
+        weakref.finalize(storage, self._gone, key)
+        self._add(category, size)
+
+    def _gone(self, key: int) -> None:
+        one = self._alive.pop(key, None)
+        if one is not None:
+            self._add(one.category, -one.size)
+
+    def _grow(self, storage: Any, size: int) -> None:
+        one = self._alive.get(storage._cdata)
+        if one is not None:
+            self._add(one.category, size - one.size)
+            one.size = size
+
+    def _add(self, category: str, size: int) -> None:
+        self.now[category] += size
+        self.total += size
+        if self.now[category] > self.largest[category]:
+            self.largest[category] = self.now[category]
+        if self.total > self.peak.total:
+            self.peak = Peak(self.total, dict(self.now))
+
+    def is_(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
+        """Name what some tensors hold; from now on it counts there."""
+        for tensor in tensors:
+            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+            one = self._alive.get(local.untyped_storage()._cdata)
+            if one is not None and one.category != category:
+                self.now[one.category] -= one.size
+                one.category = category
+                self.now[category] += one.size
+                self.largest[category] = max(self.largest[category], self.now[category])
+
+    def start(self) -> None:
+        """Forget the peak: what is alive now is where it starts."""
+        self.peak, self.largest = Peak(self.total, dict(self.now)), dict(self.now)
+
+
+__all__ = ["CATEGORIES", "FORWARD", "Peak", "Witness"]
