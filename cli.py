@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 
 COMMANDS = {
     "search": "search", "estimate": "estimate", "accuracy": "accuracy", "calibrate": "calibrate", "export": "export",
-    "import": "import_", "models": "library", "hardware": "library", "trainers": "library",
+    "import": "import_", "validate": "validate", "models": "library", "hardware": "library", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 

@@ -1,13 +1,13 @@
 """Memory without hardware: the rank's real modules, optimizer and step on fake tensors and a fake process group.
 
-Everything has its full size, and nothing is allocated or computed. A microbatch is run first that is not counted: it makes
-what exists only once, as the lazy parts of sharding do. Optimizer states exist before the step that is measured, as in
-every step but the first.  [torch: FakeTensorMode, FakeStore]
+Everything has its full size, and nothing is allocated or computed. Optimizer states exist before the step that is measured,
+as in every step but the first.  [torch: FakeTensorMode, FakeStore]
 """
 
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import time
 import warnings
@@ -23,7 +23,6 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.validator.parallel import Meshes
 from planner.validator.split import V_SHAPED, Split
 from planner.validator.training import Run
 from planner.validator.wires import Wires
@@ -86,6 +85,8 @@ def stage_ranks(split: Split) -> list[int]:
 def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _: None) -> Measured:
     """The step of one rank. The process must not have a process group."""
     started = time.perf_counter()
+    gc.collect()
+    gc.disable()  # nothing here waits for it, and it would look at every fake tensor again and again
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     count = step_of(split)
@@ -94,10 +95,12 @@ def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _:
     try:
         with ExitStack() as stack:
             stack.enter_context(_real_meshes())
-            meshes = Meshes(ran, "cpu")
-            stack.enter_context(FakeTensorMode())
-            witness = stack.enter_context(Witness())
-            run, wires = _Emulated(ran, meshes, witness, progress), Wires()
+            witness = Witness()
+            stack.enter_context(witness.patches())
+            made = Run(ran, torch.device("cpu"))  # before tensors are fake: shards of nothing are made quickly
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            stack.enter_context(witness)
+            run, wires = _Emulated(made, witness, progress), Wires()
             run.warm()
             witness.start()
             with wires:
@@ -110,6 +113,7 @@ def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _:
                 collectives=_listed(wires), seconds=time.perf_counter() - started,
             )  # fmt: skip
     finally:
+        gc.enable()
         dist.destroy_process_group()
 
 
@@ -120,11 +124,11 @@ def _with(parts: dict[str, int], unseen: int) -> dict[str, int]:
 class _Emulated:
     """The run of a rank whose neighbours do not exist."""
 
-    def __init__(self, split: Split, meshes: Meshes, witness: Witness, progress: Callable[[str], None]) -> None:
-        self.split, self.witness, self.progress = split, witness, progress
-        self.run = Run(split, torch.device("cpu"), meshes=meshes, fill=False)
-        self.parameters = sum(p.numel() for part in self.run.parts for p in part.parameters())
-        self._done, self._passes = 0, 0
+    def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None]) -> None:
+        self.split, self.run, self.witness, self.progress = run.split, run, witness, progress
+        self.parameters = sum(p.numel() for part in run.parts for p in part.parameters())
+        self._done = 0
+        run.allocate(fill=False)
         witness.is_("weights", [p for part in self.run.parts for p in part.parameters()])
         for part in self.run.parts:
             for layer in part.layers.values():
@@ -133,23 +137,17 @@ class _Emulated:
     def _tick(self, *_: Any) -> None:
         self._done += 1
         layers = sum(len(part.layers) for part in self.run.parts)
-        self.progress(f"stage {self.run.rank['pp']}: {self._done} of {layers * (self.split.num_microbatches + 1)} layers")
+        self.progress(f"stage {self.run.rank['pp']}: {self._done} of {layers * self.split.num_microbatches} layers")
 
     def inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         shape = (count * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
         return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
 
     def warm(self) -> None:
-        """One microbatch through every part, and the optimizer states."""
-        for number, part in zip(self.run.mine, self.run.parts, strict=True):
-            inputs, _ = self.run.examples(number)
-            x = torch.zeros(inputs.shape, dtype=inputs.dtype, requires_grad=number > 0)
-            out = part(x)
-            if number == len(self.split.stages) - 1:
-                out = self.run.loss(out, self.inputs(1)[1])
-            out.backward(torch.ones_like(out))
-            del out, x
-        for optimizer in self.run.optimizers:
+        """Optimizer states, by an update with gradients of nothing."""
+        for part, optimizer in zip(self.run.parts, self.run.optimizers, strict=True):
+            for parameter in part.parameters():
+                parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
             states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
             self.witness.is_("optimizer_states", states)

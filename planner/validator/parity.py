@@ -22,10 +22,10 @@ from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.validator.experts import Experts
-from planner.validator.model import Part
+from planner.validator.model import Part, Place
 from planner.validator.ranks import run_ranks
 from planner.validator.split import SCHEDULES, Split, Stage, deal
-from planner.validator.training import Run, initial, place_of, tokens
+from planner.validator.training import Run, initial, locate, tokens
 
 TOLERANCE = 1e-12
 """Largest error of loss, norm and parameters, relative to the largest value of each parameter."""
@@ -85,7 +85,7 @@ def serial(split: Split) -> Found:
         stages=(Stage(rank=0, layers=tuple(range(split.model.num_layers))),),
     )  # fmt: skip
     torch.set_default_dtype(torch.float64)
-    part = Part(alone, 0, place_of(alone, 0, torch.device("cpu")))
+    part = Part(alone, 0, locate(Place(), alone, 0, torch.device("cpu")))
     if split.model.tied_embeddings:
         part.head.weight = part.embedding.weight  # type: ignore[union-attr]
     with torch.no_grad():
@@ -106,7 +106,7 @@ def serial(split: Split) -> Found:
 
 def of_rank(split: Split) -> tuple[list[float], list[float], dict[str, Any]]:
     """Trains; what this rank has of the parameters afterwards, experts by the number of the first."""
-    run = Run(split, torch.device("cpu"))
+    run = Run(split, torch.device("cpu")).allocate()
     losses, norms = [], []
     for step in range(STEPS):
         loss, norm = run.step(*run.data(step))

@@ -49,33 +49,34 @@ def part_of_sequence(split: Split, rank: int) -> Tensor:
     return torch.cat([chunks[rank], chunks[2 * split.cp - 1 - rank]])
 
 
-def place_of(split: Split, rank: int, device: torch.device, context: Any = None, experts: Any = None) -> Place:
-    """What the modules of a rank share."""
-    place = Place(positions=part_of_sequence(split, rank).to(device), context=context, experts=experts)
+def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place:
+    """Says where a context-parallel rank is in the sequence."""
+    place.positions = part_of_sequence(split, rank).to(device)
     width = split.model.qk_rope_head_dim if split.model.is_mla else split.model.head_dim
     if split.model.position == "rope":
         dtype = torch.float64 if split.precision == "fp64" else torch.float32
-        place.cosine, place.sine = angles(place.positions, width, dtype)  # type: ignore[arg-type]
+        place.cosine, place.sine = angles(place.positions, width, dtype)
     return place
 
 
 class Run:
     """The parts of this rank and how they take a step. The process group must exist."""
 
-    def __init__(self, split: Split, device: torch.device, *, meshes: Meshes | None = None, fill: bool = True) -> None:
+    def __init__(self, split: Split, device: torch.device) -> None:
+        """Modules split over the ranks, without memory: ``allocate`` gives it to them."""
         self.split, self.device = split, device
-        self.meshes = meshes or Meshes(split, device.type)
+        self.meshes = Meshes(split, device.type)
         self.rank = {name: self.meshes.all.get_local_rank(name) for name in ("pp", "replica", "shard", "cp", "tp")}
-        self.place = place_of(split, self.rank["cp"], device, self.meshes.group("cp"), self.meshes.group("ep"))
+        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"))
         self.mine = split.stages_of(self.rank["pp"])
-        self.parts = [self._part(number, fill) for number in self.mine]
+        self.parts = [self._part(number) for number in self.mine]
         self.has_first, self.has_last = 0 in self.mine, len(split.stages) - 1 in self.mine
         self.replica = self.rank["replica"] * split.dp_shard + self.rank["shard"]
-        self.optimizers = [self._optimizer(part) for part in self.parts]
+        self.optimizers: list[Any] = []
         self.stages: list[Any] = []
         self.schedule = self._schedule() if split.pp > 1 else None
 
-    def _part(self, number: int, fill: bool) -> Part:
+    def _part(self, number: int) -> Part:
         split, before = self.split, torch.get_default_dtype()
         torch.set_default_dtype(torch.float64 if split.precision == "fp64" else torch.float32)
         with torch.device("meta"):
@@ -86,10 +87,17 @@ class Run:
         if split.model.tied_embeddings and part.head is not None and part.embedding is not None:
             part.head.weight = part.embedding.weight
         shard_states(part, split, self.meshes)
-        part.to_empty(device=self.device)
-        if fill:
-            self._fill(part)
         return part
+
+    def allocate(self, *, fill: bool = True) -> Run:
+        """Memory for weights, their values when asked for, and the optimizers."""
+        locate(self.place, self.split, self.rank["cp"], self.device)
+        for part in self.parts:
+            part.to_empty(device=self.device)
+            if fill:
+                self._fill(part)
+        self.optimizers = [self._optimizer(part) for part in self.parts]
+        return self
 
     def _fill(self, part: Part) -> None:
         """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
@@ -110,10 +118,11 @@ class Run:
                 parameter.copy_(drawn)
 
     def _optimizer(self, part: nn.Module) -> Any:
-        rate, fused = self.split.learning_rate, self.device.type == "cuda"
+        """Fused: one kernel for all tensors, no temporary memory."""
+        rate = self.split.learning_rate
         if self.split.optimizer == "sgd":
-            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9, fused=fused or None)
-        return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=fused or None)
+            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9, fused=True)
+        return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def examples(self, number: int) -> tuple[Tensor, Tensor]:
         """Input and output of a stage, without memory."""

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import get_process_group_ranks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+from planner.validator.witness import WRAPPERS
 
 OPERATIONS = {
     "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather", "allgather": "all_gather",
@@ -27,6 +28,8 @@ class Wires(TorchDispatchMode):
         self.found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
             self._note(func._opname, args, kwargs or {}, out)

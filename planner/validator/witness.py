@@ -7,18 +7,24 @@ gradients on their way, buffers of collectives and of the pipeline.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from planner.validator.model import FORWARD, Watch
 
+WRAPPERS = (DTensor, AsyncCollectiveTensor)
+"""Tensors that hold another one and no memory."""
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
 
 
@@ -64,31 +70,47 @@ class Witness(TorchDispatchMode):
         self.total = 0
         self.peak, self.largest = Peak(), dict.fromkeys(CATEGORIES, 0)
         self._alive: dict[int, Storage] = {}
-        self._before: list[tuple[Any, str, Any]] = []
+        self._blind = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented  # they come again with what they wrap
         out = func(*args, **(kwargs or {}))
         category = "activations" if Watch.depth or "planner.loss_gradient" in str(func) else "temporary"
         for tensor in pytree.tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
+            if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
                 self._see(tensor, category)
         return out
 
-    def __enter__(self) -> Any:
-        self._replace(torch.UntypedStorage, "resize_", self._resized)
-        for name in ("_pre_forward", "_post_forward"):  # gathers weights inside of a forward pass: not activations
-            self._replace(FSDPState, name, _outside)
-        return super().__enter__()
+    @contextlib.contextmanager
+    def patches(self) -> Iterator[None]:
+        """What has to be watched beside operations; entered before modules are sharded."""
+        wrapped = (
+            (torch.UntypedStorage, "resize_", self._resized),
+            (FSDPState, "_pre_forward", _outside),  # gathers weights inside of a forward pass: not activations
+            (FSDPState, "_post_forward", _outside),
+            (ShardingPropagator, "_propagate_tensor_meta_non_cached", self._unseen),
+        )
+        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
+        for owner, name, wrap in wrapped:
+            setattr(owner, name, wrap(getattr(owner, name)))
+        try:
+            yield
+        finally:
+            for owner, name, original in before:
+                setattr(owner, name, original)
 
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
-        for owner, name, original in self._before:
-            setattr(owner, name, original)
+    def _unseen(self, original: Any) -> Any:
+        """DTensor finds shapes by operations on tensors of the global size, which exist nowhere."""
 
-    def _replace(self, owner: Any, name: str, wrapped: Any) -> None:
-        original = getattr(owner, name)
-        self._before.append((owner, name, original))
-        setattr(owner, name, wrapped(original))
+        def run(*arguments: Any, **named: Any) -> Any:
+            blind, self._blind = self._blind, True
+            try:
+                return original(*arguments, **named)
+            finally:
+                self._blind = blind
+
+        return run
 
     def _resized(self, original: Any) -> Any:
         """FSDP frees and allocates by resizing, which is no operation."""
@@ -101,7 +123,7 @@ class Witness(TorchDispatchMode):
         return resize
 
     def _see(self, tensor: Any, category: str) -> None:
-        if tensor.device.type == "meta":
+        if self._blind or tensor.device.type == "meta":
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
