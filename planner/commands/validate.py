@@ -16,10 +16,14 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rung", metavar="NAME", default="meta", show_default=True, help="What to run: meta, memory on fake tensors.")
+@click.option(
+    "--rung", metavar="NAME", default="meta", show_default=True, help="What to run: meta, memory on fake tensors."
+)
 @click.option("--rank", type=int, multiple=True, metavar="R", help="This rank, from 0; may be repeated. [worst stage]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option("--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write validation.yaml.")
+@click.option(
+    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write validation.yaml."
+)
 def validate(file: Path, rung: str, rank: tuple[int, ...], as_json: bool, output: Path | None) -> None:
     """Hold a plan against what torch does with it. PLAN is a file written by --output of `plan` or `plan estimate`.
 

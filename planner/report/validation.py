@@ -35,13 +35,17 @@ def _rank(one: dict[str, Any], *, worst: bool) -> Iterator[RenderableType]:
     for name in ("predicted", "measured", "error", "bound", "at the peak"):
         table.add_column(name, justify="right")
     for row in one["memory"]:
-        error = "" if row["error"] is None else f"{row['error']:+.1%}" if row["what"] != "weights" else f"{row['error']:+.2%}"
+        error = (
+            ""
+            if row["error"] is None
+            else f"{row['error']:+.1%}"
+            if row["what"] != "weights"
+            else f"{row['error']:+.2%}"
+        )
         bound = "" if row["bound"] is None else f"{row['bound']:.1%}{'' if row['inside'] else ' missed'}"
         at_peak = one["at_peak_gib"].get(row["what"], sum(one["at_peak_gib"].values()))
         name = WORDS.get(row["what"], row["what"])
-        table.add_row(
-            name, f"{row['predicted_gib']:.3f}", f"{row['measured_gib']:.3f}", error, bound, f"{at_peak:.3f}"
-        )
+        table.add_row(name, f"{row['predicted_gib']:.3f}", f"{row['measured_gib']:.3f}", error, bound, f"{at_peak:.3f}")
     yield table
     more = one["receive_buffers_added_gib"]
     if more:

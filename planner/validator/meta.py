@@ -82,8 +82,10 @@ def stage_ranks(split: Split) -> list[int]:
     return [stage * size for stage in sorted({0, min(1, split.pp - 1), split.pp - 1})]
 
 
-def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _: None) -> Measured:
-    """The step of one rank. The process must not have a process group."""
+def measure(
+    split: Split, rank: int, progress: Callable[[str], None] = lambda _: None, *, real: bool = False
+) -> Measured:
+    """The step of one rank. The process must not have a process group. ``real``: on the CPU, with memory and numbers."""
     started = time.perf_counter()
     gc.collect()
     gc.disable()  # nothing here waits for it, and it would look at every fake tensor again and again
@@ -98,7 +100,8 @@ def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _:
             witness = Witness()
             stack.enter_context(witness.patches())
             made = Run(ran, torch.device("cpu"))  # before tensors are fake: shards of nothing are made quickly
-            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            if not real:
+                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(witness)
             run, wires = _Emulated(made, witness, progress), Wires()
             run.warm()
@@ -129,10 +132,18 @@ class _Emulated:
         self.parameters = sum(p.numel() for part in run.parts for p in part.parameters())
         self._done = 0
         run.allocate(fill=False)
+        self.kept = [
+            p for part in run.parts for p in part.parameters()
+        ]  # shards: in a pass modules hold gathered weights
         witness.is_("weights", [p for part in self.run.parts for p in part.parameters()])
         for part in self.run.parts:
+            part.register_forward_pre_hook(self._accumulated)
             for layer in part.layers.values():
                 layer.register_forward_hook(self._tick)
+
+    def _accumulated(self, *_: Any) -> None:
+        """Gradients of the microbatches before this one."""
+        self.witness.is_("gradients", self.gradient_tensors())
 
     def _tick(self, *_: Any) -> None:
         self._done += 1
@@ -149,7 +160,9 @@ class _Emulated:
             for parameter in part.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-            states = [one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
+            states = [
+                one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)
+            ]
             self.witness.is_("optimizer_states", states)
             optimizer.zero_grad()
         if self.run.schedule is not None:
@@ -172,7 +185,7 @@ class _Emulated:
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Of all parameters, as they are kept between the backward pass and the update."""
-        return [p.grad for part in self.run.parts for p in part.parameters() if p.grad is not None]
+        return [p.grad for p in self.kept if p.grad is not None]
 
     def receive_bytes(self) -> int:
         """Receive buffers of one microbatch: activations from before, gradients from behind, for each virtual stage."""
@@ -197,7 +210,7 @@ class _real_meshes(ExitStack):  # noqa: N801
             with unset_fake_temporarily():
                 return original(*arguments)
 
-        DeviceMesh._concatenate = staticmethod(joined)  # type: ignore[method-assign]
+        DeviceMesh._concatenate = staticmethod(joined)
         self.callback(setattr, DeviceMesh, "_concatenate", staticmethod(original))
         super().__enter__()
         return self

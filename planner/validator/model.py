@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Partial
+from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.model import ModelSpec
@@ -79,8 +79,10 @@ class Norm(nn.Module):
         """Any shape that ends in the size."""
         weight = whole(self.weight)
         if self.bias is not None:
-            return F.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
-        return RmsNorm.apply(x, weight, EPSILON) if self.fused else F.rms_norm(x, weight.shape, weight, EPSILON)
+            return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
+        return (
+            RmsNorm.apply(x, weight, EPSILON) if self.fused else functional.rms_norm(x, weight.shape, weight, EPSILON)
+        )
 
 
 def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -160,10 +162,12 @@ class LatentAttention(nn.Module):
             x = x.to_local(grad_placements=[Partial()])
         narrow = x
         if self.q_down is not None and self.q_down_norm is not None:
-            narrow = self.q_down_norm(F.linear(x, whole(self.q_down.weight)))
-        q = F.linear(narrow, whole(self.q_up.weight)).unflatten(-1, (-1, self.nope + self.rope))
-        kv, key = F.linear(x, whole(self.kv_down.weight)).split([self.rank, self.rope], -1)
-        kv = F.linear(self.kv_down_norm(kv), whole(self.kv_up.weight)).unflatten(-1, (-1, self.nope + self.value))
+            narrow = self.q_down_norm(functional.linear(x, whole(self.q_down.weight)))
+        q = functional.linear(narrow, whole(self.q_up.weight)).unflatten(-1, (-1, self.nope + self.rope))
+        kv, key = functional.linear(x, whole(self.kv_down.weight)).split([self.rank, self.rope], -1)
+        kv = functional.linear(self.kv_down_norm(kv), whole(self.kv_up.weight)).unflatten(
+            -1, (-1, self.nope + self.value)
+        )
         key = turn(key[:, :, None], self.place, self.fused).expand(-1, -1, q.shape[2], -1)
         q = torch.cat([q[..., : self.nope], turn(q[..., self.nope :], self.place, self.fused)], -1)
         k = torch.cat([kv[..., : self.nope], key], -1)
@@ -176,7 +180,10 @@ class Mlp(nn.Module):
     def __init__(self, model: ModelSpec, width: int, fused: bool) -> None:
         super().__init__()
         h, bias = model.hidden_size, model.linear_bias
-        self.fused, self.activation = fused and model.gated and model.activation == "silu", ACTIVATIONS[model.activation]
+        self.fused, self.activation = (
+            fused and model.gated and model.activation == "silu",
+            ACTIVATIONS[model.activation],
+        )
         self.gate = nn.Linear(h, width, bias=bias) if model.gated else None
         self.up = nn.Linear(h, width, bias=bias)
         self.down = nn.Linear(width, h, bias=bias)
@@ -204,7 +211,7 @@ class Mixture(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """x (batch, tokens of this rank, hidden)."""
         rows = x.flatten(0, 1)
-        logits = F.linear(rows, whole(self.router))
+        logits = functional.linear(rows, whole(self.router))
         wide = logits if logits.dtype == torch.float64 else logits.float()
         weights, chosen = wide.softmax(-1).topk(self.top_k, -1)
         out = self.experts(rows, weights, chosen, self.place.experts, self.balanced).view_as(x)

@@ -12,11 +12,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as collectives
-import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn import functional
 
-ACTIVATIONS = {"silu": F.silu, "gelu": F.gelu, "relu": F.relu, "relu2": lambda x: F.relu(x).square()}
+ACTIVATIONS = {
+    "silu": functional.silu,
+    "gelu": functional.gelu,
+    "relu": functional.relu,
+    "relu2": lambda x: functional.relu(x).square(),
+}
 """Non-linearities as plain torch operations, by their names in a model."""
 
 _LIBRARY = torch.library.Library("planner", "DEF")
@@ -51,7 +56,7 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return (F.silu(_exact(gate)) * up).to(gate.dtype)
+    return (functional.silu(_exact(gate)) * up).to(gate.dtype)
 
 
 def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
@@ -229,9 +234,7 @@ class FlashAttention(Function):
         if group is None:
             out, normaliser = _flash(q, k, _padded(v, q), True)
         else:
-            parts = [
-                _attend(*one) for one in _chunks(q, _gathered(k, group), _padded(_gathered(v, group), q), group)
-            ]
+            parts = [_attend(*one) for one in _chunks(q, _gathered(k, group), _padded(_gathered(v, group), q), group)]
             out, normaliser = (torch.cat(both, 2) for both in zip(*parts, strict=True))
         out = out[..., : ctx.narrow]
         ctx.save_for_backward(q, k, v, out, normaliser)
@@ -264,7 +267,7 @@ class FlashAttention(Function):
 
 def _padded(x: Tensor, like: Tensor) -> Tensor:
     """Zeros up to the width of ``like``: the kernel wants one width."""
-    return x if x.shape[-1] == like.shape[-1] else F.pad(x, (0, like.shape[-1] - x.shape[-1]))
+    return x if x.shape[-1] == like.shape[-1] else functional.pad(x, (0, like.shape[-1] - x.shape[-1]))
 
 
 def _chunks(q: Tensor, keys: Tensor, values: Tensor, group: Any) -> list[tuple[Tensor, Tensor, Tensor, int]]:

@@ -29,8 +29,8 @@ class Meshes:
         self.experts: DeviceMesh | None = None
         if split.model.is_moe:
             inner = split.dp_shard * split.cp * split.tp // split.ep
-            shape = (split.pp, split.dp // split.dp_shard, inner, split.ep)
-            self.experts = init_device_mesh(device, shape, mesh_dim_names=("pp", "replica", "expert_shard", "ep"))
+            tiled = (split.pp, split.dp // split.dp_shard, inner, split.ep)
+            self.experts = init_device_mesh(device, tiled, mesh_dim_names=("pp", "replica", "expert_shard", "ep"))
             self.expert = self._data(self.experts, ("expert_shard",), inner)
 
     def _data(self, mesh: DeviceMesh, names: tuple[str, ...], shards: int) -> DeviceMesh:
@@ -134,7 +134,7 @@ def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
         if ends:
             unit(ends, mesh=meshes.dense)
     for layer in part.layers.values():
-        if isinstance(layer.mlp, Mixture):  # type: ignore[union-attr]
+        if isinstance(layer.mlp, Mixture):
             placed = _expert_placement(split, meshes) if split.zero else {}
             unit(layer.mlp.experts, mesh=meshes.expert, **placed)
         unit(layer, mesh=meshes.dense)

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch.distributed.tensor import DTensor
+from torch.nn import functional
 
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -95,7 +95,7 @@ def serial(split: Split) -> Found:
     for step in range(STEPS):
         optimizer.zero_grad()
         batch = tokens(alone, step)
-        loss = F.cross_entropy(part(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        loss = functional.cross_entropy(part(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(part.parameters(), split.clip)
         optimizer.step()
@@ -248,7 +248,12 @@ def main(arguments: list[str] | None = None) -> int:
         except PlannerError as error:
             found = {"equal": False, "error": str(error)}
         failed += not found["equal"]
-        found = {"row": row, "model": name, "split": describe(fields), "seconds": round(time.perf_counter() - started, 1)} | found
+        found = {
+            "row": row,
+            "model": name,
+            "split": describe(fields),
+            "seconds": round(time.perf_counter() - started, 1),
+        } | found
         if options.json:
             print(json.dumps(found), flush=True)
         else:
@@ -256,8 +261,8 @@ def main(arguments: list[str] | None = None) -> int:
                 f"{found['parameters']} parameters, {found['values']} values: error {found['parameter_error']:.1e}, "
                 f"loss and norm {found['loss_and_norm_error']:.1e}"
             )
-            print(f"{row:3} {name:7} {found['split']:80} {found['seconds']:5.1f} s  {'equal' if found['equal'] else 'WRONG'}  {result}",
-                  flush=True)  # fmt: skip
+            verdict = "equal" if found["equal"] else "WRONG"
+            print(f"{row:3} {name:7} {found['split']:80} {found['seconds']:5.1f} s  {verdict}  {result}", flush=True)
     return int(failed > 0)
 
 

@@ -174,9 +174,13 @@ def _of_workload(work: Workload) -> list[str]:
     if work.lora_rank:
         found.append(f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters")
     if work.document_length:
-        found.append(f"document_length {work.document_length}: the torch model has one document per sequence; leave it out")
+        found.append(
+            f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"
+        )
     if work.expert_imbalance != 1.0:
-        found.append(f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1")
+        found.append(
+            f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"
+        )
     return found
 
 
@@ -189,13 +193,19 @@ def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
     if not model.is_mla and model.num_kv_heads % tp:
         found.append(f"tp {tp} must divide the {model.num_kv_heads} key-value heads [ColwiseParallel]; use a divisor")
     if cp > 1 and int(layout.cp_method) != CpMethod.ALLGATHER:
-        found.append(f"cp_method {NAMES['cp_method'][int(layout.cp_method)]}: the torch model gathers keys and values; use allgather")
+        found.append(
+            f"cp_method {NAMES['cp_method'][int(layout.cp_method)]}: the torch model gathers keys and values; use allgather"
+        )
     if int(layout.etp) > 1:
         found.append(f"etp {layout.etp}: experts of the torch model are whole on their rank; use etp 1 and a larger ep")
     if model.is_moe and int(layout.shard) * cp * tp % ep:
-        found.append(f"ep {ep} must divide dp_shard {int(layout.shard)} x cp {cp} x tp {tp}, whose ranks hold the experts")
+        found.append(
+            f"ep {ep} must divide dp_shard {int(layout.shard)} x cp {cp} x tp {tp}, whose ranks hold the experts"
+        )
     if pp > 1 and model.tied_embeddings:
-        found.append(f"{model.name} ties its embeddings, and with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1")
+        found.append(
+            f"{model.name} ties its embeddings: with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1"
+        )
     if schedule not in SCHEDULES:
         known = ", ".join(NAMES["schedule"][int(one)] for one in SCHEDULES)
         found.append(f"schedule {name}: torch.distributed.pipelining has {known}; use one of them")
@@ -209,7 +219,9 @@ def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
     if int(layout.recompute) == Recompute.SELECTIVE and int(layout.recompute_modules) != Module.EVERY_SECOND_MATMUL:
         found.append("selective recompute by module: the torch model has every_second_matmul; use it, or full or none")
     if int(layout.recompute_layers):
-        found.append(f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0")
+        found.append(
+            f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"
+        )
     if int(layout.offload_optimizer) or int(layout.offload_activations):
         found.append("offload: the torch model keeps states and activations on the GPU; plan without")
     return found

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
 
 from planner.validator.experts import Experts
 from planner.validator.model import FORWARD, Part, Place, angles
@@ -118,10 +118,10 @@ class Run:
                 parameter.copy_(drawn)
 
     def _optimizer(self, part: nn.Module) -> Any:
-        """Fused: one kernel for all tensors, no temporary memory."""
+        """Adam as one kernel for all tensors, without temporary memory; DTensor has no such SGD."""
         rate = self.split.learning_rate
         if self.split.optimizer == "sgd":
-            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9, fused=True)
+            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9)
         return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
 
     def examples(self, number: int) -> tuple[Tensor, Tensor]:
@@ -132,7 +132,9 @@ class Run:
         logits = (split.micro_batch_size, split.sequence_length // split.cp, model.vocab_size // split.tp)
         inputs = torch.empty(hidden, dtype=dtype, device="meta")
         if number == 0:
-            inputs = torch.empty(split.micro_batch_size, split.sequence_length // split.cp, dtype=torch.int64, device="meta")
+            inputs = torch.empty(
+                split.micro_batch_size, split.sequence_length // split.cp, dtype=torch.int64, device="meta"
+            )
         last = number == len(split.stages) - 1
         return inputs, torch.empty(logits if last else hidden, dtype=dtype, device="meta")
 
@@ -157,7 +159,7 @@ class Run:
             if self.split.tp > 1:
                 logits = DTensor.from_local(logits, self.meshes.all["tp"], [Shard(-1)], run_check=False)
             wide = logits if logits.dtype == torch.float64 else logits.float()
-            total = F.cross_entropy(wide.flatten(0, 1), targets.flatten(0, 1), reduction="none")
+            total = functional.cross_entropy(wide.flatten(0, 1), targets.flatten(0, 1), reduction="none")
             total = total.sum() / count
             return total.to_local() if isinstance(total, DTensor) else total
 
@@ -214,17 +216,20 @@ class Run:
     def clip(self) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most ``split.clip``; the norm before."""
         by_mesh: dict[Any, list[Any]] = {}
-        experts = {id(p) for part in self.parts for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+        experts = {
+            id(p) for part in self.parts for m in part.modules() if isinstance(m, Experts) for p in m.parameters()
+        }
         for part in self.parts:
             for parameter in part.parameters():
                 if parameter.grad is not None:
                     assert isinstance(parameter.grad, DTensor)
                     key = (parameter.grad.device_mesh, id(parameter) in experts)
                     by_mesh.setdefault(key, []).append(parameter.grad)
-        total = torch.zeros((), device=self.device, dtype=torch.float64 if self.split.precision == "fp64" else torch.float32)
+        wide = torch.float64 if self.split.precision == "fp64" else torch.float32
+        total = torch.zeros((), device=self.device, dtype=wide)
         group = self.meshes.group("ep")
         for (_, of_experts), grads in by_mesh.items():
-            square = torch.nn.utils.get_total_norm(grads).full_tensor().to(total.dtype) ** 2  # type: ignore[attr-defined]
+            square = torch.nn.utils.get_total_norm(grads).full_tensor().to(total.dtype) ** 2
             if of_experts and group is not None:
                 dist.all_reduce(square, group=group)
             total = total + square

@@ -9,6 +9,7 @@ import torch
 from torch.distributed.distributed_c10d import get_process_group_ranks
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
 from planner.validator.witness import WRAPPERS
 
 OPERATIONS = {

@@ -31,7 +31,8 @@ def _work(split: Split, rank: int, pipe: Any) -> None:
 def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lambda _: None) -> list[Measured]:
     """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted."""
     context = multiprocessing.get_context("fork")
-    waiting, running, found = list(ranks), {}, {}
+    waiting, found = list(ranks), {}
+    running: dict[Any, tuple[int, Any]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
@@ -42,7 +43,7 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
                 there.close()
                 running[here] = (rank, process)
             for pipe in wait(list(running)):
-                rank, process = running[pipe]  # type: ignore[index]
+                rank, process = running[pipe]
                 kind, content = _message(pipe, rank, process)
                 if kind == "progress":
                     say(f"rank {rank}, {content}")
@@ -50,7 +51,7 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
                 if kind == "failed":
                     raise PlannerError(f"rank {rank} failed on fake tensors: {content}")
                 found[rank] = content
-                del running[pipe]  # type: ignore[arg-type]
+                del running[pipe]
                 process.join()
     finally:
         for _, process in running.values():
