@@ -85,7 +85,10 @@ def stage_ranks(split: Split) -> list[int]:
 def measure(
     split: Split, rank: int, progress: Callable[[str], None] = lambda _: None, *, real: bool = False
 ) -> Measured:
-    """The step of one rank. The process must not have a process group. ``real``: on the CPU, with memory and numbers."""
+    """The step of one rank. ``real``: on the CPU, with memory and numbers.
+
+    Once per process: torch remembers process groups by name that the next call would not have.
+    """
     started = time.perf_counter()
     gc.collect()
     gc.disable()  # nothing here waits for it, and it would look at every fake tensor again and again

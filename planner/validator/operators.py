@@ -235,7 +235,9 @@ class FlashAttention(Function):
             out, normaliser = _flash(q, k, _padded(v, q), True)
         else:
             parts = [_attend(*one) for one in _chunks(q, _gathered(k, group), _padded(_gathered(v, group), q), group)]
-            out, normaliser = (torch.cat(both, 2) for both in zip(*parts, strict=True))
+            # Laid out by tokens, as the kernel does: the output projection then takes it without a copy.
+            out = torch.cat([one.transpose(1, 2) for one, _ in parts], 1).transpose(1, 2)
+            normaliser = torch.cat([one for _, one in parts], 2)
         out = out[..., : ctx.narrow]
         ctx.save_for_backward(q, k, v, out, normaliser)
         return out

@@ -1,7 +1,8 @@
 """What a rank allocates: every storage that an operation makes, from its first to its last reference, by category.
 
 Weights, gradients and optimizer states are what parameters and optimizer hold between steps. Activations are made by a
-forward pass, also when recompute repeats it, and by the loss in both directions. All else is temporary: gathered weights,
+forward pass, also when recompute repeats it, and by the loss in both directions; the most of them is looked for between the
+passes, when only what the backward pass needs is left. All else is temporary: gathered weights,
 gradients on their way, buffers of collectives and of the pipeline.
 """
 
@@ -76,6 +77,8 @@ class Witness(TorchDispatchMode):
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
         out = func(*args, **(kwargs or {}))
+        if not Watch.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
+            self.largest["activations"] = max(self.largest["activations"], self.now["activations"])
         category = "activations" if Watch.depth or "planner.loss_gradient" in str(func) else "temporary"
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
@@ -148,7 +151,8 @@ class Witness(TorchDispatchMode):
     def _add(self, category: str, size: int) -> None:
         self.now[category] += size
         self.total += size
-        if self.now[category] > self.largest[category]:
+        settled = category != "activations" or not Watch.depth
+        if settled and self.now[category] > self.largest[category]:
             self.largest[category] = self.now[category]
         if self.total > self.peak.total:
             self.peak = Peak(self.total, dict(self.now))

@@ -25,7 +25,9 @@ def _work(split: Split, rank: int, pipe: Any) -> None:
     except KeyboardInterrupt:
         os._exit(130)
     except Exception as error:
-        pipe.send(("failed", f"{type(error).__name__}: {error}\n{traceback.format_exc()}"))
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = (str(error).splitlines() or [""])[0]
+        pipe.send(("failed", f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"))
 
 
 def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lambda _: None) -> list[Measured]:
