@@ -172,7 +172,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "broken.yaml").write_text("planner_plan: [")
     cases = [
         ([str(plan), "--rung", "moon"], "unknown rung 'moon'; known: meta"),
-        ([str(tmp_path / "broken.yaml")], "broken.yaml line 1"),
+        ([str(tmp_path / "broken.yaml")], "broken.yaml line 2: did not find"),
         ([str(tmp_path / "none.yaml")], "none.yaml: cannot be read"),
     ]
     if importlib.util.find_spec("torch"):
