@@ -14,8 +14,8 @@ from planner.errors import PlannerError
 COMMANDS = {
     "search": "search", "estimate": "estimate", "report": "report", "compare": "compare", "what-if": "what_if",
     "sensitivity": "sensitivity", "doctor": "doctor", "export": "export", "import": "import_", "profile": "profile",
-    "calibrate": "calibrate", "accuracy": "accuracy", "models": "library", "hardware": "hardware",
-    "trainers": "library",
+    "validate": "validate", "calibrate": "calibrate", "accuracy": "accuracy", "models": "library",
+    "hardware": "hardware", "trainers": "library",
 }  # fmt: skip
 """Command -> module of planner.commands that holds it; imported when it is asked for."""
 

@@ -8,6 +8,11 @@ from click.testing import CliRunner, Result
 import cli
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Flags of this suite."""
+    parser.addoption("--whole-parity", action="store_true", help="run every combination of planner.validator.parity")
+
+
 @pytest.fixture(autouse=True)
 def no_local_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tests give the same answer on a machine with a GPU."""

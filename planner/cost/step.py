@@ -184,6 +184,14 @@ def _estimate_chunk(
     )
 
 
+def memory_by_stage(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> dict[str, Floats]:
+    """Bytes by component but for the context on the first, a middle and the last stage, (3, N): what ``estimate`` takes the
+    largest of."""
+    layout = Layout(**{n: np.broadcast_to(np.asarray(v), (len(layout),)) for n, v in layout.columns().items()})
+    priced = StageTable(workload, cluster, trainer, layout).take(slice(0, len(layout)))
+    return stage_memory(trainer, priced, cluster.hardware)[0]
+
+
 def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
     """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
 

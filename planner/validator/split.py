@@ -1,0 +1,227 @@
+"""What the torch model needs to know of a plan: sizes, degrees and stages as plain values; and what it cannot run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from planner.cost.exact import chunks, stage_layers
+from planner.errors import PlannerError
+from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule
+from planner.model import ModelSpec
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+SCHEDULES = {
+    Schedule.GPIPE: "GPipe",
+    Schedule.ONE_F_ONE_B: "1F1B",
+    Schedule.INTERLEAVED: "Interleaved1F1B",
+    Schedule.ZB_H1: "InterleavedZeroBubble",
+    Schedule.ZBV: "ZBVZeroBubble",
+    Schedule.DUALPIPE_V: "DualPipeV",
+}
+"""Names of torch.distributed.pipelining."""
+V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
+SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
+"""Schedules that compute input and weight gradients apart."""
+LIKE_TORCH = ("torchtitan", "fsdp")
+"""Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One virtual stage."""
+
+    rank: int
+    """Pipeline rank that holds it."""
+    layers: tuple[int, ...]
+    """Numbers of its layers, from 0."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split:
+    """A model and how it is split; plain values that travel to other processes."""
+
+    model: ModelSpec
+    """The architecture."""
+    sequence_length: int
+    """Tokens per sequence, all context-parallel ranks together."""
+    micro_batch_size: int = 1
+    """Sequences per microbatch."""
+    num_microbatches: int = 1
+    """Microbatches per step and replica."""
+    tp: int = 1
+    """Tensor parallel degree, with sequence parallelism."""
+    pp: int = 1
+    """Pipeline parallel degree."""
+    dp: int = 1
+    """Data parallel degree."""
+    cp: int = 1
+    """Context parallel degree, keys and values gathered."""
+    ep: int = 1
+    """Expert parallel degree over the ranks of tp, cp and dp_shard."""
+    dp_shard: int = 1
+    """Data parallel ranks that share states."""
+    zero: int = 2
+    """0 replicated, 1 sharded and reduced once per step, 2 for every microbatch, 3 weights gathered layer by layer."""
+    schedule: str = "1F1B"
+    """Name of torch.distributed.pipelining."""
+    stages: tuple[Stage, ...] = ()
+    """Virtual stages in the order that the data passes them."""
+    recompute: str = "none"
+    """none, selective (attention and every second matrix product are kept) or full."""
+    precision: str = "fp32"
+    """bf16 (fp32 shards, gradients reduced in fp32), fp32 or fp64."""
+    optimizer: str = "sgd"
+    """sgd or adam."""
+    fused: bool = False
+    """Norms, activations, rotary embedding and loss are one operator each, as compiled code has them; else plain torch."""
+    balanced: bool = False
+    """Every expert gets the same number of tokens, whatever the router says: for ranks without neighbours."""
+    clip: float = 1.0
+    """Largest norm of the gradient."""
+    learning_rate: float = 0.1
+    """Of either optimizer."""
+
+    @property
+    def world(self) -> int:
+        """Processes."""
+        return self.tp * self.pp * self.dp * self.cp
+
+    @property
+    def global_batch_size(self) -> int:
+        """Sequences per step."""
+        return self.micro_batch_size * self.num_microbatches * self.dp
+
+    @property
+    def local_tokens(self) -> int:
+        """Tokens of one sequence between layers on one rank."""
+        return self.sequence_length // self.cp // self.tp
+
+    def stages_of(self, rank: int) -> list[int]:
+        """Numbers of the virtual stages of a pipeline rank."""
+        return [i for i, stage in enumerate(self.stages) if stage.rank == rank]
+
+
+def deal(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
+    """Virtual stages of a layout: chunk by chunk over all ranks, or down and back up for V-shaped schedules.
+
+    A rank's layers are dealt to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
+    larger ones.
+    """
+    parts, ranks = chunks(layout), stage_layers(num_layers, layout)
+    dealt = []
+    for rank, layers in enumerate(ranks):
+        share, extra = divmod(layers, parts)
+        ends = [share + (i < extra) for i in range(parts)]
+        dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+    v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
+    found, start = [], 0
+    for chunk in range(parts):
+        order = range(len(dealt))
+        for rank in reversed(order) if v_shaped and chunk == 1 else order:
+            found.append(Stage(rank=rank, layers=tuple(range(start, start + dealt[rank][chunk]))))
+            start += dealt[rank][chunk]
+    return tuple(found)
+
+
+def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
+    """What the torch model runs for a plan. Raises PlannerError with the first thing that it has not."""
+    reasons = refusals(workload, layout)
+    if reasons:
+        raise PlannerError(reasons[0])
+    return Split(
+        model=workload.model, sequence_length=workload.sequence_length,
+        micro_batch_size=int(layout.micro_batch_size), num_microbatches=int(layout.num_microbatches),
+        tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
+        dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
+        stages=deal(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
+        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.unfused,
+        learning_rate=3e-4,
+    )  # fmt: skip
+
+
+def refusals(workload: Workload, layout: Layout) -> list[str]:
+    """What the torch model has not, or what runs and is silently wrong: a sentence each, with the remedy."""
+    return [*_of_model(workload.model), *_of_workload(workload), *_of_layout(workload.model, layout)]
+
+
+def _of_model(model: ModelSpec) -> list[str]:
+    missing = {
+        "ALiBi positions": model.position == "alibi",
+        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
+        "parallel attention": model.parallel_attention,
+        "a norm after the embedding": model.embedding_norm,
+        "sliding windows": model.num_windowed_layers > 0,
+        "multi-token prediction": model.mtp_layers > 0,
+        "biases of experts or router": model.expert_bias or model.router_bias,
+        "clamped activations": model.clamped_activation,
+        "a rotary embedding with a factor": model.scaled_rope,
+        "biases with MLA": model.is_mla and (model.linear_bias or model.qkv_bias or model.qk_norm),
+    }
+    return [
+        f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without"
+        for what, found in missing.items()
+        if found
+    ]
+
+
+def _of_workload(work: Workload) -> list[str]:
+    found = []
+    if work.precision not in ("bf16", "fp32"):
+        found.append(f"precision {work.precision}: the torch model computes in bf16 or fp32; plan with one of them")
+    if work.optimizer not in ("adam", "sgd"):
+        found.append(f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them")
+    if work.lora_rank:
+        found.append(f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters")
+    if work.document_length:
+        found.append(
+            f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"
+        )
+    if work.expert_imbalance != 1.0:
+        found.append(
+            f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"
+        )
+    return found
+
+
+def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
+    tp, pp, cp, ep, zero = (int(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "zero"))
+    schedule = Schedule(int(layout.schedule))
+    name, found = NAMES["schedule"][schedule], []
+    if tp > 1 and not int(layout.sequence_parallel):
+        found.append(f"tp {tp} without sequence parallelism: the torch model always splits the norms too; add it")
+    if not model.is_mla and model.num_kv_heads % tp:
+        found.append(f"tp {tp} must divide the {model.num_kv_heads} key-value heads [ColwiseParallel]; use a divisor")
+    if cp > 1 and int(layout.cp_method) != CpMethod.ALLGATHER:
+        found.append(
+            f"cp_method {NAMES['cp_method'][int(layout.cp_method)]}: the torch model gathers keys and values; use allgather"
+        )
+    if int(layout.etp) > 1:
+        found.append(f"etp {layout.etp}: experts of the torch model are whole on their rank; use etp 1 and a larger ep")
+    if model.is_moe and int(layout.shard) * cp * tp % ep:
+        found.append(
+            f"ep {ep} must divide dp_shard {int(layout.shard)} x cp {cp} x tp {tp}, whose ranks hold the experts"
+        )
+    if pp > 1 and model.tied_embeddings:
+        found.append(
+            f"{model.name} ties its embeddings: with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1"
+        )
+    if schedule not in SCHEDULES:
+        known = ", ".join(NAMES["schedule"][int(one)] for one in SCHEDULES)
+        found.append(f"schedule {name}: torch.distributed.pipelining has {known}; use one of them")
+    elif pp > 1 and SCHEDULES[schedule] in SPLIT_BACKWARD and zero == 3:
+        found.append(
+            f"schedule {name} with zero 3: weights that FSDP frees between the two halves of the backward pass lose their "
+            "gradient, without an error [measured, torch 2.13]; use zero 2"
+        )
+    if int(layout.order) != Order.TP_CP_EP_DP_PP:
+        found.append(f"order {NAMES['order'][int(layout.order)]}: the torch model has tp-cp-ep-dp-pp; use it")
+    if int(layout.recompute) == Recompute.SELECTIVE and int(layout.recompute_modules) != Module.EVERY_SECOND_MATMUL:
+        found.append("selective recompute by module: the torch model has every_second_matmul; use it, or full or none")
+    if int(layout.recompute_layers):
+        found.append(
+            f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"
+        )
+    if int(layout.offload_optimizer) or int(layout.offload_activations):
+        found.append("offload: the torch model keeps states and activations on the GPU; plan without")
+    return found

@@ -1,0 +1,71 @@
+"""Ranks on fake tensors in processes of their own, as many at once as the machine has cores."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import traceback
+from collections.abc import Callable
+from multiprocessing.connection import wait
+from typing import Any
+
+import torch
+
+from planner.errors import PlannerError
+from planner.validator.meta import Measured, measure
+from planner.validator.split import Split
+
+
+def _work(split: Split, rank: int, pipe: Any) -> None:
+    """One process: measures, says how far it is, sends what it found or how it failed."""
+    torch.set_num_threads(1)
+    try:
+        found = measure(split, rank, lambda text: pipe.send(("progress", text)))
+        pipe.send(("found", found))
+    except KeyboardInterrupt:
+        os._exit(130)
+    except Exception as error:
+        where = traceback.extract_tb(error.__traceback__)[-1]
+        said = (str(error).splitlines() or [""])[0]
+        pipe.send(("failed", f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"))
+
+
+def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lambda _: None) -> list[Measured]:
+    """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted."""
+    context = multiprocessing.get_context("fork")
+    waiting, found = list(ranks), {}
+    running: dict[Any, tuple[int, Any]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < (os.cpu_count() or 1):
+                rank = waiting.pop(0)
+                here, there = context.Pipe(duplex=False)
+                process = context.Process(target=_work, args=(split, rank, there), daemon=True)
+                process.start()
+                there.close()
+                running[here] = (rank, process)
+            for pipe in wait(list(running)):
+                rank, process = running[pipe]
+                kind, content = _message(pipe, rank, process)
+                if kind == "progress":
+                    say(f"rank {rank}, {content}")
+                    continue
+                if kind == "failed":
+                    raise PlannerError(f"rank {rank} failed on fake tensors: {content}")
+                found[rank] = content
+                del running[pipe]
+                process.join()
+    finally:
+        for _, process in running.values():
+            process.kill()
+            process.join()
+    return [found[rank] for rank in ranks]
+
+
+def _message(pipe: Any, rank: int, process: Any) -> tuple[str, Any]:
+    try:
+        kind, content = pipe.recv()
+    except EOFError:
+        process.join()
+        raise PlannerError(f"rank {rank}: its process ended with code {process.exitcode} before it was done") from None
+    return str(kind), content

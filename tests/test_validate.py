@@ -1,0 +1,236 @@
+"""plan validate: a split job trains like one process; fake memory is real memory; what it says of plans, and refuses."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+from samples import MODELS, model
+
+from cli import main
+from planner.errors import PlannerError
+from planner.layout import Layout
+from planner.trainer import load_trainer
+from planner.validator.split import deal, refusals, split_of
+from planner.workload import Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
+)
+
+
+def python(code: str, *arguments: str, limit: int = 400) -> str:
+    """What a fresh process prints: ranks are forked, which a process that has computed must not do."""
+    command = [sys.executable, "-c", code, *arguments]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout
+
+
+# ------------------------------------------------------------------------------------------------ like one process
+
+
+@needs_torch
+def test_split_jobs_train_like_one_process() -> None:
+    """A part of the table of planner.validator.parity; ``python -m planner.validator.parity`` runs all of it."""
+    code = "import sys; from planner.validator.parity import main; sys.exit(main(['--subset', '--json']))"
+    rows = [json.loads(line) for line in python(code).splitlines() if line.startswith("{")]
+    from planner.validator.parity import SUBSET
+
+    assert [row["row"] for row in rows] == list(SUBSET)
+    for row in rows:
+        assert row["equal"] and row["parameter_error"] < 1e-12 and row["loss_and_norm_error"] < 1e-12, row
+        assert row["parameters"] >= 38 and row["values"] > 35000  # 9 tensors in each of 4 layers, and the ends
+
+
+@needs_torch
+def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
+    """All combinations; minutes, so only with --whole-parity."""
+    if not request.config.getoption("--whole-parity"):
+        pytest.skip("NOT RUN: all combinations, only with --whole-parity")
+    code = "import sys; from planner.validator.parity import main; sys.exit(main(['--json']))"
+    rows = [json.loads(line) for line in python(code, limit=1800).splitlines() if line.startswith("{")]
+    assert len(rows) >= 40 and all(row["equal"] for row in rows)
+
+
+@needs_torch
+def test_a_lost_gradient_is_seen() -> None:
+    """Norms whose gradient is that of one tensor-parallel rank: no exception, and found."""
+    code = """
+from planner.validator import model, parity
+model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
+found = parity.compare(parity.combination("llama", tp=2))
+print(found["equal"], found["parameter_error"] > 1e-4)
+"""
+    assert python(code).split() == ["False", "True"]
+
+
+# ------------------------------------------------------------------------------------------------ fake memory is real
+
+REAL = """
+import dataclasses, json, sys
+from torch.profiler import ProfilerActivity, profile
+from planner.validator import meta, parity
+from planner.validator.workers import measure_all
+
+small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
+fields = json.loads(sys.argv[1])
+split = dataclasses.replace(parity.combination("llama", **fields), model=small, sequence_length=256, precision="fp32")
+[fake] = measure_all(split, [0])
+step, start, seen = meta._Emulated.measured, meta.Witness.start, {}
+
+def watched(self):
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        step(self)
+    now = 0
+    events = [one for one in trace.profiler.kineto_results.events() if one.name() == "[memory]"]
+    for one in sorted(events, key=lambda one: one.start_ns()):
+        now += one.nbytes()
+        seen["top"] = max(seen.get("top", 0), now)
+
+def begun(self):
+    start(self)
+    seen["before"] = self.total
+
+meta._Emulated.measured, meta.Witness.start = watched, begun
+meta.measure(split, 0, real=True)
+print("FOUND", json.dumps([fake.peak, seen["before"] + seen["top"], sum(fake.at_peak.values())]))
+"""
+
+
+@needs_torch
+@pytest.mark.parametrize("fields", [{"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 3, "recompute": "full"}])
+def test_fake_peak_is_what_the_allocator_hands_out(fields: dict[str, Any]) -> None:
+    """The same step with memory and numbers: the profiler's allocations and frees, summed up."""
+    [line] = [line for line in python(REAL, json.dumps(fields)).splitlines() if line.startswith("FOUND")]
+    fake, real, parts = json.loads(line.removeprefix("FOUND"))
+    assert parts == fake
+    assert abs(fake - real) < 0.03 * 2**20
+    assert real > 5 * 2**20
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def plan_file(folder: Path, *flags: str, trainer: str = "torchtitan", **sizes: Any) -> Path:
+    """A plan of a small model."""
+    spec = {k: v for k, v in vars(model("small", **sizes)).items() if v not in ("", 0, False, 0.0)}
+    (folder / "small.yaml").write_text(yaml.safe_dump(spec))
+    arguments = ["estimate", "--model", str(folder / "small.yaml"), "--trainer", trainer, "--hardware", "h100-sxm",
+                 "--sequence-length", "2048", *flags, "--output", str(folder / "plan.yaml")]  # fmt: skip
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 0, done.output
+    return folder / "plan.yaml"
+
+
+@needs_torch
+def test_the_command_measures_prices_and_writes(tmp_path: Path) -> None:
+    """tp 2 x dp 2: states to the byte, activations, and the collectives of a tensor-parallel layer counted by hand."""
+    flags = (
+        "--gpus",
+        "4",
+        "--tp",
+        "2",
+        "--dp",
+        "2",
+        "--zero",
+        "2",
+        "--num-microbatches",
+        "2",
+        "--global-batch-size",
+        "4",
+    )
+    plan = plan_file(tmp_path, *flags, num_kv_heads=4)
+    output = tmp_path / "validation.yaml"
+    command = [sys.executable, "cli.py", "validate", str(plan), "--output", str(output)]
+    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found == yaml.safe_load(output.read_text())
+    assert {"machine", "versions", "date", "command"} <= set(found) and found["changes"] == []
+    [rank] = found["ranks"]
+    rows = {row["what"]: row for row in rank["memory"]}
+    assert all(rows[name]["inside"] for name in ("weights", "gradients", "optimizer_states", "activations"))
+    h, f, layers, vocabulary = 1024, 4096, 8, 32000
+    each = (h * 1024 + 2 * h * 256 + 1024 * h + 3 * h * f) / 2 + 2 * h
+    assert rows["weights"]["measured_gib"] * 2**30 == 4 * (layers * each + h + 2 * h * vocabulary / 2) / 2
+    hidden = 2048 * h * 2
+    counts = {(one["operation"], one["ranks"], one["bytes"]): one["times"] for one in rank["collectives"]}
+    assert counts["all_gather", 2, hidden] == counts["reduce_scatter", 2, hidden] == 2 * (4 * layers + 2)
+
+
+def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
+    plan = plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3")
+    (tmp_path / "broken.yaml").write_text("planner_plan: [")
+    cases = [
+        ([str(plan), "--rung", "moon"], "unknown rung 'moon'; known: meta"),
+        ([str(tmp_path / "broken.yaml")], "broken.yaml line 2: did not find"),
+        ([str(tmp_path / "none.yaml")], "none.yaml: cannot be read"),
+    ]
+    if importlib.util.find_spec("torch"):
+        cases.append(([str(plan), "--rank", "2"], "--rank 2: the plan has ranks 0 to 1"))
+    else:
+        cases.append(([str(plan)], "needs torch 2.13"))
+    for arguments, says in cases:
+        done = CliRunner().invoke(main, ["validate", *arguments])
+        assert done.exit_code == 2 and says in done.output and len(done.output.splitlines()) == 1, done.output
+
+
+@needs_torch
+def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) -> None:
+    from planner.plan import load_plan
+    from planner.validator.compare import question
+
+    flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--zero", "1")
+    asked = question(load_plan(plan_file(tmp_path, *flags, trainer="megatron")))
+    assert asked.trainer.name == "torchtitan" and int(asked.layout.zero) == 2
+    assert "trainer torchtitan instead of megatron" in asked.changes[0]
+    assert "zero 2 instead of 1" in asked.changes
+    offloaded = plan_file(tmp_path, *flags, "--offload-optimizer", "100", trainer="megatron")
+    with pytest.raises(PlannerError, match="for trainer megatron, whose memory the torch model has not.*plan with"):
+        question(load_plan(offloaded))
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "work", "says"),
+    [
+        ("gqa", {"tp": 2}, {}, "tp 2 without sequence parallelism"),
+        ("gqa", {"tp": 8, "sequence_parallel": 1}, {}, "must divide the 4 key-value heads"),
+        ("gqa", {"cp": 2}, {}, "cp_method ring: the torch model gathers"),
+        ("gqa", {"pp": 2, "vpp": 2, "zero": 3, "schedule": 4}, {}, "lose their gradient, without an error"),
+        ("gqa", {"pp": 2, "schedule": 6}, {}, "schedule zb_2p: torch.distributed.pipelining has"),
+        ("gpt", {"pp": 2}, {}, "ties its embeddings"),
+        ("moe", {"ep": 16, "dp": 8}, {}, "ep 16 must divide dp_shard 8 x cp 1 x tp 1"),
+        ("gqa", {"recompute": 1, "recompute_modules": 8}, {}, "selective recompute by module"),
+        ("gqa", {"offload_optimizer": 50}, {}, "offload"),
+        ("window", {}, {}, "has 4 norms per layer"),
+        ("parallel", {}, {}, "parallel attention"),
+        ("gqa", {}, {"precision": "fp8"}, "precision fp8"),
+        ("gqa", {}, {"lora_rank": 8}, "lora_rank 8"),
+    ],
+)
+def test_what_the_torch_model_has_not_is_a_sentence(
+    name: str, fields: dict[str, int], work: dict[str, Any], says: str
+) -> None:
+    layout = Layout(**fields)  # type: ignore[arg-type]
+    workload = Workload(
+        model=MODELS[name], sequence_length=4096, global_batch_size=int(layout.global_batch_size), **work
+    )
+    assert any(says in one for one in refusals(workload, layout)), refusals(workload, layout)
+    with pytest.raises(PlannerError):
+        split_of(workload, load_trainer("torchtitan"), layout)
+
+
+def test_stages_follow_the_schedule() -> None:
+    """V-shaped: down the ranks and back up; uneven ends as given."""
+    assert [one.rank for one in deal(8, Layout(pp=4, vpp=2, schedule=4))] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [one.rank for one in deal(8, Layout(pp=2, vpp=2, schedule=2))] == [0, 1, 0, 1]
+    assert [one.layers for one in deal(5, Layout(pp=2, first_stage_layers=2))] == [(0, 1), (2, 3, 4)]
