@@ -14,6 +14,8 @@ from planner.report.document import Chart, Column, Value, chart, shown
 from planner.report.subject import Subject
 from planner.units import GIB
 
+UNSEEN = 0.001
+"""Parts of the step below this share are not worth a word."""
 MOST_MOMENTS = 600
 """Moments of the memory timeline that are drawn; each stands for the highest of those it replaces."""
 MOST_ACTIONS = 16_000
@@ -44,7 +46,7 @@ def waterfall_chart(about: Subject) -> Chart:
         reading += (
             f", then {second.text} with {shown(second.seconds, 'seconds')} ({shown(second.seconds / step, 'share')})"
         )
-    hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > 0.001 * step}
+    hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > UNSEEN * step}
     notes = [
         "Kernels below the peak: matrix shapes, attention and memory-bound operators, the clock under load, and stages that "
         "hold more than the mean."
