@@ -282,6 +282,21 @@ def test_an_edited_plan_is_priced_again(plan: Plan) -> None:
         build(broken)
 
 
+def test_long_steps_are_cut_in_the_middle(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.report.time_charts.MOST_ACTIONS", 20)
+    short, whole = build(plan).chart("pipeline"), document.chart("pipeline")
+    passes = [row for row in short.rows if row[1] in ("forward", "backward")]
+    assert 16 <= len(passes) <= 24 < whole.facts["actions"] == short.facts["actions"]
+    low, high = float(short.facts["gap_from_s"]), float(short.facts["gap_to_s"])
+    assert 0 < low < high < plan.prediction.step_time_s and "is left out" in short.notes[0]
+    assert all(row[4] <= low * 1.001 or row[5] >= high * 0.999 for row in passes) and whole.facts["gap_from_s"] is None
+
+
+def test_a_faster_plan_today_leaves_no_choice_to_change(unfit: Document) -> None:
+    assert unfit.chart("sensitivity").reading.endswith("Another plan is the better choice already.")
+    assert not any(row["flip"] for row in unfit.chart("sensitivity").records())
+
+
 def test_pictures_are_png(document: Document) -> None:
     made = picture(document, "heatmap")
     assert made.startswith(b"\x89PNG") and len(made) > 5000

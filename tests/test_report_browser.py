@@ -24,9 +24,10 @@ FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--host-resolver-rules=MAP * ~NOTFOUND", "--hide-scrollbars",
 )  # fmt: skip
+BARS, POINTS = ".mark-rect.role-mark path", ".mark-symbol.role-mark path"
 MARKS = {
-    "waterfall": ".mark-rect.role-mark path", "memory": ".mark-rect.role-mark path", "heatmap": ".mark-rect.role-mark path", "pareto": ".mark-symbol.role-mark path",
-    "scaling": ".mark-symbol.role-mark path", "accuracy": ".mark-rect.role-mark path", "sensitivity": ".mark-rect.role-mark path",
+    "waterfall": BARS, "memory": BARS, "heatmap": BARS, "pareto": POINTS, "scaling": POINTS, "accuracy": BARS,
+    "sensitivity": BARS,
 }  # fmt: skip
 """Elements of each chart; the two of thousands of actions and of areas are counted otherwise."""
 
@@ -136,11 +137,11 @@ def hovered(chrome: Any, name: str, selector: str, number: int = 0) -> str:
 def test_the_pointer_gets_answers_with_units(driver: Any, document: Document) -> None:
     opened(driver)
     first = document.chart("waterfall").cells()[1][0]
-    text = hovered(driver, "waterfall", ".mark-rect.role-mark path")
+    text = hovered(driver, "waterfall", BARS)
     assert first[0] in text and first[1] in text, text
-    action = hovered(driver, "pipeline", ".mark-rect.role-mark path", 3)
+    action = hovered(driver, "pipeline", BARS, 3)
     assert "microbatch" in action and "takes" in action and (" s" in action or " ms" in action), action
-    assert "GiB" in hovered(driver, "memory", ".mark-rect.role-mark path", 1)
+    assert "GiB" in hovered(driver, "memory", BARS, 1)
 
 
 def test_dark_light_narrow_and_print(driver: Any) -> None:

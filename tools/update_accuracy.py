@@ -55,7 +55,9 @@ def main() -> None:
         tables[quantity] = bars.build(found, proofs[quantity]["widen"])
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
     rows = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
-    library.write_whole(ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(evidence.to_dict(rows)))
+    library.write_whole(
+        ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(evidence.to_dict(rows))
+    )
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")

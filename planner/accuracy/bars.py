@@ -161,9 +161,7 @@ def calibrated(rows: Sequence[Held]) -> dict[str, Any]:
     return found
 
 
-def stored_errors(
-    pairs: Sequence[Pair], found: Sequence[Residual]
-) -> list[tuple[dict[str, str], list[float]]]:
+def stored_errors(pairs: Sequence[Pair], found: Sequence[Residual]) -> list[tuple[dict[str, str], list[float]]]:
     """Residuals as errors, predicted / measured - 1, by source and class: what ``profiles/residuals.yaml`` stores."""
     where = {pair.run.source: pair.run.where for pair in pairs}
     groups = grouped(found, lambda one: (one.source, one.code_base, one.arch, one.kind))

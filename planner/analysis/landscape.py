@@ -297,18 +297,19 @@ def _walk_front(job: Job, table: Layout, found: Estimate, best: list[Point]) -> 
     """The estimates with the idle time of the exact timeline where it decides the front.
 
     Members of the front are walked, which may bring up others, until all are walked or MOST_ACTIONS are spent; those that
-    look faster than the fastest of ``best``, which are exact, are walked whatever it takes. What is not walked gets the median correction of the walked layouts with the same schedule, stages and virtual stages.
+    look faster than the fastest of ``best``, which are exact, are walked whatever it takes. What is not walked gets the
+    median correction of the walked layouts with the same schedule, stages and virtual stages.
     """
     speed, fit = found.tokens_per_second_per_gpu, fits(job, found)
     rows = np.flatnonzero(fit & (speed >= LEAST_SPEED * np.max(speed[fit], initial=0.0)))
     if not len(rows):
         return found
-    kind = np.asarray(table.schedule) * 1_000_000 + np.asarray(table.pp) * 1000 + np.asarray(table.vpp)
+    kind = _pipeline_kind(table)
     factors: dict[int, list[float]] = {}
-    closed = _price(job, Layout.stack([point.layout for point in best]))
+    exact = Layout.stack([point.layout for point in best])
+    closed, mine = _price(job, exact), _pipeline_kind(exact)
     for number, point in enumerate(best):
-        mine = int(point.layout.schedule) * 1_000_000 + int(point.layout.pp) * 1000 + int(point.layout.vpp)
-        factors.setdefault(mine, []).append(point.step_time_s / float(closed.step_time[number]))
+        factors.setdefault(int(mine[number]), []).append(point.step_time_s / float(closed.step_time[number]))
     fastest = min((point.step_time_s for point in best if point.fits), default=0.0)
     walked: dict[int, float] = {}
     left = MOST_ACTIONS
@@ -328,6 +329,12 @@ def _walk_front(job: Job, table: Layout, found: Estimate, best: list[Point]) -> 
             factors.setdefault(int(kind[row]), []).append(walked[row] / float(found.step_time[row]))
     extra = time - found.step_time
     return dataclasses.replace(found, time={**found.time, "bubble": found.time["bubble"] + extra})
+
+
+def _pipeline_kind(table: Layout) -> NDArray[np.int64]:
+    """One number for each schedule, number of stages and of virtual stages."""
+    schedule, pp, vpp = (np.asarray(value, dtype=np.int64) for value in (table.schedule, table.pp, table.vpp))
+    return np.broadcast_to((schedule << 48) | (pp << 24) | vpp, len(table))
 
 
 def _corrected(

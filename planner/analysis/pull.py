@@ -40,7 +40,7 @@ class Side:
     """The plan fits there."""
     flip: float | None
     """Factor nearest to 1 at which another layout is CLEAR faster, or the plan no longer fits; None = none up to ``factor``,
-    or the plan does not fit today."""
+    or another plan is the better choice today already."""
     winner: Layout | None
     """The layout that is the fastest there."""
 
@@ -61,9 +61,12 @@ class Pull:
         return max(abs(one.change) for one in self.sides)
 
 
-def pulls(resolved: ResolvedJob, layout: Layout, found: Estimate, others: Sequence[Layout]) -> tuple[Pull, ...]:
+def pulls(
+    resolved: ResolvedJob, layout: Layout, found: Estimate, others: Sequence[Layout], *, settled: bool = True
+) -> tuple[Pull, ...]:
     """Every number that matters to a job, the strongest first; ``found`` is the refined estimate of the plan.
 
+    ``settled``: no other plan is clearly faster today; else there is no choice that could change, and no flip is looked for.
     ``others`` are layouts around it, the best first. Their times keep the ratio to the closed form that the plan's has,
     and at today's numbers none counts as faster than the plan: what the exact timeline adds differs by a few percent.
     """
@@ -73,7 +76,7 @@ def pulls(resolved: ResolvedJob, layout: Layout, found: Estimate, others: Sequen
     now = _price(resolved, table)
     exact = float(found.step_time[0])
     ratio = np.maximum(exact / now.step_time[0], exact / now.step_time)
-    today = bool(fits(resolved.job, now)[0])
+    today = settled and bool(fits(resolved.job, now)[0])
     offloads = bool(layout.offload_optimizer or layout.offload_activations)
     result = []
     for quantity in relevant(resolved, offloads):
@@ -110,7 +113,7 @@ def _side(
         )
 
     if abs(math.log(end)) < 0.001:
-        return Side(factor=end, step_time_s=exact, change=0.0, fits=today, flip=None, winner=None)
+        return Side(factor=end, step_time_s=exact, change=0.0, fits=True, flip=None, winner=None)
     time, fit, over, winner = look(end)
     flip = None
     if over and today:

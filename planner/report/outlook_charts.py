@@ -102,7 +102,7 @@ def sensitivity_chart(about: Subject) -> Chart:
         key=lambda one: (not one.fits, one.step_time_s),
     )  # fmt: skip
     others = [*about.finding.layouts, *(one.layout for one in near)]
-    found = pulls(about.resolved, about.plan.layout, about.estimate, others)
+    found = pulls(about.resolved, about.plan.layout, about.estimate, others, settled=_settled(about))
     rows: list[tuple[Value, ...]] = []
     still = []
     for one in found:
@@ -139,6 +139,12 @@ def sensitivity_chart(about: Subject) -> Chart:
     )  # fmt: skip
 
 
+def _settled(about: Subject) -> bool:
+    """No plan that fits is clearly faster than this one, which fits."""
+    best = float(about.finding.estimates[0].step_time[0]) if about.finding.fit else math.inf
+    return about.fits and about.plan.prediction.step_time_s < best * (1.0 + CLEAR)
+
+
 def _factor(value: float) -> str:
     return f"x {value:.2f}"
 
@@ -154,8 +160,8 @@ def _sensitivity_reading(about: Subject, found: tuple[Pull, ...]) -> str:
     if len(moving) > 1 and moving[1].largest > 0.01:
         other = max(moving[1].sides, key=lambda one: abs(one.change))
         text += f"; next is {moving[1].quantity.text}, {_longer(other)} at {_factor(other.factor)}"
-    if not about.fits:
-        return f"{text}."
+    if not _settled(about):
+        return f"{text}. Another plan is the better choice already."
     flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
     if not flips:
         return f"{text}. No number within a factor of 2 would make another of the good plans clearly faster."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from planner.analysis.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
@@ -14,9 +16,11 @@ from planner.report.document import Chart, Column, Value, chart, shown
 from planner.report.subject import Subject
 from planner.units import GIB
 
+UNSEEN = 0.001
+"""Parts of the step below this share are not worth a word."""
 MOST_MOMENTS = 600
 """Moments of the memory timeline that are drawn; each stands for the highest of those it replaces."""
-MOST_ACTIONS = 16_000
+MOST_ACTIONS = 10_000
 """Actions that the page holds; of longer steps the begin and the end."""
 VISIBLE = 48
 """Actions of a rank that a window shows at first: more are too narrow to be told apart."""
@@ -44,7 +48,7 @@ def waterfall_chart(about: Subject) -> Chart:
         reading += (
             f", then {second.text} with {shown(second.seconds, 'seconds')} ({shown(second.seconds / step, 'share')})"
         )
-    hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > 0.001 * step}
+    hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > UNSEEN * step}
     notes = [
         "Kernels below the peak: matrix shapes, attention and memory-bound operators, the clock under load, and stages that "
         "hold more than the mean."
@@ -187,14 +191,17 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         (one.rank, one.kind, -1, -1, one.start, one.end)
         for one in step.around if not one.hidden and one.end - one.start > 1e-4 * step.step_time and one.microbatch < 0
     ]  # fmt: skip
-    idle = [step.totals(rank)["bubble"] / step.step_time for rank in range(step.ranks)]
+    totals = [step.totals(rank) for rank in range(step.ranks)]
+    counts = Counter(one.rank for one in step.actions)
+    idle = [one["bubble"] / step.step_time for one in totals]
     most, least = int(np.argmax(idle)), int(np.argmin(idle))
     chunks = step.stages // step.ranks
     table = [
-        (rank, sum(1 for one in step.actions if one.rank == rank), totals["compute"] + totals["recompute"],
-         sum(value for name, value in totals.items() if "communication" in name), totals["bubble"],
-         totals["bubble"] / step.step_time)
-        for rank, totals in ((rank, step.totals(rank)) for rank in range(step.ranks))
+        (
+            rank, counts[rank], one["compute"] + one["recompute"],
+            sum(value for name, value in one.items() if "communication" in name), one["bubble"], idle[rank],
+        )
+        for rank, one in enumerate(totals)
     ]  # fmt: skip
     per_rank = len(step.actions) / step.ranks
     back = next((one.end for one in step.actions if one.rank == 0 and one.kind != "F"), step.step_time)
