@@ -179,6 +179,8 @@ class Trainer:
     """Layers whose gathered weights are alive at once under zero 3 (current and prefetched)."""
     bucket_parameters: float
     """Parameters per gradient bucket."""
+    whole_table_gradient: bool
+    """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
     buffers_all_microbatches: bool
     """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float

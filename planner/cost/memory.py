@@ -64,7 +64,7 @@ def workspace_bytes(
 
     The widest gradient alive in a layer is that of the MLP's inner tensors. Sharded weights are gathered for the current
     and the prefetched unit under zero 3, for all the stage when they are not dropped after the forward pass (zero below
-    3, or a pipeline, whose schedule also accumulates unsharded gradients).
+    3, or a pipeline, whose schedule also accumulates unsharded gradients: they give way to the sharded ones, unit by unit).
     """
     model = workload.model
     element = workload.element
@@ -85,9 +85,15 @@ def workspace_bytes(
     at_ends = table * (trainer.gathered_weight_bytes + trainer.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
-    learned = sum(trained_parameters(workload, parameters))
+    dense, expert = trained_parameters(workload, parameters)
+    learned = dense + expert
     everything = parameters.all * trainer.gathered_weight_bytes + unit * trainer.gradient_reduce_bytes
-    everything = everything + learned * trainer.gradient_bytes * pipelined
+    reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
+    everything = everything + (learned - reduced) * trainer.gradient_bytes * pipelined
+    if trainer.whole_table_gradient:  # ``learned`` holds 1 / t of it
+        uncut = model.vocab_size * float(model.hidden_size) - table
+        several = column(layout.num_microbatches) > 1
+        everything = everything + stages.embedding * uncut * trainer.gradient_bytes * (pipelined & several)
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
     received = buffers if trainer.buffers_all_microbatches else 0.0
