@@ -216,8 +216,15 @@ def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], La
     if not rows:
         return None
     owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*rows, strict=True))
-    candidates = layouts.take(owner).replace(first_stage_layers=first, last_stage_layers=last)
+    middle = (job.model.num_layers - first - last) // np.maximum(stages[owner] - 2, 1)
+    smallest = np.where(stages[owner] > 2, np.minimum(np.minimum(first, last), middle), np.minimum(first, last))
+    candidates = layouts.take(owner)
+    asked = np.asarray(candidates.recompute_layers)
+    recomputed = np.minimum(asked, smallest)  # no stage repeats more layers than it has; 0 = all stays
+    candidates = candidates.replace(first_stage_layers=first, last_stage_layers=last, recompute_layers=recomputed)
     mask = allowed(job, candidates)
+    if "recompute_layers" in pins.values:
+        mask &= recomputed == asked
     return (owner[mask], candidates.take(mask)) if np.any(mask) else None
 
 

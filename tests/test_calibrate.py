@@ -75,7 +75,7 @@ def test_a_profile_extends_another(tmp_path):
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        ({"scale": {"sustained_clock": 1.3}}, "sustained_clock is 1.08, faster than a short burst; at most 1"),
+        ({"scale": {"sustained_clock": 1.3}}, "sustained_clock is 1.06, faster than a short burst; at most 1"),
         ({"scale": {"memory_fraction": 1.5}}, "faster than the memory"),
         ({"scale": {"scale_out": 1.5}}, "of the line rate of the NICs; at most 1"),
         ({"scale": {"scale_up": 4}}, "above the link of"),

@@ -54,7 +54,9 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
     counted = np.maximum((stages.dense + stages.moe)[0], 1.0)
     v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
     share = layers / counted[which]
-    share[(stages.dense + stages.moe)[0][which] == 0.0] = 1.0  # no layers: what is left is the ends' own gradients, added up
+    share[(stages.dense + stages.moe)[0][which] == 0.0] = (
+        1.0  # no layers: what is left is the ends' own gradients, added up
+    )
 
     def spread(total: Floats, ends: Floats) -> Floats:
         body = (total - ends)[which] * share / vpp
