@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from click.testing import CliRunner, Result
 
@@ -11,6 +13,14 @@ import cli
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Flags of this suite."""
     parser.addoption("--whole-parity", action="store_true", help="run every combination of planner.validator.parity")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With several processes (-n) a file stays in one of them: what its tests share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    return LoadFileScheduling(config, log)
 
 
 @pytest.fixture(autouse=True)
