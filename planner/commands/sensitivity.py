@@ -61,7 +61,7 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
 
     with progress("looking at every number") as say:
         found = look(resolved, pins=Pins(values=layout_values(flags)), reach=reach, progress=say)
-    test = _test()
+    test = BY_HAND
     if as_json:
         click.echo(json.dumps({**found.to_dict(), "test": test}, indent=2))
     else:
@@ -80,9 +80,3 @@ def _from_flags(flags: dict[str, Any]) -> Any:
         raise PlannerError("which job? give a plan file, or --model and --gpus")
     return resolve(Request(**{name: value for name, value in request_fields(flags).items() if value is not None}))
 
-
-def _test() -> str:
-    """How to tell equal plans apart: by the command where there is one."""
-    root = click.get_current_context().find_root()
-    known = root.command.list_commands(root) if isinstance(root.command, click.Group) else []
-    return "To tell them apart: plan validate --top 3." if "validate" in known else BY_HAND
