@@ -62,6 +62,8 @@ def test_every_plan_is_accepted_and_what_is_wrong_is_not(name: str, tmp_path: Pa
         assert re.search(old, text)
         (folder / file).write_text(re.sub(old, new, text))
     results = importlib.import_module(f"planner.export.check.{name.replace('-', '_')}").check_many(pairs)
+    if all(not one.level and not one.problem and one.missing for one in results):  # a package that it needs
+        pytest.skip(results[0].text())
     said = [f"{job.model.name} on {job.cluster.num_gpus}: {one.text()}" for one, job in zip(results, cases, strict=False)
             if one.problem or LEVELS.index(one.level or LEVELS[0]) < LEVELS.index(target.level)]  # fmt: skip
     assert not said

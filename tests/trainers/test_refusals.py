@@ -216,7 +216,10 @@ def test_what_the_planner_refuses_the_trainer_refuses(name: str, tmp_path: Path)
     for case, job in zip(cases, jobs, strict=True):
         said = our_sentences(name, job)
         assert any(case.ours in one for one in said), (case, said)
-    for case, one in zip(cases, trainer_says(name, jobs, tmp_path), strict=True):
+    answers = trainer_says(name, jobs, tmp_path)
+    if all(not one.level and not one.problem and one.missing for one in answers):  # a package that it needs
+        pytest.skip(answers[0].text())
+    for case, one in zip(cases, answers, strict=True):
         assert not one.missing, one.text()
         assert case.theirs in one.problem, (case, one.text())
         assert "the trainer says" not in one.problem  # that would be a comparison of the planner's own check
