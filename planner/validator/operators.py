@@ -7,6 +7,7 @@ by plain torch. Without ``fused`` the model uses plain torch operations instead.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
     "relu": functional.relu,
