@@ -79,4 +79,3 @@ def _from_flags(flags: dict[str, Any]) -> Any:
     if flags["model"] is None or flags["gpus"] is None:
         raise PlannerError("which job? give a plan file, or --model and --gpus")
     return resolve(Request(**{name: value for name, value in request_fields(flags).items() if value is not None}))
-

@@ -8,6 +8,7 @@ from typing import Any
 
 from planner import library, units
 from planner.curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCurve, NetworkCurve
+from planner.curves.reading import checked
 from planner.errors import PlannerError, nearest_first, shown
 from planner.hardware.checks import check_values
 from planner.hardware.profile import HardwareProfile, Price
@@ -61,7 +62,7 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     if "extends" in data:
         return _extended(data, where)
     data = with_relatives(data, where)
-    _check_keys(data, where)
+    checked(data, where, (*TEXTS, "peak_flops", *QUANTITIES, *COUNTS, *FACTORS, *CURVES, "measured"), OPTIONAL)
     values: dict[str, Any] = {key: str(data[key]) for key in TEXTS}
     values |= {key: units.parse(data[key], unit, what=f"{where}: {key}") for key, unit in QUANTITIES.items()}
     values |= {key: number(data[key], f"{where}: {key}") for key in (*COUNTS, *FACTORS)}
@@ -125,17 +126,6 @@ def _extended(data: dict[str, Any], where: str, depth: int = 0) -> HardwareProfi
         profile = replace(profile, sources={**profile.sources, "calibration": calibration})
     check_values(profile, where)
     return profile
-
-
-def _check_keys(data: dict[str, Any], where: str) -> None:
-    required = (*TEXTS, "peak_flops", *QUANTITIES, *COUNTS, *FACTORS, *CURVES, "measured")
-    known = (*required, *OPTIONAL)
-    for key in data:
-        if key not in known:
-            raise PlannerError(f"{where}: unknown key '{key}'; did you mean {nearest_first(str(key), known)[0]}?")
-    for key in required:
-        if key not in data:
-            raise PlannerError(f"{where}: the key '{key}' is missing")
 
 
 def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
