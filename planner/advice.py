@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from planner import library
 from planner.cluster import Cluster
+from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import load_hardware
 from planner.rules import Job, check_workload
 from planner.search import Pins, search
 
@@ -43,11 +44,6 @@ class Advice:
         return vars(self)
 
 
-def price_of(hardware: HardwareProfile) -> float | None:
-    """Dollars per GPU-hour: the first listed price of a profile."""
-    return hardware.prices[0].usd_per_hour if hardware.prices else None
-
-
 def advise(job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> list[Advice]:
     """Changes in the order: more GPUs, other GPUs, shorter sequence, smaller optimizer states, adapters.
 
@@ -71,11 +67,9 @@ def _try(job: Job, pins: Pins, change: str, command: str) -> Advice | None:
     best = finding.estimates[0]
     step = float(best.step_time[0])
     rate = job.workload.tokens / step
-    price = price_of(job.cluster.hardware)
-    dollars = None if price is None else price * job.cluster.num_gpus / 3600.0 / rate * 1e6
     return Advice(
         change=change, command=command, layout=layout_text(finding.layouts[0]), step_time_s=step, tokens_per_second=rate,
-        usd_per_million_tokens=dollars,
+        usd_per_million_tokens=usd_per_million_tokens(rates_of(job.cluster.hardware), job.cluster.num_gpus, rate),
     )  # fmt: skip
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.cost.exact import refine
-from planner.cost.step import estimate
+from planner.cost.exact import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute, Schedule, module_names
@@ -60,8 +59,7 @@ def explicit_plan(file: LayoutFile | None, values: dict[str, int], said: dict[st
 def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption, ...] = ()) -> Plan:
     """The plan of a legal layout, its pipeline on the exact timeline."""
     job = resolved.job
-    found = estimate(job.workload, job.cluster, job.trainer, layout)
-    [refined] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
+    [refined] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
     return Plan(
         workload=job.workload, hardware=resolved.hardware, num_gpus=job.cluster.num_gpus, trainer=resolved.trainer,
         layout=layout, prediction=predict(refined, job, resolved.kind),

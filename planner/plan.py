@@ -16,7 +16,7 @@ from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS, Estimate
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError, nearest_first
-from planner.hardware import load_hardware
+from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.rules import Job
 from planner.trainer import Trainer, load_trainer
@@ -127,14 +127,18 @@ class Plan:
 
     def cluster(self) -> Cluster:
         """The cluster, its profile read again."""
-        hardware = load_hardware(self.hardware)
-        if self.network_bandwidth is not None:
-            hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
-        return Cluster(hardware=hardware, num_gpus=self.num_gpus)
+        return Cluster(hardware=self._on_its_network(load_hardware(self.hardware)), num_gpus=self.num_gpus)
 
     def kind(self) -> str:
         """Kind of run, which chooses its error bar."""
-        return kind_of(self.workload, self.cluster().hardware, load_hardware(self.hardware).network_bandwidth)
+        listed = load_hardware(self.hardware)
+        return kind_of(self.workload, self._on_its_network(listed), listed.network_bandwidth)
+
+    def _on_its_network(self, hardware: HardwareProfile) -> HardwareProfile:
+        """The profile with the plan's own network, where it has one."""
+        if self.network_bandwidth is None:
+            return hardware
+        return dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""

@@ -176,13 +176,13 @@ def _refined(
 ) -> tuple[list[Layout], list[Estimate]]:
     """Finalists with the best split of layers over the stages, on the exact timeline of the pipeline, best first."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
-    variants += best_splits(job, pins, layouts)
+    variants += [pair for pair in best_splits(job, pins, layouts) if pair[0] not in layouts]
     refined = refine(
         job.workload, job.cluster, job.trainer, [one for one, _ in variants], [found for _, found in variants]
     )
     best: dict[tuple[int, ...], tuple[Layout, Estimate]] = {}
     for (one, _), found in zip(variants, refined, strict=True):
-        key = _plan_key(one)
+        key = plan_key(one)
         if key not in best or found.step_time[0] < best[key][1].step_time[0]:
             best[key] = (one, found)
     ranked = sorted(best.values(), key=lambda pair: float(pair[1].step_time[0]))
@@ -238,8 +238,8 @@ def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
     ]
 
 
-def _plan_key(layout: Layout) -> tuple[int, ...]:
-    """What makes a plan a different one."""
+def plan_key(layout: Layout) -> tuple[int, ...]:
+    """What makes a plan a different one: all but vpp, layers of the end stages, schedule and the like."""
     return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
 
 
@@ -316,7 +316,7 @@ class _Run:
         _, first = np.unique(plan, return_index=True)  # the best row of each plan, as rows are in order of value
         for row in ordered[np.sort(first)[: self.wanted]]:
             one = piece.row(int(row))
-            key = _plan_key(one)
+            key = plan_key(one)
             if key not in merged or value[row] < merged[key][0]:
                 merged[key] = (float(value[row]), one, found.row(int(row)))
         return dict(sorted(merged.items(), key=lambda item: item[1][0])[: self.wanted])
@@ -352,4 +352,4 @@ class _Open:
     time: NDArray[np.float64]
 
 
-__all__ = ["SAFE", "Finding", "Pins", "best_splits", "fits", "search"]
+__all__ = ["SAFE", "Finding", "Pins", "best_splits", "fits", "plan_key", "search"]

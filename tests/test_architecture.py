@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "units library detect"),
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer"),
-    (2, "workload cluster"),
+    (2, "workload cluster costs"),
     (3, "rules cost.parameters cost.operators cost.distinct"),
     (3, "cost.experts"),
     (3, "space cost.layers cost.compute cost.schedule cost.timeline"),
@@ -52,7 +52,6 @@ UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024
 FACTORS_OUTSIDE_UNITS = {
     "curves/attention.py": 2,  # tables of profiles hold microseconds
     "curves/collectives.py": 2,
-    "advice.py": 1,  # per million tokens
     "report/table.py": 1,
     "report/library.py": 3,
     "defaults.py": 1,

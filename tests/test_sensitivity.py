@@ -12,10 +12,11 @@ import pytest
 from planner.analysis import best, ties
 from planner.analysis.best import best_of
 from planner.analysis.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
-from planner.analysis.sensitivity import Sensitivity, plan_key, sensitivity, step_times
+from planner.analysis.sensitivity import Sensitivity, sensitivity, step_times
 from planner.analysis.ties import Ordered, build, isotonic
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
+from planner.search import plan_key
 from tests.samples import MODELS
 
 

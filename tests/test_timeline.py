@@ -16,12 +16,10 @@ from planner.analysis.pricing import Priced, price, price_plan
 from planner.analysis.slices import STREAM_OF_PART, STREAMS
 from planner.analysis.stage_memory import (
     memory_of_ranks,
-    memory_of_stages,
     memory_over_time,
-    memory_timeline,
     worst_rank,
 )
-from planner.analysis.timeline import Timeline, timeline, timeline_of
+from planner.analysis.timeline import Timeline, timeline_of
 from planner.cost.memory import COMPONENTS
 from planner.cost.schedule import in_flight
 from planner.cost.step import GIVEN_BACK, PARTS
@@ -29,7 +27,7 @@ from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Layout, Schedule
 from planner.plan import Plan
-from planner.report.trace import trace_json, trace_of
+from planner.report.trace import trace_of
 from planner.rules import Job
 from planner.units import GIB, MEGA
 
@@ -214,9 +212,10 @@ def plan_of(**layout: int) -> Plan:
 
 def test_a_plan_that_no_longer_prices_as_it_says_is_refused() -> None:
     plan = plan_of()
-    assert timeline(plan).step_time == plan.prediction.step_time_s
-    assert memory_timeline(plan).peak / GIB == pytest.approx(plan.prediction.memory_peak_gib)
-    assert max(one.peak for one in memory_of_stages(plan)) / GIB == pytest.approx(plan.prediction.memory_peak_gib)
+    priced = price_plan(plan)
+    assert timeline_of(priced).step_time == plan.prediction.step_time_s
+    assert memory_over_time(priced, timeline_of(priced)).peak / GIB == pytest.approx(plan.prediction.memory_peak_gib)
+    assert max(one.peak for one in memory_of_ranks(priced)) / GIB == pytest.approx(plan.prediction.memory_peak_gib)
     old = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, step_time_s=3.0))
     with pytest.raises(
         PlannerError, match=r"run.yaml says 3 s per step, but this planner prices .* 'plan estimate PLAN"
@@ -260,7 +259,7 @@ def check_trace(text: str) -> list[dict[str, Any]]:
 
 def test_the_trace_follows_the_published_format() -> None:
     plan = plan_of(vpp=2)
-    events = check_trace(trace_json(plan))
+    events = check_trace(trace_of(price_plan(plan)))
     complete = [event for event in events if event["ph"] == "X"]
     lanes = defaultdict(list)
     for event in complete:

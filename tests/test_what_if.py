@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from planner.analysis import best, limits, scaling
 from planner.analysis.best import best_of, on_cluster, resolved_of
 from planner.analysis.changes import FLAGS, Value, Variant, apply, base_variant, read_values
-from planner.analysis.costs import costs, rates_of
 from planner.analysis.limits import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
 from planner.analysis.what_if import Pricing, row_of
+from planner.costs import costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.plan import load_plan

@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
+from planner.analysis.pricing import job_of
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
-from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.explain import COMPONENT_TEXT, misses_by
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.plan import Plan, Prediction, predict
 from planner.rules import Job, check_workload
@@ -47,11 +47,8 @@ class Best:
 
 def resolved_of(plan: Plan) -> ResolvedJob:
     """The job of a plan file, with its profile and trainer read again."""
-    cluster = plan.cluster()
-    usual = load_hardware(plan.hardware).network_bandwidth
     return ResolvedJob(
-        job=Job(workload=plan.workload, cluster=cluster, trainer=plan.load_trainer()), hardware=plan.hardware,
-        trainer=plan.trainer, kind=kind_of(plan.workload, cluster.hardware, usual),
+        job=job_of(plan), hardware=plan.hardware, trainer=plan.trainer, kind=plan.kind(),
         network_bandwidth=plan.network_bandwidth, assumptions=plan.assumptions,
     )  # fmt: skip
 

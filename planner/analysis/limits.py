@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from planner.analysis.best import Best
 from planner.analysis.changes import Value, Variant, apply
-from planner.analysis.costs import DAY, HOUR
 from planner.analysis.what_if import Pricing, Row, row_of
 from planner.cost.parameters import total_parameters
+from planner.costs import DAY, HOUR
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile

@@ -105,6 +105,20 @@ def layout_change(**changes: int) -> Change:
     return lambda base, _: with_layout(base, base.layout.replace(**changes))
 
 
+def flash_off(base: Priced, size: str) -> list[Mechanism]:
+    """Attention as plain matrices, where the trainer has it fused."""
+    trainer = base.job.trainer
+    if trainer.attention != "flash":
+        return []
+    change = trainer_change(attention="unfused", unfused=trainer.unfused | {"softmax"})
+    return [
+        switch(
+            "attention", "flash attention is off", size, change, seen=1, source="Hagemann's rows 'torch' run it so",
+            check="a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
+        )
+    ]  # fmt: skip
+
+
 def batch(base: Priced, shares: tuple[float, ...]) -> list[Mechanism]:
     """A step that holds another number of microbatches than planned; shares that make a legal layout, and none without one."""
 

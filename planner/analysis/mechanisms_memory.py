@@ -10,6 +10,7 @@ from planner.analysis.mechanisms import (
     WIDTHS,
     Mechanism,
     factor,
+    flash_off,
     layout_change,
     switch,
     times,
@@ -58,13 +59,7 @@ def _more(base: Priced) -> Iterator[Mechanism]:
             source="recipes whose pages did not say what they recompute (AutoModel, DGX Cloud)",
             check="the arguments that the trainer prints; the step is then faster than planned",
         )  # fmt: skip
-    if trainer.attention == "flash":
-        yield switch(
-            "attention", "flash attention is off", "score matrices are kept",
-            trainer_change(attention="unfused", unfused=trainer.unfused | {"softmax"}), seen=1,
-            source="Hagemann's rows 'torch' run it so",
-            check="a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
-        )  # fmt: skip
+    yield from flash_off(base, "score matrices are kept")
     if trainer.saved_norm_bytes < FP32 or "swiglu" not in trainer.unfused:
         yield switch(
             "saved", "unfused kernels save what fused ones do not", "fp32 inputs of norms, output of SiLU",

@@ -12,6 +12,7 @@ from planner.analysis.mechanisms import (
     Mechanism,
     batch,
     factor,
+    flash_off,
     layout_change,
     on,
     switch,
@@ -202,13 +203,7 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
             check="the arguments that the trainer prints (Megatron: recompute_granularity, recompute_num_layers); memory "
             "is then lower than planned",
         )  # fmt: skip
-    if trainer.attention == "flash":
-        yield switch(
-            "attention", "flash attention is off", "scores as a matrix in memory",
-            trainer_change(attention="unfused", unfused=trainer.unfused | {"softmax"}), seen=1,
-            source="Hagemann's rows 'torch' run it so",
-            check="a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
-        )  # fmt: skip
+    yield from flash_off(base, "scores as a matrix in memory")
     if int(layout.vpp) > 1 and int(layout.schedule) == Schedule.INTERLEAVED:
         yield switch(
             "virtual_stages", "virtual stages are off", "1F1B with one stage per rank",

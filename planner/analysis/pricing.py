@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.exact import StageDurations, chunks, durations, refine
+from planner.cost.exact import StageDurations, chunks, durations, price_exactly
 from planner.cost.stage_times import Gathered, StageTable, StageTimes
 from planner.cost.stages import Stages, deal_layers
-from planner.cost.step import PARTS, Estimate, estimate
+from planner.cost.step import PARTS, Estimate
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan import Plan
@@ -67,9 +67,7 @@ class Priced:
 
 def estimate_of(job: Job, layout: Layout) -> Estimate:
     """The estimate of one layout as plans are priced: the closed form, then the walked schedule for its idle time."""
-    found = estimate(job.workload, job.cluster, job.trainer, layout)
-    if int(layout.pp) > 1:
-        [found] = refine(job.workload, job.cluster, job.trainer, [layout], [found])
+    [found] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
     return found
 
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.analysis.quantities import Quantity, relevant
-from planner.analysis.sensitivity import REACH, plan_key
+from planner.analysis.sensitivity import REACH
 from planner.arrays import Floats
 from planner.cost.step import Estimate, estimate
 from planner.defaults import ResolvedJob
 from planner.layout import Layout
-from planner.search import fits
+from planner.search import fits, plan_key
 
 CLEAR = 0.02
 """Another plan takes over where it is faster by at least this part: smaller gaps are no reason to change."""

@@ -11,7 +11,7 @@ from planner.analysis import ties
 from planner.analysis.best import Best, best_of
 from planner.analysis.quantities import Quantity, relevant
 from planner.analysis.ties import Ties
-from planner.cost.exact import refine
+from planner.cost.exact import price_exactly
 from planner.cost.step import estimate
 from planner.defaults import ResolvedJob
 from planner.error_bars import error_bar
@@ -19,7 +19,7 @@ from planner.errors import PlannerError
 from planner.explain import differences, layout_text
 from planner.layout import Layout
 from planner.rules import Job
-from planner.search import PLAN_FIELDS, Pins, fits
+from planner.search import Pins, fits, plan_key
 
 REACH = 2.0
 """Each number is looked at from 1 / REACH to REACH times what the profile says."""
@@ -139,11 +139,6 @@ class Sensitivity:
             "neighbours": [one.to_dict() for one in self.neighbours],
             "equal_gap": self.ties.equal_gap, "equal_basis": self.ties.basis, "complete": self.complete,
         }  # fmt: skip
-
-
-def plan_key(layout: Layout) -> tuple[int, ...]:
-    """What makes a plan a different one: all but vpp, layers of the end stages, schedule and the like."""
-    return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
 
 
 def sensitivity(
@@ -309,10 +304,7 @@ def _probe(near: float, far: float, crossing: float | None) -> float:
 
 def step_times(job: Job, layouts: list[Layout]) -> list[float]:
     """Seconds of some layouts, their pipelines on the exact timeline, as the search's finalists are priced."""
-    found = estimate(job.workload, job.cluster, job.trainer, Layout.stack(layouts))
-    rows = [found.row(number) for number in range(len(layouts))]
-    exact = refine(job.workload, job.cluster, job.trainer, layouts, rows)
-    return [float(one.step_time[0]) for one in exact]
+    return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]
 
 
-__all__ = ["REACH", "Flip", "Neighbour", "Reading", "Sensitivity", "neighbours", "plan_key", "sensitivity"]
+__all__ = ["REACH", "Flip", "Neighbour", "Reading", "Sensitivity", "neighbours", "sensitivity"]

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.pricing import Priced, price_plan
+from planner.analysis.pricing import Priced
 from planner.analysis.slices import rank_of_kind, stage_kind
-from planner.analysis.timeline import Timeline, timeline_of
+from planner.analysis.timeline import Timeline
 from planner.arrays import Floats
 from planner.cost.exact import chunks, stage_layers
 from planner.cost.memory import COMPONENTS
@@ -23,7 +23,7 @@ from planner.cost.schedule import in_flight
 from planner.cost.stage_times import SLOWEST, Gathered
 from planner.cost.step import stage_memory
 from planner.layout import Layout
-from planner.plan import STAGE_NAMES, Plan
+from planner.plan import STAGE_NAMES
 
 STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")
 """Components that stay through the step; the allocator does not give fragmentation back."""
@@ -83,13 +83,8 @@ class MemoryTimeline:
         return sum(self.static.values()) + max(one.activations + one.workspace for one in self.moments)
 
 
-def memory_of_stages(plan: Plan) -> tuple[StageMemory, ...]:
-    """Every pipeline rank of a plan. Raises PlannerError when the plan no longer prices as it says."""
-    return memory_of_ranks(price_plan(plan))
-
-
 def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
-    """The same of a layout that was priced already."""
+    """Every pipeline rank of a priced layout."""
     pp = int(priced.dealt.pp)
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
     flights = in_flight(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])[0]
@@ -119,12 +114,6 @@ def _by_rank(shared: Gathered, kinds: list[int], flights: Floats) -> Gathered:
 def worst_rank(priced: Priced) -> int:
     """The rank whose peak the estimate reports."""
     return rank_of_kind(int(priced.estimate.stage[0]), int(priced.dealt.pp))
-
-
-def memory_timeline(plan: Plan) -> MemoryTimeline:
-    """The worst stage of a plan over one step. Raises PlannerError when the plan no longer prices as it says."""
-    priced = price_plan(plan)
-    return memory_over_time(priced, timeline_of(priced))
 
 
 def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) -> MemoryTimeline:

@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 
 from planner.analysis.around import Ends, ends_of, once_slices, slowest_rank
 from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced, price_plan
+from planner.analysis.pricing import Priced
 from planner.analysis.slices import STREAMS, Piece, Slice
 from planner.arrays import Floats
 from planner.cost.exact import chunks
 from planner.cost.step import PARTS
 from planner.cost.timeline import Span, walk
-from planner.plan import Plan
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""
@@ -116,13 +115,8 @@ class Timeline:
         return parts, {stream: seconds for stream, seconds in beside.items() if seconds > 0}
 
 
-def timeline(plan: Plan) -> Timeline:
-    """The predicted step of one pipeline of a plan. Raises PlannerError when the plan no longer prices as it says."""
-    return timeline_of(price_plan(plan))
-
-
 def timeline_of(priced: Priced) -> Timeline:
-    """The same of a layout that was priced already."""
+    """The predicted step of one pipeline of a priced layout."""
     ends, pp = ends_of(priced), int(priced.dealt.pp)
     start, step = ends.before, priced.step_time
     end = start + priced.pipeline_seconds + ends.inside

@@ -8,15 +8,14 @@ from typing import Any
 
 from planner.analysis.best import Best, best_of
 from planner.analysis.changes import Variant
-from planner.analysis.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
-from planner.analysis.sensitivity import plan_key
 from planner.cost.step import PARTS
+from planner.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import PART_TEXT, layout_text
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.plan import Prediction
-from planner.search import Pins
+from planner.search import Pins, plan_key
 
 NOTICED = 0.005
 """A change of throughput below this share is called none."""

@@ -136,7 +136,7 @@ def _search(job: WhatIfJob) -> tuple[list[Row], bool]:
 
 
 def _document(job: WhatIfJob, rows: list[Row], complete: bool) -> dict[str, Any]:
-    from planner.analysis.costs import LEFT_OUT
+    from planner.costs import LEFT_OUT
     from planner.report.what_if import price_warning
 
     workload = job.resolved.job.workload

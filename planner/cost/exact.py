@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.cost.compute import straggling
 from planner.cost.stage_times import StageTable, StageTimes
 from planner.cost.stages import Stages, deal_layers
-from planner.cost.step import Estimate
+from planner.cost.step import Estimate, estimate
 from planner.cost.timeline import walked_time
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
@@ -72,11 +72,19 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
     )
 
 
+def price_exactly(workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout]) -> list[Estimate]:
+    """The estimates of some layouts as plans show them: the closed forms, then ``refine``."""
+    found = estimate(workload, cluster, trainer, Layout.stack(layouts))
+    return refine(workload, cluster, trainer, layouts, [found.row(number) for number in range(len(layouts))])
+
+
 def refine(
     workload: Workload, cluster: Cluster, trainer: Trainer, layouts: list[Layout], found: list[Estimate]
 ) -> list[Estimate]:
     """The estimates of some layouts with the idle time of the walked schedule in place of the closed form's, and what the
     slowest GPU adds to it."""
+    if all(int(layout.pp) == 1 for layout in layouts):
+        return list(found)
     layouts = [deal_layers(workload.model, trainer, layout) for layout in layouts]
     stacked = Layout.stack(layouts)
     table = StageTable(workload, cluster, trainer, stacked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planner.analysis.costs import LEFT_OUT
+from planner.costs import LEFT_OUT
 from planner.report.document import Chart, Document
 
 MOST_ROWS = 40

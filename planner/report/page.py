@@ -14,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 
 from planner import library
-from planner.analysis.costs import LEFT_OUT
+from planner.costs import LEFT_OUT
 from planner.errors import PlannerError
 from planner.report import specs
 from planner.report.document import TABLE_ROWS, Chart, Document

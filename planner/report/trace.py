@@ -11,12 +11,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from planner.analysis.pricing import Priced, price_plan
+from planner.analysis.pricing import Priced
 from planner.analysis.slices import STREAMS, Slice
 from planner.analysis.stage_memory import StageMemory, memory_of_ranks, memory_over_time
 from planner.analysis.timeline import Timeline, timeline_of
 from planner.explain import PART_TEXT, layout_text
-from planner.plan import Plan
 from planner.units import GIB, GIGA, KILO
 
 STREAM_TEXT = {
@@ -27,13 +26,8 @@ STREAM_TEXT = {
 PASSES = {"F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients", "recompute": "recompute"}
 
 
-def trace_json(plan: Plan) -> str:
-    """The trace of one pipeline of a plan, all ranks. Raises PlannerError when the plan no longer prices as it says."""
-    return trace_of(price_plan(plan))
-
-
 def trace_of(priced: Priced) -> str:
-    """The same of a layout that was priced already."""
+    """The trace of one pipeline of a priced layout, all ranks."""
     step, memory = timeline_of(priced), memory_of_ranks(priced)
     slices = sorted(step.slices(), key=lambda one: (one.start, one.end))
     used = {(one.rank, one.stream) for one in slices}

@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.analysis.costs import LEFT_OUT
 from planner.analysis.what_if import Row
+from planner.costs import LEFT_OUT
 from planner.explain import layout_text
 from planner.report.table import percent, seconds
 from planner.units import KILO, format_count
