@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from planner.runs.hardware import collective_check
-from planner.runs.names import notes_of
+from planner.runs.names import notes_of, recipe_of
 from planner.runs.schema import Row
 from planner.trainer import OVERLAPS, Trainer, load_trainer
 
@@ -32,7 +32,7 @@ def _variant(name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str]
 def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
     notes, on, off = notes_of(row), set[str](), set[str]()
-    changes: dict[str, Any] = dict(entry.get("changes", {}))
+    changes: dict[str, Any] = {**entry.get("changes", {}), **recipe_of(row).get("changes", {})}
     if row.get("compile") is False:
         changes |= entry.get("eager", {})
     if row.get("flash_attention") is not None:
