@@ -9,7 +9,7 @@ import pytest
 from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.exact import durations, refine, stage_layers
-from planner.cost.schedule import in_flight, pipeline_time
+from planner.cost.schedule import in_flight, pipeline_time, turns
 from planner.cost.stage_times import StageTable
 from planner.cost.stages import split_stages
 from planner.cost.timeline import actions, walk, walked_time
@@ -69,6 +69,17 @@ def test_closed_form_is_the_walked_time_of_equal_stages(
         assert closed(schedule, pp, vpp, m, forward, backward, weight) == pytest.approx(walked, rel=1e-9), (
             f"p {pp}, m {m}"
         )
+
+
+@pytest.mark.parametrize(("pp", "vpp", "m"), [(2, 2, 4), (4, 5, 4), (4, 5, 64), (6, 8, 6), (8, 12, 8), (8, 12, 128)])
+def test_sends_beside_computation_cost_a_turn_per_chunk(pp: int, vpp: int, m: int) -> None:
+    """GPT-3 on 10,752 GPUs in MLPerf v3.1 (8 stages, 12 chunks, m 8) waits 190 sends, whatever the computation takes."""
+    f, b, send = 0.8 / vpp, 1.7 / vpp, 0.03 / vpp
+    every = np.full(pp * vpp, 1.0)
+    walks = [walked_time(Schedule.INTERLEAVED, pp, vpp, m, f * every, b * every, 0 * every, one) for one in (0.0, send)]
+    layout = Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=Schedule.INTERLEAVED)
+    assert walks[1] - walks[0] == pytest.approx(float(turns(layout, np.full(1, vpp * send))[0]), rel=1e-9)
+    assert float(turns(layout, np.full(1, vpp * send))[0]) == pytest.approx((2 * pp * vpp - 2) * send)
 
 
 def test_2p_closes_the_bubble_but_for_the_first_forward_pass() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.exact import StageDurations, chunks, durations, price_exactly
+from planner.cost.schedule import sends_beside
 from planner.cost.stage_times import Gathered, StageTable, StageTimes
 from planner.cost.stages import Stages, deal_layers
 from planner.cost.step import PARTS, Estimate
@@ -56,7 +57,7 @@ class Priced:
     def send(self) -> tuple[float, float]:
         """Seconds of one send that a pass waits for, and of one that runs beside computation; one of them is 0."""
         each = float(self.shared.send[0]) / chunks(self.dealt)
-        return (0.0, each) if "pipeline" in self.job.trainer.overlap else (each, 0.0)
+        return (0.0, each) if float(sends_beside(self.job.trainer, self.dealt)) else (each, 0.0)
 
     def durations(self, times: StageTimes) -> StageDurations:
         """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""

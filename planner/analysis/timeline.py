@@ -147,12 +147,12 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
     """The actions from time 0, ending when the model says, and the hand-over that makes them (Timeline.hand_over)."""
     layout, wanted = priced.dealt, priced.pipeline_seconds
     every = priced.durations(priced.times)
-    send = priced.send[0]
+    send, beside = priced.send
 
     def run(later: float) -> tuple[list[Span], float]:
         spans = walk(
             int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
-            every.forward + send, every.backward + send, every.weight, later,
+            every.forward + send, every.backward + send, every.weight, beside + later,
         )  # fmt: skip
         return spans, max(one.end for one in spans)
 

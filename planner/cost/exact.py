@@ -10,6 +10,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.compute import straggling
+from planner.cost.schedule import sends_beside
 from planner.cost.stage_times import StageTable, StageTimes
 from planner.cost.stages import Stages, deal_layers
 from planner.cost.step import Estimate, estimate
@@ -96,10 +97,11 @@ def refine(
         stage = durations(workload, layout, *table.content(row))
         shared = table.take(slice(row, row + 1))
         sends = float(shared.send[0])
-        send = 0.0 if "pipeline" in trainer.overlap else sends / chunks(layout)
+        each, beside = sends / chunks(layout), float(sends_beside(trainer, layout))
+        send = each * (1.0 - beside)
         walked = walked_time(
             int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
-            stage.forward + send, stage.backward + send, stage.weight,
+            stage.forward + send, stage.backward + send, stage.weight, each * beside,
         )  # fmt: skip
         waiting = float(shared.of_slowest("waiting")[0]) * int(layout.num_microbatches)
         busy = sum(float(one.time[part][0]) for part in _BUSY) + waiting

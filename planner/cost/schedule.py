@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.layout import Layout, Schedule
+from planner.trainer import Trainer
 
 
 def is_v_shaped(layout: Layout) -> Floats:
@@ -73,6 +74,29 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
     dual = np.maximum((pp - 1.0) / 2.0 * (slowest + backward - 3.0 * weight), chain)
     fill = np.where(schedule == Schedule.DUALPIPE_V, dual, fill)
     return m * slowest + np.where(pp == 1, 0.0, fill)
+
+
+def sends_beside(trainer: Trainer, layout: Layout) -> Floats:
+    """1 where sends run beside computation, else 0: interleaved schedules of trainers that overlap them.
+
+    Megatron switches --overlap-p2p-communication off for schedules without virtual stages.  [megatron/training/arguments.py]
+    """
+    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.vpp) > 1)
+    return (interleaved & ("pipeline" in trainer.overlap)).astype(float)
+
+
+def turns(layout: Layout, send: Floats) -> Floats:
+    """Seconds that an interleaved pipeline waits for sends that run beside computation, shape (N,).
+
+    (2 p v - 2) send / v; ``send`` is the seconds of a microbatch's v sends in one direction. A round of p microbatches is
+    back on its first rank after p passes and p sends, and the rank has p passes of the round to do meanwhile: the sends
+    remain, once for each of the v chunks on the way in and once on the way out, whatever m is. In between a rank has
+    passes of both directions to choose from. Equal to ``timeline.walk`` with that delay (a test).
+    """
+    pp, vpp, _ = (column[..., 0] for column in _columns(layout))
+    waits = (2.0 * pp * vpp - 2.0) * send / vpp
+    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (pp > 1)
+    return np.where(interleaved, waits, 0.0)
 
 
 def _columns(layout: Layout) -> tuple[Floats, Floats, Floats]:

@@ -12,7 +12,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.compute import straggling
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
-from planner.cost.schedule import pipeline_time
+from planner.cost.schedule import pipeline_time, sends_beside, turns
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
 from planner.cost.traffic import data_parallel
 from planner.hardware import HardwareProfile
@@ -235,10 +235,12 @@ def _step_parts(
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = {name: priced.of_slowest(name) for name in SLOWEST}
     sent = 2.0 * priced.send
-    exposed_send = sent if "pipeline" not in trainer.overlap else np.zeros_like(sent)
+    beside = sends_beside(trainer, layout)
+    exposed_send = sent * (1.0 - beside)
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
+    idle = idle + turns(layout, priced.send * beside)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(
         trainer, layout, priced.buckets, priced.reduce, priced.gather, priced.copies, *window
