@@ -22,6 +22,8 @@ import yaml
 from scipy.optimize import least_squares
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import flash_attention_2
+
 from planner.curves import COLLECTIVES, Column, GemmCurve, bus_factor
 from planner.profiler.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
 from planner.profiler.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
@@ -62,6 +64,7 @@ def fit_table(
 # ---------------------------------------------------------------------------------------------------- attention
 
 DTYPES = {"bf16": "bfloat16", "fp8": "fp8"}
+FLASH_ATTENTION_2 = ("H100-SXM", "H200-SXM")  # same compute; on other generations it is the best kernel, or absent
 HEAD_DIMS = (64, 128, 160, 256)  # 160 stands for MLA: 192 for keys, 128 for values
 # Rows of kernels that training uses; where a device has none, a device of the same compute stands in.
 TRAINING_KERNELS = {
@@ -180,6 +183,9 @@ def build_attention(
                 128: constants
             }
             entries.append(attention_entry("fa3", dtype, "forward", found, {"128 (fa3 rows, held out)": error}))
+        if gpu in FLASH_ATTENTION_2 and dtype == "bf16":
+            for name, (constants_by_size, fa2_errors) in flash_attention_2.fits(base, peak, units).items():
+                entries.append(attention_entry("fa2", dtype, name, constants_by_size, fa2_errors))
     return entries
 
 
@@ -760,8 +766,6 @@ COMMON_SOURCES = {
     "; Blackwell Ultra 0.87 and others 0.95 suggested, A100 PCIe burst 253, sustained 230 TFLOP/s (MooreThreads/SimuMax @4dcaae5)",
     "launch_floor": "gpu-benches @1c36d50, back-to-back kernels on A100 and H200",
     "memory_overheads": "stas00/ml-engineering (context 0.47-0.92 GiB), nccl issues 964, 864, 1685, 2363, 986; PyTorch PR 120925",
-    "fa2_slowdown": "FlashAttention-2 on H100: 35 % of the peak forward (arXiv 2407.08608, abstract"
-    "), 335 TFLOP/s both passes (arXiv 2307.08691, section 4.1), over 0.713 and 0.625 of the best kernels",
 }
 
 
@@ -879,6 +883,7 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
              if r["gpu"] == device}  # fmt: skip
     data["sources"] = {
         **COMMON_SOURCES,
+        **({"fa2": flash_attention_2.SOURCE} if device in FLASH_ATTENTION_2 else {}),
         "memory_fraction": {op: text for op, (_, text) in MEMORY[name].items()},
         "scale_up": remarks
         + ([f"one time per octave; log-log between: median error below {error} percent"] if remarks else []),
@@ -899,7 +904,7 @@ def kernels(arch: str) -> dict[str, Any]:
     """Which attention kernels a trainer may name."""
     triton = {"triton": TRITON[arch]} if arch in TRITON else {}
     if arch in ("Hopper",):
-        return {"same_as_best": ["fa3", "cudnn"], "slowdown": {"fa2": {"forward": 2.04, "backward": 1.87}, **triton}}
+        return {"same_as_best": ["fa3", "cudnn"], "slowdown": triton}
     if arch.startswith("Blackwell") and "(" not in arch:
         # FlashAttention 4 of 2026 on B200: 1605 TFLOP/s, up to 1.3 times cuDNN 9.13 [together.ai/blog/flashattention-4]
         return {"same_as_best": ["cudnn"], "slowdown": {"fa4": {"forward": 0.77, "backward": 0.77}}}

@@ -254,7 +254,9 @@ class HardwareProfile:
 
     def _attention_curve(self, kernel: str, dtype: str, pass_: str) -> tuple[AttentionCurve, float, float]:
         """Curve, peak and slowdown of a kernel; a dtype without its own curve runs on the bf16 one at the bf16 peak."""
-        dtype = "bf16" if dtype in ("fp16", "bf16") or ("best", dtype, pass_) not in self.attention else dtype
+        own = (kernel, "bf16", pass_) in self.attention
+        measured = (kernel if own else "best", dtype, pass_) in self.attention
+        dtype = dtype if dtype != "fp16" and measured else "bf16"
         peak = self.peak(dtype)
         if (kernel, dtype, pass_) in self.attention:
             return self.attention[kernel, dtype, pass_], peak, 1.0
