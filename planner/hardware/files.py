@@ -11,6 +11,7 @@ from planner.curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCur
 from planner.curves.reading import checked
 from planner.errors import PlannerError, nearest_first, shown
 from planner.hardware.checks import check_values
+from planner.hardware.overlap import read_overlap
 from planner.hardware.profile import HardwareProfile, Price
 from planner.hardware.provenance import Provenance
 from planner.hardware.relatives import with_relatives
@@ -50,6 +51,8 @@ def to_data(profile: HardwareProfile) -> dict[str, Any]:
         for p in profile.prices
     ]
     data |= {"unverified": list(profile.unverified), "notes": list(profile.notes), "sources": profile.sources}
+    if profile.overlap:
+        data["overlap"] = {link: one.to_dict() for link, one in profile.overlap.items()}
     if profile.provenance is not None:
         data["provenance"] = profile.provenance.to_dict()
     if profile.measurements:
@@ -80,6 +83,7 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     values["prices"] = tuple(_price(entry, f"{where}: prices") for entry in data.get("prices", ()))
     values |= {key: tuple(str(x) for x in data.get(key, ())) for key in ("unverified", "notes")}
     values["sources"] = data.get("sources", {})
+    values["overlap"] = read_overlap(data.get("overlap", {}), f"{where}: overlap")
     if "provenance" in data:
         values["provenance"] = Provenance.from_dict(data["provenance"], f"{where}: provenance")
     values["measurements"] = mapping(data.get("measurements", {}), f"{where}: measurements")

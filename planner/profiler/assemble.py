@@ -17,6 +17,7 @@ from planner.hardware.provenance import Provenance
 from planner.profiler import fit_links
 from planner.profiler.compute_profile import base_of, fit_compute
 from planner.profiler.fit_compute import ComputeFit
+from planner.profiler.fit_overlap import fit_overlap
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import FEWEST, SLOW_GROUP, SLOW_RANK
 from planner.profiler.patterns import in_words
@@ -158,14 +159,18 @@ def profile_data(
         found = Links(keys={}, measured={}, notes=(), unverified=())
     data |= {"pcie_bandwidth": keys.get("memory_bandwidth", data["pcie_bandwidth"])} if base is None else {}
     data |= keys | found.keys
+    overlap, overlap_notes = fit_overlap(journal.of("overlap"))
+    if overlap:
+        data["overlap"] = data.get("overlap", {}) | overlap
     if base is None:
         data |= _shared(head)
         data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
         **(compute.measured if compute else {}), **found.measured,
+        **({"overlap": f"measured {' and '.join(overlap)}"} if overlap else {}),
     }  # fmt: skip
-    data["notes"] = [*_odd_ones(journal), *found.notes, *(compute.notes if compute else ()), *_failures(journal)]
+    data["notes"] = [*_odd_ones(journal), *found.notes, *overlap_notes, *(compute.notes if compute else ()), *_failures(journal)]
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
