@@ -153,7 +153,8 @@ def exposed_seconds(
     if collective.beside == "layer":
         left = max(1.0 - collective.units / compute_units, 0.1)
         shared = Slowdown(
-            compute=np.maximum(slowdown.compute, 1.0 / left), communication=np.maximum(slowdown.communication, 1.0 / left)
+            compute=np.maximum(slowdown.compute, 1.0 / left),
+            communication=np.maximum(slowdown.communication, 1.0 / left),
         )
         return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=shared)
     name, pass_ = collective.beside.split(".")

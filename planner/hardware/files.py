@@ -86,7 +86,7 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     values["overlap"] = read_overlap(data.get("overlap", {}), f"{where}: overlap")
     if "provenance" in data:
         values["provenance"] = Provenance.from_dict(data["provenance"], f"{where}: provenance")
-    values["measurements"] = mapping(data.get("measurements", {}), f"{where}: measurements")
+    values["measurements"] = _measurements(data.get("measurements", {}), f"{where}: measurements")
     profile = HardwareProfile(**values)
     check_values(profile, where)
     return profile
@@ -165,6 +165,15 @@ def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
         "scale_up": {op: CollectiveCurve.from_dict(op, scale_up[op], f"{where}: scale_up {op}") for op in COLLECTIVES},
         "scale_out": {op: NetworkCurve.from_dict(scale_out[op], f"{where}: scale_out {op}") for op in COLLECTIVES},
     }
+
+
+def _measurements(value: object, what: str) -> dict[str, Any]:
+    """What was measured, by family: lists of points, each a mapping. Raises PlannerError."""
+    found = mapping(value, what)
+    for family, rows in found.items():
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise PlannerError(f"{what} {shown(family)}: must be a list of points, each a mapping of names to values")
+    return found
 
 
 def _price(entry: object, what: str) -> Price:

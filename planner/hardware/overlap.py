@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner import arrays as npt
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError, nearest_first, shown
 from planner.hardware.vocabulary import mapping, number
 
 LINKS = ("inside", "across")
@@ -59,7 +59,9 @@ class MeasuredOverlap:
         known = (*SIDES, *(f"{side}_spread" for side in SIDES))
         for key in entry:
             if key not in known:
-                raise PlannerError(f"{where}: unknown key '{key}'; did you mean {nearest_first(str(key), known)[0]}?")
+                raise PlannerError(
+                    f"{where}: unknown key {shown(key)}; did you mean {nearest_first(str(key), known)[0]}?"
+                )
         for side in SIDES:
             if side not in entry:
                 raise PlannerError(f"{where}: the key '{side}' is missing; give both directions")
@@ -100,5 +102,5 @@ def read_overlap(data: object, where: str) -> dict[str, MeasuredOverlap]:
     entries = mapping(data, where)
     for key in entries:
         if key not in LINKS:
-            raise PlannerError(f"{where}: unknown key '{key}'; did you mean {nearest_first(str(key), LINKS)[0]}?")
+            raise PlannerError(f"{where}: unknown key {shown(key)}; did you mean {nearest_first(str(key), LINKS)[0]}?")
     return {link: MeasuredOverlap.from_dict(entries[link], f"{where} {link}") for link in LINKS if link in entries}

@@ -16,6 +16,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.provenance import Provenance
 from planner.profiler import fit_links
 from planner.profiler.compute_profile import base_of, fit_compute
+from planner.profiler.drift import drift
 from planner.profiler.fit_compute import ComputeFit
 from planner.profiler.fit_overlap import fit_overlap
 from planner.profiler.journal import Journal
@@ -170,7 +171,13 @@ def profile_data(
         **(compute.measured if compute else {}), **found.measured,
         **({"overlap": f"measured {' and '.join(overlap)}"} if overlap else {}),
     }  # fmt: skip
-    data["notes"] = [*_odd_ones(journal), *found.notes, *overlap_notes, *(compute.notes if compute else ()), *_failures(journal)]
+    data["notes"] = [
+        *_odd_ones(journal),
+        *found.notes,
+        *overlap_notes,
+        *(compute.notes if compute else ()),
+        *_failures(journal),
+    ]
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
@@ -267,7 +274,7 @@ def _provenance(journal: Journal, settings: Settings, compute: ComputeFit | None
         machine=f"{head['host']}: {head['cores']} cores, {units.format_bytes(float(head['memory']))} per device, {ranks}",
         device=str(head["name"]), driver=str(head["driver"]), versions=dict(head["versions"]),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), command=settings.command or "plan profile",
-        timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread,
+        timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread, drift=drift(journal),
         residuals={**(compute.residuals if compute else {}), **fit_links.residuals(curves)},
         cost={
             "seconds": round(seconds, 1), "points": len(journal), "outliers": sum(one.outliers for one in journal.of()),
@@ -301,7 +308,7 @@ def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     """Makes the profile of the journal, checks it as it will be read, and writes it. Raises PlannerError."""
     journal = Journal.read(settings.journal)
     base = base_profile(settings, str(journal.header["name"]))
-    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks")]
+    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
     compute = fit_compute(rows, base_of(settings.device, rows, base), settings.device) if _computed(rows) else None
     data = profile_data(journal, settings, compute, base, seconds)
     path = Path(settings.output)
