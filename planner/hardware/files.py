@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,21 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     """A profile from the data of a file. Raises PlannerError: what is wrong, where, and what would be right."""
     if "extends" in data:
         return _extended(data, where)
+    with _readable(where):
+        return _from_whole(data, where)
+
+
+@contextlib.contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """What Python says of values of another shape than the readers expect, as a sentence."""
+    try:
+        yield
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise PlannerError(f"{where}: a value has another form than a profile has there ({reason})") from error
+
+
+def _from_whole(data: dict[str, Any], where: str) -> HardwareProfile:
     data = with_relatives(data, where)
     checked(data, where, (*TEXTS, "peak_flops", *QUANTITIES, *COUNTS, *FACTORS, *CURVES, "measured"), OPTIONAL)
     values: dict[str, Any] = {key: str(data[key]) for key in TEXTS}
@@ -134,14 +151,17 @@ def _extended(data: dict[str, Any], where: str, depth: int = 0) -> HardwareProfi
 
 def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
     """The five families of curves, each read by its own class."""
-    gemm = {
-        str(recipe): GemmCurve.from_dict(entry, f"{where}: gemm {recipe}")
-        for recipe, entry in mapping(data["gemm"], f"{where}: gemm").items()
-    }
-    attention = {
-        (entry["kernel"], entry["dtype"], entry["pass"]): AttentionCurve.from_dict(entry, f"{where}: attention")
-        for entry in data["attention"]
-    }
+    gemm = {}
+    for recipe, entry in mapping(data["gemm"], f"{where}: gemm").items():
+        with _readable(f"{where}: gemm {shown(recipe)}"):
+            gemm[str(recipe)] = GemmCurve.from_dict(entry, f"{where}: gemm {recipe}")
+    with _readable(f"{where}: attention"):
+        attention = {}
+        for entry in data["attention"]:
+            key = (str(entry["kernel"]), str(entry["dtype"]), str(entry["pass"]))
+            if not all(word.isprintable() for word in key) or key[2] not in ("forward", "backward"):
+                raise PlannerError(f"{where}: attention: {shown(' '.join(key))} does not end in forward or backward")
+            attention[key] = AttentionCurve.from_dict(entry, f"{where}: attention")
     fractions = mapping(data["memory_fraction"], f"{where}: memory_fraction")
     scale_up = mapping(data["scale_up"], f"{where}: scale_up")
     scale_out = mapping(data["scale_out"], f"{where}: scale_out")

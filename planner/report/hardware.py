@@ -190,7 +190,7 @@ def _shown_collectives(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
     Rows that somebody wrote in another form are passed over.
     """
     for row in profile.measurements.get("collective", ()):
-        with contextlib.suppress(KeyError, ValueError, TypeError, PlannerError):
+        with contextlib.suppress(ArithmeticError, KeyError, PlannerError, TypeError, ValueError):
             fits = [float(one["median_percent"]) for one in row.get("fits", ())]
             yield {
                 **{key: str(row[key]) for key in ("op", "dtype")}, **{key: int(row[key]) for key in ("n", "stride", "nodes")},

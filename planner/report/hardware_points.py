@@ -57,7 +57,7 @@ def shared_points(first: HardwareProfile, second: HardwareProfile) -> list[Share
     found = []
     for key, one in _points(first):
         other = theirs.get(key)
-        if other is not None and one.value > 0 and other.value > 0:
+        if other is not None and all(0.0 < value < math.inf for value in (one.value, other.value)):
             found.append(Shared(
                 path=one.path, first=one.value, second=other.value, error=math.hypot(one.error, other.error), unit=one.unit
             ))  # fmt: skip
@@ -76,7 +76,7 @@ def _points(profile: HardwareProfile) -> Iterator[tuple[object, _Point]]:
                     yield _overlap(row)
                 elif family in PATHS:
                     yield _operator(family, row)
-            except (KeyError, ValueError, TypeError):
+            except (ArithmeticError, KeyError, TypeError, ValueError):
                 continue
 
 
@@ -108,7 +108,7 @@ def _collective(row: Mapping[str, Any]) -> Iterator[tuple[object, _Point]]:
     path = (f"collectives {where}", group, f"{row['op']} {row['dtype']}")
     columns = (str(row[name]).split() for name in ("sizes", "us", "low_us", "high_us"))
     for size, us, low, high in zip(*columns, strict=True):
-        key = ("collective", row["op"], row["dtype"], row["n"], row["stride"], row["nodes"], size)
+        key = ("collective", *(str(row[name]) for name in ("op", "dtype", "n", "stride", "nodes")), size)
         yield key, _Point(path=path, value=float(us) * units.MICRO, error=_error(float(low), float(high)))
 
 
@@ -116,7 +116,7 @@ def _overlap(row: Mapping[str, Any]) -> tuple[object, _Point]:
     side = "computation beside a collective" if row["of"] == "gemm" else "a collective beside computation"
     path = (f"overlap {_group(row)[0]}", "", side)
     names = ("op", "of", "dtype", "n", "stride", "nodes", "size")
-    key = ("overlap", *(row[name] for name in names))
+    key = ("overlap", *(str(row[name]) for name in names))
     return key, _Point(
         path=path, value=float(row["slowdown"]), error=float(row.get("spread", 0.0)) / NORMAL, unit="times"
     )
