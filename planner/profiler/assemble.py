@@ -17,7 +17,7 @@ from planner.hardware.provenance import Provenance
 from planner.profiler import fit_links
 from planner.profiler.compute_profile import base_of, fit_compute
 from planner.profiler.drift import drift
-from planner.profiler.fit_compute import ComputeFit
+from planner.profiler.fit_compute import ComputeFit, machine_keys, points_by_family, spreads
 from planner.profiler.fit_overlap import fit_overlap
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import FEWEST, SLOW_GROUP, SLOW_RANK
@@ -299,6 +299,18 @@ def _median_spread(measured: Sequence[Measured]) -> float:
     return round(100.0 * spreads[len(spreads) // 2], 2) if spreads and math.isfinite(spreads[-1]) else 0.0
 
 
+def _facts(rows: Sequence[Measured], base: HardwareProfile | None, device: str) -> ComputeFit | None:
+    """Memory, communicators, launches and the host's link where no operator was measured; None without any, or on a CPU,
+    whose figures are parts of what its operators reach."""
+    if not rows or base is None or device != "cuda":
+        return None
+    stands_on = base_of(device, rows, base)
+    return ComputeFit(
+        keys=machine_keys(rows, stands_on, device), residuals={}, spread=spreads(rows), measured={},
+        measurements=points_by_family(rows), notes=tuple(stands_on.notes),
+    )  # fmt: skip
+
+
 def _computed(rows: Sequence[Measured]) -> bool:
     """Whether any operator was measured; facts of the memory alone make no curves."""
     return any(one.point.family in ("gemm", "attention", "memory_bound") for one in rows)
@@ -309,7 +321,10 @@ def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     journal = Journal.read(settings.journal)
     base = base_profile(settings, str(journal.header["name"]))
     rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
-    compute = fit_compute(rows, base_of(settings.device, rows, base), settings.device) if _computed(rows) else None
+    if _computed(rows):
+        compute: ComputeFit | None = fit_compute(rows, base_of(settings.device, rows, base), settings.device)
+    else:
+        compute = _facts(rows, base, settings.device)
     data = profile_data(journal, settings, compute, base, seconds)
     path = Path(settings.output)
     profile = HardwareProfile.from_dict(data, where=path.name)
