@@ -80,8 +80,10 @@ def show(name: str, as_json: bool) -> None:
         (one["family"], one["name"], in_words(one["value"], one["unit"])) for one in data["figures"]
     ]))  # fmt: skip
     if data["collectives"]:
-        out.print("Collectives as measured, each with its spread (half the 95 percent interval of the median)")
-        out.print(_table(("operation", "ranks", "latency", "algorithm", "bus", "outliers", "fit off by"), [
+        out.print(
+            "Collectives as measured: latency, largest algorithm and bus bandwidth, spread (half the 95 % interval), outliers, fit"
+        )
+        out.print(_table(("operation", "ranks", "latency", "algorithm", "bus", "out", "fit"), [
             (f"{row['op']} {row['dtype']}", _ranks(row),
              f"{format_seconds(row['latency_s'])} ± {row['latency_percent']:.0f} %", _rate(row["algorithm_bandwidth"]),
              f"{_rate(row['bus_bandwidth'])} ± {row['bandwidth_percent']:.0f} %", str(row["outliers"]),
@@ -201,7 +203,7 @@ def _percent(value: float) -> str:
 def _rate(value: float) -> str:
     from planner.report.hardware import in_words
 
-    return in_words(value, "bytes/s")
+    return in_words(float(f"{value:.3g}"), "bytes/s")
 
 
 def _ranks(row: dict[str, Any]) -> str:
@@ -233,8 +235,8 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Any:
         "latency",
         "algorithm",
         "bus",
-        "outliers",
-        "fit off by",
+        "out",
+        "fit",
     }
     for heading in headings:
         table.add_column(heading, overflow="fold", justify="right" if heading in right else "left")

@@ -12,6 +12,8 @@ from planner.profiler.timing import summarise
 
 OF = {"compute": "gemm", "communication": "collective"}
 """What the points call each side."""
+VAGUE = 25.0
+"""Percent of spread from which a note says so."""
 
 
 def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]]:
@@ -37,6 +39,8 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
             value, spread = round(over.median, 3), round(100.0 * max(over.spread, own), 2)
             values |= {side: value, f"{side}_spread": spread}
             problem = impossible(value, spread)
+            if spread > VAGUE:
+                notes.append(f"overlap {link}: {side} takes {value:.2f} times as long, known to {spread:.0f} % only")
             if problem:
                 problems.append(f"overlap {link}: {side} takes {value:.2f} times as long, {problem}; not used")
         notes += problems
