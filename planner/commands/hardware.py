@@ -81,7 +81,7 @@ def show(name: str, as_json: bool) -> None:
     ]))  # fmt: skip
     if data["collectives"]:
         out.print(
-            "Collectives as measured: latency, largest algorithm and bus bandwidth, spread (half the 95 % interval), outliers, fit"
+            "Collectives as measured: latency, largest bandwidths, spread (half the 95 % interval), outliers, fit off by"
         )
         out.print(_table(("operation", "ranks", "latency", "algorithm", "bus", "out", "fit"), [
             (f"{row['op']} {row['dtype']}", _ranks(row),
