@@ -183,11 +183,11 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
 
     if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    rounds = drift.Rounds(run.left(share))
+    turns = drift.Rounds(run.left(share))
     for number, point in enumerate(points):
         left = run.left(share)
-        if left > 0 and rounds.due():
-            rounds.done(_once_more(run))
+        if left > 0 and turns.due():
+            turns.done(_once_more(run))
         if left <= 0 and not _needed(point, run.journal):
             run.journal.fail(point, LEFT_OUT)
             continue

@@ -12,7 +12,7 @@ from planner.hardware import HardwareProfile
 
 NORMAL = 1.96
 """Standard errors in half a 95 percent interval."""
-RESULTS = ("repetitions", "outliers", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval")
+RESULTS = ("repetitions", "outliers", "rounds", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval")
 """Entries of a point that are results, or how it was run; all other texts and whole numbers say what was measured."""
 PATHS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
     "gemm": (("dtype",), (), ("pass",)), "grouped_gemm": (("dtype",), (), ("pass",)),
