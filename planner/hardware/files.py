@@ -158,10 +158,10 @@ def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
     with _readable(f"{where}: attention"):
         attention = {}
         for entry in data["attention"]:
-            key = (str(entry["kernel"]), str(entry["dtype"]), str(entry["pass"]))
-            if not all(word.isprintable() for word in key) or key[2] not in ("forward", "backward"):
-                raise PlannerError(f"{where}: attention: {shown(' '.join(key))} does not end in forward or backward")
-            attention[key] = AttentionCurve.from_dict(entry, f"{where}: attention")
+            which = (str(entry["kernel"]), str(entry["dtype"]), str(entry["pass"]))
+            if not all(word.isprintable() for word in which) or which[2] not in ("forward", "backward"):
+                raise PlannerError(f"{where}: attention: {shown(' '.join(which))} does not end in forward or backward")
+            attention[which] = AttentionCurve.from_dict(entry, f"{where}: attention")
     fractions = mapping(data["memory_fraction"], f"{where}: memory_fraction")
     scale_up = mapping(data["scale_up"], f"{where}: scale_up")
     scale_out = mapping(data["scale_out"], f"{where}: scale_out")
