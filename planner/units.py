@@ -51,14 +51,14 @@ def parse(text: object, dimension: str, *, what: str = "value") -> float:
     text = text if isinstance(text, str) and len(text) <= 60 else shown(text)
     match = _NUMBER.match(text)
     if match is None:
-        raise PlannerError(f"{what}: '{text}' is not a quantity; write it like {_EXAMPLES[dimension]}")
+        raise PlannerError(f"{what}: {shown(str(text))} is not a quantity; write it like {_EXAMPLES[dimension]}")
     number, unit = float(match.group(1)), match.group(2)
     if unit not in units:
-        problem = "has no unit" if unit == "" else f"has the unit '{unit}', which does not measure {dimension}"
-        raise PlannerError(f"{what}: '{text}' {problem}; write it like {_EXAMPLES[dimension]}")
+        problem = "has no unit" if unit == "" else f"has the unit {shown(unit)}, which does not measure {dimension}"
+        raise PlannerError(f"{what}: {shown(str(text))} {problem}; write it like {_EXAMPLES[dimension]}")
     value = number * units[unit]
     if not math.isfinite(value) or value < 0:
-        raise PlannerError(f"{what}: '{text}' must be finite and not negative")
+        raise PlannerError(f"{what}: {shown(str(text))} must be finite and not negative")
     return value
 
 

@@ -150,6 +150,22 @@ def wrong_data(place: Any, say: Callable[[Any], None]) -> None:
     ranks.watch.done()
 
 
+def lacks_an_operation(place: Any, say: Callable[[Any], None], path: str) -> None:
+    """The whole run of a rank where the library has no all-to-all; what the journal of rank 0 holds."""
+    import torch.distributed as dist
+
+    from planner.profiler import worker
+    from planner.profiler.settings import Settings
+
+    def none_such(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("ProcessGroup does not support alltoall_base\nand more")
+
+    dist.all_to_all_single = none_such
+    wanted = Settings(output=path, device="cpu", budget=2.0, only=("collectives",), largest=4096.0, timeout=20.0)
+    worker.work(wanted, place)
+    say("ended")
+
+
 def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
     """Collectives for ever; after some of them the last rank dies, stops or leaves."""
     from planner.profiler.collectives import measure_collective
@@ -240,7 +256,7 @@ def beside(place: Any, say: Callable[[Any], None]) -> None:
     found = {}
     for point in overlap_points(ranks.world, ranks.local, 2**18, "fp32", 1.0):
         one = measure_overlap(point, ranks, buffers, 0.05)
-        found[f"{point['op']} {point['of']}"] = (one.median, dict(one.details))
+        found[f"{point['op']} {point['of']}"] = one.to_dict()
     ranks.watch.done()
     say(found)
 

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, Provenance, load_hardware
-from planner.report.hardware import differences, figures
+from planner.report.hardware import figures
+from planner.report.hardware_diff import differences
 
 H100 = load_hardware("h100-sxm")
 MEASURED = {
@@ -179,8 +180,8 @@ def test_diff_command(run: Any, tmp_path: Path) -> None:
     assert data["compared"] > 90 and all(one["verdict"] == "slower" for one in data["differences"])
     table = run("hardware", "diff", "h100-sxm", slow, "--all").output
     assert all(one["name"] in table for one in data["differences"])
-    assert f"{len(data['differences'])} of {data['compared']} figures differ" in table
-    assert "No difference beyond the spread" in run("hardware", "diff", slow, slow).output
+    assert f"{len(data['differences'])} of {data['compared']} comparisons differ" in table
+    assert "No difference beyond chance" in run("hardware", "diff", slow, slow).output
 
 
 def test_plot_writes_a_picture_or_says_why_not(run: Any, tmp_path: Path) -> None:

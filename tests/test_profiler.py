@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 import statistics
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
+from planner.profiler import drift
 from planner.profiler.journal import Journal
 from planner.profiler.points import Measured, Point
 from planner.profiler.timing import interval_rank, measure, summarise
@@ -89,3 +91,20 @@ def test_journal_keeps_everything_when_interrupted(tmp_path: Path) -> None:
     with pytest.raises(PlannerError, match="is not a journal"):
         Journal.resume(path, header)
     assert len(Journal.resume(tmp_path / "none.json", header)) == 0
+
+
+def test_drift_is_the_scatter_of_rounds_by_hand(tmp_path: Path) -> None:
+    """Two references that both move by 0, +10, -10 % of ln t: 10 %, whatever each scatters in the opposite direction."""
+    journal = Journal(None, {})
+    other = Point.of("gemm", m=9, n=16, k=32, dtype="bf16")
+    for turn, (shift, own) in enumerate(((0.0, 0.05), (0.1, -0.05), (-0.1, 0.0))):
+        for point, sign in ((POINT, 1), (other, -1)):
+            where = drift.again(point, journal) if turn else point
+            journal.add(measured(where, 2e-3 * math.exp(shift + sign * own)))
+    assert drift.drift(journal) == {"gemm": {"percent": 10.0, "rounds": 2.0}}
+    assert drift.alone(journal) == [POINT, other] and drift.drift(Journal(None, {})) == {}
+    rounds = drift.Rounds(1e-6)
+    time.sleep(1e-3)
+    assert rounds.due()
+    rounds.done(10.0)
+    assert not rounds.due(), "rounds are a tenth of the time at most"

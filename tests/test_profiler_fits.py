@@ -33,7 +33,7 @@ from planner.profiler.patterns import (
     sizes,
 )
 from planner.profiler.place import commands, first_host, place_from
-from planner.profiler.points import Measured
+from planner.profiler.points import Measured, Point
 from planner.profiler.settings import Settings
 from planner.profiler.watch import Watch
 
@@ -343,8 +343,14 @@ def test_links_of_a_known_gpu_join_its_library_profile(tmp_path: Path) -> None:
         output=str(tmp_path / "mine.yaml"), device="cuda", budget=60.0, command="plan profile --output mine.yaml"
     )
     journal = journal_of(wanted.journal, 16, 8, "cuda")
+    for fact, size in (("communicator", 3e8), ("expert_communicator", 5e8)):
+        point = Point.of("bytes", name=fact)
+        journal.add(Measured(point=point, median=size, low=size, high=size, repetitions=1, confidence=0.0))
     journal.write()
     profile = assemble.write_profile(wanted, 12.0)
+    assert (profile.communicator_memory, profile.expert_communicator_memory) == (3e8, 5e8), (
+        "with --only collectives too"
+    )
     again = load_hardware(wanted.output)
     assert again.name == "mine" and again.measured["scale_up"] == again.measured["scale_out"] == "measured"
     assert again.measured["gemm"] == "scaled from h100-sxm" and again.peak_flops == load_hardware("h100-sxm").peak_flops

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import statistics
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 
 import profiler_ranks as ranks
+from samples import job, legal_layouts, priced
+
+from planner.hardware import ASSUMED
+from planner.hardware.overlap import read_overlap
+from planner.profiler.fit_overlap import fit_overlap
+from planner.profiler.journal import Journal
+from planner.profiler.points import Measured
 
 
 def test_every_operation_returns_right_data_and_a_time() -> None:
@@ -59,11 +68,41 @@ def test_ranks_that_do_not_come_are_named() -> None:
 
 
 def test_overlap_has_both_directions() -> None:
-    found = ranks.together(2, ranks.beside)[0]
+    """And what this CPU says moves a predicted step as it should."""
+    found = {label: Measured.from_dict(data) for label, data in ranks.together(2, ranks.beside)[0].items()}
     assert len(found) == 8
-    for label, (median, details) in found.items():
-        assert details["slowdown"] == pytest.approx(median / details["alone"]), label
+    for label, one in found.items():
+        details = dict(one.details)
+        assert details["slowdown"] == pytest.approx(one.median / details["alone"]) and details["spread"] >= 0, label
         assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
+    measured, notes = fit_overlap(list(found.values()))
+    assert measured or "not used" in notes[0], "what cannot be is said"
+    overlap = read_overlap(measured, "this CPU")
+    this, layouts = job(gpus=8), legal_layouts("gqa", "megatron", 8, 32, 100)
+    before = priced(this, layouts).step_time
+    hardware = dataclasses.replace(this.cluster.hardware, overlap=overlap)
+    after = priced(
+        dataclasses.replace(this, cluster=dataclasses.replace(this.cluster, hardware=hardware)), layouts
+    ).step_time
+    if overlap:
+        slow = overlap["inside"].slowdown
+        slower, faster = (
+            all(sign * (float(one) - 1.2) >= 0 for one in (slow.compute, slow.communication)) for sign in (1, -1)
+        )
+        assert not slower or (after >= before * (1 - 1e-12)).all()
+        assert not faster or (after <= before * (1 + 1e-12)).all()
+        assert (after != before).any() or slow == ASSUMED
+
+
+def test_a_collective_that_the_library_lacks_is_left_out_with_its_reason(tmp_path: Path) -> None:
+    output = tmp_path / "mine.yaml"
+    said = ranks.together(2, ranks.lacks_an_operation, str(output))
+    assert said == {0: "ended", 1: "ended"}, said
+    journal = Journal.read(output.with_name("mine.journal.json"))
+    assert {str(one.point["op"]) for one in journal.of("collective")} >= {"all_reduce", "all_gather", "send_recv"}
+    lacking = [(point["op"], reason) for point, reason in journal.failed if "none such" in reason]
+    assert lacking and {op for op, _ in lacking} == {"all_to_all"}
+    assert "the library has none such: ProcessGroup does not support alltoall_base" in lacking[0][1]
 
 
 def test_the_code_for_gpus_times_with_events() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -109,23 +110,32 @@ def test_interrupted_then_resumed_then_a_rank_is_killed(tmp_path: Path) -> None:
     assert len(measured(journal)) >= len(kept) + 3
 
 
-def test_two_agents_are_two_nodes(tmp_path: Path) -> None:
-    output, port = tmp_path / "duo.yaml", free_port()
+def two_agents(output: Path, *more: str) -> list[subprocess.Popen[str]]:
+    """torchrun on two nodes, both of them this machine."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1", "--max-restarts=0",
-        "--rdzv-backend=c10d", "--rdzv-id=profile", f"--rdzv-endpoint=127.0.0.1:{port}", str(CLI), "profile",
-        "--output", str(output), *LINKS, "--budget", "5s",
+        "--rdzv-backend=c10d", "--rdzv-id=profile", f"--rdzv-endpoint=127.0.0.1:{free_port()}", str(CLI), "profile",
+        "--output", str(output), *LINKS, *more,
     ]  # fmt: skip
-    agents = [
+    return [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
         for _ in range(2)
     ]
+
+
+def end(agents: list[subprocess.Popen[str]]) -> None:
+    for one in agents:
+        if one.poll() is None:
+            os.killpg(one.pid, signal.SIGKILL)
+
+
+def test_two_agents_are_two_nodes(tmp_path: Path) -> None:
+    output = tmp_path / "duo.yaml"
+    agents = two_agents(output, "--budget", "5s")
     try:
         said = [one.communicate(timeout=250) for one in agents]
     finally:
-        for one in agents:
-            if one.poll() is None:
-                os.killpg(one.pid, signal.SIGKILL)
+        end(agents)
     assert [one.returncode for one in agents] == [0, 0], said
     assert sum(f"wrote {output}" in out for out, _ in said) == 1, "one rank writes"
     profile = load_hardware(str(output))
@@ -134,3 +144,30 @@ def test_two_agents_are_two_nodes(tmp_path: Path) -> None:
     assert origin is not None and "2 ranks on 2 nodes" in origin.machine
     assert 0 < profile.scale_out_time("all_reduce", 65536, 2, 1) < 1
     assert all(row["nodes"] == 2 for row in profile.measurements["collective"])
+
+
+def test_a_rank_that_hangs_on_another_node_is_named_in_time(tmp_path: Path) -> None:
+    """Timeout 4 s and two more until it is named; its agent then waits for a stopped process as long as torchrun does, the
+    first node's does not. What was measured stays."""
+    output, journal = tmp_path / "duo.yaml", tmp_path / "duo.journal.json"
+    agents = two_agents(output, "--budget", "30m", "--timeout", "4s")
+    ranks: list[int] = []
+    try:
+        wait_for(lambda: len(measured(journal)) >= 4, agents[0])
+        ranks = [pid for one in agents for pid in descendants(one.pid) if rank_of(pid)]
+        victim = next(pid for pid in ranks if rank_of(pid) == "1")
+        first = next(one for one in agents if victim not in descendants(one.pid))
+        begun = time.monotonic()
+        os.kill(victim, signal.SIGSTOP)
+        _, error = first.communicate(timeout=60)
+        lasted = time.monotonic() - begun
+        assert first.returncode != 0 and lasted < 20, lasted
+        said = [line for line in error.splitlines() if line.startswith("error: ")]
+        assert len(said) == 1 and "rank 1 (" in said[0] and "stopped answering for 4 s during" in said[0], error
+        assert "node 1" in said[0] and "KiB fp32 in groups of 2 ranks" in said[0]
+        assert len(measured(journal)) >= 4 and not output.exists()
+    finally:
+        end(agents)
+        for pid in ranks:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from planner.analysis.pricing import Priced
 from planner.analysis.slices import Slice, rank_of_kind, stage_kind
 from planner.arrays import Floats
 from planner.cost.stage_times import largest_stage
-from planner.cost.traffic import data_parallel
+from planner.cost.traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 
 
@@ -60,12 +60,13 @@ def ends_of(priced: Priced) -> Ends:
     layout = Layout.stack([priced.dealt])
     sent = shared.send if priced.send[0] else 0.0 * shared.send
     windows = (shared.forward + sent, shared.backward + sent)
+    slowdown = data_slowdown(job.cluster, layout)
     exposed, hidden = data_parallel(
-        job.trainer, layout, shared.buckets, shared.reduce, shared.gather, shared.copies, *windows
+        job.trainer, layout, shared.buckets, shared.reduce, shared.gather, shared.copies, *windows, slowdown
     )
     nothing = np.zeros_like(shared.gather)
     reduce, reduce_hidden = data_parallel(
-        job.trainer, layout, shared.buckets, shared.reduce, nothing, nothing, *windows
+        job.trainer, layout, shared.buckets, shared.reduce, nothing, nothing, *windows, slowdown
     )
     zero, single = int(priced.dealt.zero), int(priced.dealt.pp) == 1
     time = priced.estimate.time

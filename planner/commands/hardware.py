@@ -79,6 +79,17 @@ def show(name: str, as_json: bool) -> None:
     out.print(_table(("family", "figure", "value"), [
         (one["family"], one["name"], in_words(one["value"], one["unit"])) for one in data["figures"]
     ]))  # fmt: skip
+    if data["collectives"]:
+        out.print(
+            "Collectives as measured: latency, largest bandwidths, spread (half the 95 % interval), outliers, fit off by"
+        )
+        out.print(_table(("operation", "ranks", "latency", "algorithm", "bus", "out", "fit"), [
+            (f"{row['op']} {row['dtype']}", _ranks(row),
+             f"{format_seconds(row['latency_s'])} ± {row['latency_percent']:.0f} %", _rate(row["algorithm_bandwidth"]),
+             f"{_rate(row['bus_bandwidth'])} ± {row['bandwidth_percent']:.0f} %", str(row["outliers"]),
+             "-" if row["fit_percent"] is None else f"{row['fit_percent']:.1f} %")
+            for row in data["collectives"]
+        ]))  # fmt: skip
     out.print("Curves")
     for family, how in data["measured"].items():
         out.print(f"  {family}: {escape(how)}")
@@ -113,9 +124,11 @@ def show(name: str, as_json: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="Show all differences, not the 30 largest.")
 @click.option("--json", "as_json", is_flag=True, help="Print the same as JSON.")
 def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
-    """Where two profiles differ by more than their spread: a slow link, a throttled card, another driver.
+    """Where two profiles differ by more than chance: a slow link, a throttled card, another driver.
 
-    Profiles that do not say how far their figures scatter count as exact to 2 percent.
+    What both have measured is compared point by point, by family, group of ranks and curve, against the drift within each run
+    and the scatter of points and curves; of twenty comparisons of two runs of one machine, one lists anything. Other figures
+    count as different beyond their spread, at least 2 percent.
 
     \b
     Examples:
@@ -125,7 +138,8 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from planner.hardware import load_hardware
-    from planner.report.hardware import assumed, differences, in_words
+    from planner.report.hardware import in_words
+    from planner.report.hardware_diff import CHANCE, assumed, differences
 
     one_profile, other_profile = load_hardware(first), load_hardware(second)
     found, compared = differences(one_profile, other_profile)
@@ -134,7 +148,14 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
         rows = [{**asdict(one), "verdict": one.verdict} for one in found]
         click.echo(
             json.dumps(
-                {"first": first, "second": second, "compared": compared, "not_compared": left_out, "differences": rows},
+                {
+                    "first": first,
+                    "second": second,
+                    "compared": compared,
+                    "chance": CHANCE,
+                    "not_compared": left_out,
+                    "differences": rows,
+                },
                 indent=2,
             )
         )
@@ -143,7 +164,7 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
     if left_out:
         out.print(f"Not compared, as one of the two assumes it: {', '.join(left_out)}")
     if not found:
-        out.print(f"No difference beyond the spread in {compared} figures.")
+        out.print(f"No difference beyond chance in {compared} comparisons.")
         return
     listed = found if everything else found[:30]
     out.print(_table(("family", "figure", "first", "second", "difference", "chance", "second is"), [
@@ -152,7 +173,7 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
         for one in listed
     ]))  # fmt: skip
     more = f"; the {len(found) - len(listed)} smaller ones with --all" if len(listed) < len(found) else ""
-    out.print(f"{len(found)} of {compared} figures differ by more than the spread{more}.")
+    out.print(f"{len(found)} of {compared} comparisons differ by more than chance{more}.")
 
 
 @hardware.command()
@@ -179,6 +200,18 @@ def _percent(value: float) -> str:
     return f"{value:+.1f} %" if math.isfinite(value) else "-"
 
 
+def _rate(value: float) -> str:
+    from planner.report.hardware import in_words
+
+    return in_words(float(f"{value:.3g}"), "bytes/s")
+
+
+def _ranks(row: dict[str, Any]) -> str:
+    """``4`` or ``4, 2 apart, 2 nodes``."""
+    more = [f"{row['stride']} apart"] if row["stride"] != 1 else []
+    return ", ".join([str(row["n"]), *more, *([f"{row['nodes']} nodes"] if row["nodes"] != 1 else [])])
+
+
 def _one_line(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {_one_line(one)}" for key, one in value.items())
@@ -191,7 +224,20 @@ def _table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> Any:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    right = {"value", "whole", "operators", "first", "second", "difference", "chance"}
+    right = {
+        "value",
+        "whole",
+        "operators",
+        "first",
+        "second",
+        "difference",
+        "chance",
+        "latency",
+        "algorithm",
+        "bus",
+        "out",
+        "fit",
+    }
     for heading in headings:
         table.add_column(heading, overflow="fold", justify="right" if heading in right else "left")
     for row in rows:

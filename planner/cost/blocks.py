@@ -15,10 +15,11 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost import layers
-from planner.cost.communication import collective_seconds, exposed_seconds
+from planner.cost.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.distinct import distinct, stacked
 from planner.cost.operators import Attention, Collective, Number, Operator, Shard
+from planner.hardware import Slowdown
 from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -89,8 +90,8 @@ class _Priced:
 
     operators: list[Operator]
     work: dict[str, Work]
-    collectives: list[tuple[Collective, Floats]]
-    """Each with its seconds when no computation runs beside it."""
+    collectives: list[tuple[Collective, Floats, Slowdown]]
+    """Each with its seconds when no computation runs beside it, and what the two cost each other where some does."""
     compute_units: float
     """Multiprocessors of the device."""
 
@@ -100,7 +101,8 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     work = price(operators, shard, cluster.hardware)
     wait = shard.trainer.tensor_wait
     among_kernels = [
-        (one, alone * wait if one.group == "tp" else alone) for one, alone in zip(collectives, seconds, strict=True)
+        (one, alone * wait if one.group == "tp" else alone, slowdown_of(cluster, one.n, one.stride))
+        for one, alone in zip(collectives, seconds, strict=True)
     ]
     return _Priced(
         operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
@@ -120,9 +122,9 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
         sums.add("launches_backward", GRAPH_LAUNCHES)
     sums.routed()
     forward, backward = sums.values["forward"], sums.values["dgrad"] + sums.values["wgrad"]
-    for collective, alone in priced.collectives:
+    for collective, alone, slowdown in priced.collectives:
         pass_seconds = backward if collective.backward else forward
-        added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds, priced.compute_units)
+        added = exposed_seconds(collective, alone, trainer, priced.work, pass_seconds, priced.compute_units, slowdown)
         sums.collective(collective, alone, added)
     return sums.table()
 

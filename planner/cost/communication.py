@@ -12,14 +12,8 @@ from planner.cost.compute import Work
 from planner.cost.distinct import stacked
 from planner.cost.experts import distinct_share
 from planner.cost.operators import Collective, Number
+from planner.hardware import ASSUMED, Slowdown
 from planner.trainer import Trainer
-
-OVERLAP_SLOWDOWN = 1.2
-"""Time of computation beside communication over its time alone, and the other way round.
-
-Communication kernels take multiprocessors and memory bandwidth. Measured coefficients lie between 1.1 and 1.3
-[Galvatron, overlap coefficient of its profiler]; the middle is taken until a profile carries its own.
-"""
 
 DISPATCH_RATES = (0.66, 0.87, 0.68)
 """Rate of kernels that send a token once per place, over that of NVLink, of the network, and of the network between two
@@ -35,15 +29,37 @@ DISPATCH_LATENCY = 40e-6
 """Seconds of such a kernel for few tokens: 39 us dispatch, 68 us combine on 8 H100.  [aiconfigurator, DeepEP, 64 tokens]"""
 
 
-def exposed(comm: Number, window: Number, first: Number = 0.0, slowdown: float = OVERLAP_SLOWDOWN) -> Floats:
+def exposed(comm: Number, window: Number, first: Number = 0.0, slowdown: Slowdown = ASSUMED) -> Floats:
     """Seconds that overlapped communication adds to a window of computation.
 
-    max(comm - window, first) + (sigma - 1) min(comm, window): what does not fit in the window (at least the piece that
-    nothing can hide), and how much the computation is slowed while both run. Never more than comm itself.
+    While both run, computation advances at 1 / s_c of its speed and communication at 1 / s_m. Of the communication
+    h = min(comm, window s_c / s_m) runs beside the computation, in s_m h seconds, in which s_m h / s_c of the computation
+    is done: max(comm - window s_c / s_m, first) + s_m (1 - 1 / s_c) h. What does not fit in the window counts whole (at
+    least the piece that nothing can hide). With equal slowdowns s: max(comm - window, first) + (s - 1) min(comm, window).
+    Never more than comm itself.
     """
-    comm, window = np.asarray(comm, dtype=float), np.asarray(window, dtype=float)
-    added = np.maximum(comm - window, first) + (slowdown - 1.0) * np.minimum(comm, window)
+    compute, communication = np.asarray(slowdown.compute), np.asarray(slowdown.communication)
+    comm = np.asarray(comm, dtype=float)
+    reach = np.asarray(window, dtype=float) * (compute / communication)
+    slowed = communication - communication / compute
+    added = np.maximum(comm - reach, first) + slowed * np.minimum(comm, reach)
     return np.minimum(added, comm)
+
+
+def slowdown_of(cluster: Cluster, n: Number, stride: Number) -> Slowdown:
+    """What computation and the collectives of groups of ``n`` ranks, ``stride`` apart, cost each other.
+
+    As the profile has measured it, inside a domain or for groups that leave it; ASSUMED where it has not.
+    """
+    measured = cluster.hardware.overlap
+    inside, across = (measured[link].slowdown if link in measured else ASSUMED for link in ("inside", "across"))
+    if inside == across:
+        return inside
+    fits = cluster.ranks_per_domain(n, stride) >= np.asarray(n)
+    return Slowdown(
+        compute=np.where(fits, inside.compute, across.compute),
+        communication=np.where(fits, inside.communication, across.communication),
+    )
 
 
 def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: int) -> list[Floats]:
@@ -124,23 +140,27 @@ def hop_seconds(cluster: Cluster, size: Number, n: Number, stride: Number) -> Fl
 
 def exposed_seconds(
     collective: Collective, seconds: Floats, trainer: Trainer, work: Mapping[str, Work], pass_seconds: Number,
-    compute_units: float = np.inf,
+    compute_units: float = np.inf, slowdown: Slowdown = ASSUMED,
 ) -> Floats:  # fmt: skip
     """What one layer's collective adds to the time of its pass: all of it, unless the trainer hides it.
 
     ``work`` are the operators of the layer by name, ``pass_seconds`` the computation of the whole pass: a collective
     beside 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
-    computation beside it (U - units) / U of its speed, or what every other collective leaves it.
+    computation beside it (U - units) / U of its speed at most; ``slowdown`` is what every other collective leaves it.
     """
     if collective.overlap not in trainer.overlap or collective.beside == "":
         return seconds
     if collective.beside == "layer":
         left = max(1.0 - collective.units / compute_units, 0.1)
-        return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=max(OVERLAP_SLOWDOWN, 1.0 / left))
+        shared = Slowdown(
+            compute=np.maximum(slowdown.compute, 1.0 / left),
+            communication=np.maximum(slowdown.communication, 1.0 / left),
+        )
+        return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=shared)
     name, pass_ = collective.beside.split(".")
     window = getattr(work[name], pass_) if name in work else 0.0
     first = seconds / np.maximum(np.asarray(collective.n, dtype=float), 1.0) if collective.chunked else 0.0
     if collective.group == "cp":  # the first block of keys is local, the last hop has nothing behind it to hide
         n = np.maximum(np.asarray(collective.n, dtype=float), 1.0)
         window = window * (n - 1.0) / n
-    return exposed(seconds, window, first)
+    return exposed(seconds, window, first, slowdown)

@@ -14,7 +14,7 @@ from planner.cost.compute import straggling
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time, sends_beside, turns
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
-from planner.cost.traffic import data_parallel
+from planner.cost.traffic import data_parallel, data_slowdown
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.trainer import Trainer
@@ -160,7 +160,7 @@ def _estimate_chunk(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
     memory, held = stage_memory(trainer, priced, cluster.hardware)
-    time, hidden, flop = _step_parts(workload, trainer, layout, priced)
+    time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - held * GIVEN_BACK)
     return Estimate(
@@ -225,7 +225,7 @@ def _peak_dtype(precision: str, known: Collection[str]) -> str:
 
 
 def _step_parts(
-    workload: Workload, trainer: Trainer, layout: Layout, priced: Gathered
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
@@ -243,8 +243,9 @@ def _step_parts(
     idle = idle + turns(layout, priced.send * beside)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(
-        trainer, layout, priced.buckets, priced.reduce, priced.gather, priced.copies, *window
-    )
+        trainer, layout, priced.buckets, priced.reduce, priced.gather, priced.copies, *window,
+        data_slowdown(cluster, layout),
+    )  # fmt: skip
     end = largest_stage(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,

@@ -6,8 +6,9 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
-from planner.cost.communication import exposed
+from planner.cost.communication import exposed, slowdown_of
 from planner.cost.stages import StageParameters
+from planner.hardware import Slowdown
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -50,13 +51,14 @@ def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple
 
 def data_parallel(
     trainer: Trainer, layout: Layout, buckets: Floats, gradients: Floats, weights: Floats, copies: Floats,
-    forward: Floats, backward: Floats,
+    forward: Floats, backward: Floats, slowdown: Slowdown,
 ) -> tuple[Floats, Floats]:  # fmt: skip
     """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
 
     ``gradients`` and ``weights`` are seconds to reduce and to gather a stage once, ``forward`` and ``backward`` seconds
     per microbatch: what traffic hides behind. ``copies`` is seconds per byte moved for each of a stage's parameters: copies
-    into and out of communication buffers share the memory with the computation, which they lengthen.
+    into and out of communication buffers share the memory with the computation, which they lengthen. ``slowdown``: what traffic
+    and computation cost each other (``data_slowdown``).
 
     zero 0     all-reduce of the gradients once per step, beside the last backward pass
     zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
@@ -81,8 +83,9 @@ def data_parallel(
         if name not in trainer.overlap:
             return time
         late = 1.0 - early
-        last = exposed(time * late, window * late, time / buckets)
-        return last + exposed(time * early, window * early * longer) if np.any(interleaved) else last
+        last = exposed(time * late, window * late, time / buckets, slowdown)
+        sooner = exposed(time * early, window * early * longer, slowdown=slowdown) if np.any(interleaved) else 0.0
+        return last + sooner
 
     once = (zero <= 1) | (np.asarray(layout.pp) > 1)
     backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
@@ -96,6 +99,13 @@ def data_parallel(
     again = np.where(once | (zero < 3), 0.0, passes)
     moved = (gathers + again) * trainer.gather_copy_bytes + passes * (zero >= 1) * trainer.reduce_copy_bytes
     return added + copies * moved, hidden
+
+
+def data_slowdown(cluster: Cluster, layout: Layout) -> Slowdown:
+    """What traffic of states and computation cost each other, by the link of the whole group that holds the dense weights."""
+    stride = strides(layout)
+    distance = np.where(np.asarray(layout.cp) > 1, np.asarray(stride["cp"]), np.asarray(stride["dp"]))
+    return slowdown_of(cluster, np.asarray(layout.dp) * np.asarray(layout.cp), distance)
 
 
 def reduce_and_gather(

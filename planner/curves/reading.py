@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from planner import arrays as npt
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError, nearest_first, shown
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """Result of every method: float64 of the broadcast shape of the arguments (a numpy scalar for scalars)."""
@@ -42,7 +42,7 @@ def numbers(values: object, where: str, *, above: float = -np.inf) -> Column:
             values = [row.split() for row in values]
         result = np.array(values.split() if isinstance(values, str) else values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise PlannerError(f"{where}: expected numbers, found {str(values)[:60]}") from error
+        raise PlannerError(f"{where}: expected numbers, found {shown(values)}") from error
     if not np.all(np.isfinite(result)):
         raise PlannerError(f"{where}: numbers must be finite")
     if result.size and float(np.min(result)) < above:

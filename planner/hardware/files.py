@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from planner.curves import COLLECTIVES, AttentionCurve, CollectiveCurve, GemmCur
 from planner.curves.reading import checked
 from planner.errors import PlannerError, nearest_first, shown
 from planner.hardware.checks import check_values
+from planner.hardware.overlap import read_overlap
 from planner.hardware.profile import HardwareProfile, Price
 from planner.hardware.provenance import Provenance
 from planner.hardware.relatives import with_relatives
@@ -50,6 +53,8 @@ def to_data(profile: HardwareProfile) -> dict[str, Any]:
         for p in profile.prices
     ]
     data |= {"unverified": list(profile.unverified), "notes": list(profile.notes), "sources": profile.sources}
+    if profile.overlap:
+        data["overlap"] = {link: one.to_dict() for link, one in profile.overlap.items()}
     if profile.provenance is not None:
         data["provenance"] = profile.provenance.to_dict()
     if profile.measurements:
@@ -61,6 +66,21 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     """A profile from the data of a file. Raises PlannerError: what is wrong, where, and what would be right."""
     if "extends" in data:
         return _extended(data, where)
+    with _readable(where):
+        return _from_whole(data, where)
+
+
+@contextlib.contextmanager
+def _readable(where: str) -> Iterator[None]:
+    """What Python says of values of another shape than the readers expect, as a sentence."""
+    try:
+        yield
+    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())[:100] or type(error).__name__
+        raise PlannerError(f"{where}: a value has another form than a profile has there ({reason})") from error
+
+
+def _from_whole(data: dict[str, Any], where: str) -> HardwareProfile:
     data = with_relatives(data, where)
     checked(data, where, (*TEXTS, "peak_flops", *QUANTITIES, *COUNTS, *FACTORS, *CURVES, "measured"), OPTIONAL)
     values: dict[str, Any] = {key: str(data[key]) for key in TEXTS}
@@ -80,9 +100,10 @@ def from_data(data: dict[str, Any], where: str) -> HardwareProfile:
     values["prices"] = tuple(_price(entry, f"{where}: prices") for entry in data.get("prices", ()))
     values |= {key: tuple(str(x) for x in data.get(key, ())) for key in ("unverified", "notes")}
     values["sources"] = data.get("sources", {})
+    values["overlap"] = read_overlap(data.get("overlap", {}), f"{where}: overlap")
     if "provenance" in data:
         values["provenance"] = Provenance.from_dict(data["provenance"], f"{where}: provenance")
-    values["measurements"] = mapping(data.get("measurements", {}), f"{where}: measurements")
+    values["measurements"] = _measurements(data.get("measurements", {}), f"{where}: measurements")
     profile = HardwareProfile(**values)
     check_values(profile, where)
     return profile
@@ -130,14 +151,17 @@ def _extended(data: dict[str, Any], where: str, depth: int = 0) -> HardwareProfi
 
 def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
     """The five families of curves, each read by its own class."""
-    gemm = {
-        str(recipe): GemmCurve.from_dict(entry, f"{where}: gemm {recipe}")
-        for recipe, entry in mapping(data["gemm"], f"{where}: gemm").items()
-    }
-    attention = {
-        (entry["kernel"], entry["dtype"], entry["pass"]): AttentionCurve.from_dict(entry, f"{where}: attention")
-        for entry in data["attention"]
-    }
+    gemm = {}
+    for recipe, entry in mapping(data["gemm"], f"{where}: gemm").items():
+        with _readable(f"{where}: gemm {shown(recipe)}"):
+            gemm[str(recipe)] = GemmCurve.from_dict(entry, f"{where}: gemm {recipe}")
+    with _readable(f"{where}: attention"):
+        attention = {}
+        for entry in data["attention"]:
+            which = (str(entry["kernel"]), str(entry["dtype"]), str(entry["pass"]))
+            if not all(word.isprintable() for word in which) or which[2] not in ("forward", "backward"):
+                raise PlannerError(f"{where}: attention: {shown(' '.join(which))} does not end in forward or backward")
+            attention[which] = AttentionCurve.from_dict(entry, f"{where}: attention")
     fractions = mapping(data["memory_fraction"], f"{where}: memory_fraction")
     scale_up = mapping(data["scale_up"], f"{where}: scale_up")
     scale_out = mapping(data["scale_out"], f"{where}: scale_out")
@@ -161,6 +185,15 @@ def _curves(data: dict[str, Any], where: str) -> dict[str, Any]:
         "scale_up": {op: CollectiveCurve.from_dict(op, scale_up[op], f"{where}: scale_up {op}") for op in COLLECTIVES},
         "scale_out": {op: NetworkCurve.from_dict(scale_out[op], f"{where}: scale_out {op}") for op in COLLECTIVES},
     }
+
+
+def _measurements(value: object, what: str) -> dict[str, Any]:
+    """What was measured, by family: lists of points, each a mapping. Raises PlannerError."""
+    found = mapping(value, what)
+    for family, rows in found.items():
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise PlannerError(f"{what} {shown(family)}: must be a list of points, each a mapping of names to values")
+    return found
 
 
 def _price(entry: object, what: str) -> Price:

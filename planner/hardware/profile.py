@@ -25,6 +25,7 @@ from planner.curves import (
     least_factor,
 )
 from planner.errors import PlannerError, UnknownNameError, nearest_first
+from planner.hardware.overlap import MeasuredOverlap
 from planner.hardware.provenance import Provenance
 from planner.hardware.vocabulary import DTYPE_BYTES, MEMORY_OPS, PASSES, QUANTITIES, SCALES, index
 
@@ -116,6 +117,8 @@ class HardwareProfile:
     precise_accumulation: dict[str, float] = field(default_factory=dict)
     """By recipe: time of a GEMM whose partial sums are promoted to fp32 registers (all but the forward pass in training)
     over its time when they are not (what was measured). Only tensor cores that add up in fewer bits need it."""
+    overlap: dict[str, MeasuredOverlap] = field(default_factory=dict)
+    """By link (inside a domain, across): what computation and collectives cost each other; empty where not measured."""
     prices: tuple[Price, ...] = ()
     """Dated prices."""
     unverified: tuple[str, ...] = ()

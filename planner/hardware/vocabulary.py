@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.errors import PlannerError, UnknownNameError
+from planner.errors import PlannerError, UnknownNameError, shown
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -34,6 +34,7 @@ OPTIONAL = (
     "attention_efficiency",
     "kernels",
     "precise_accumulation",
+    "overlap",
     "provenance",
     "measurements",
 )
@@ -60,7 +61,7 @@ def index(value: str, known: tuple[str, ...], kind: str) -> int:
 def number(value: object, what: str) -> float:
     """A plain number above 0. Raises PlannerError."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        raise PlannerError(f"{what}: '{value}' is not a plain number")
+        raise PlannerError(f"{what}: {shown(value)} is not a plain number")
     if value <= 0:
         raise PlannerError(f"{what}: {value} must be above 0")
     return float(value)

@@ -16,7 +16,9 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.provenance import Provenance
 from planner.profiler import fit_links
 from planner.profiler.compute_profile import base_of, fit_compute
-from planner.profiler.fit_compute import ComputeFit
+from planner.profiler.drift import drift
+from planner.profiler.fit_compute import ComputeFit, machine_keys, points_by_family, spreads
+from planner.profiler.fit_overlap import fit_overlap
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import FEWEST, SLOW_GROUP, SLOW_RANK
 from planner.profiler.patterns import in_words
@@ -158,14 +160,24 @@ def profile_data(
         found = Links(keys={}, measured={}, notes=(), unverified=())
     data |= {"pcie_bandwidth": keys.get("memory_bandwidth", data["pcie_bandwidth"])} if base is None else {}
     data |= keys | found.keys
+    overlap, overlap_notes = fit_overlap(journal.of("overlap"))
+    if overlap:
+        data["overlap"] = data.get("overlap", {}) | overlap
     if base is None:
         data |= _shared(head)
         data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
         **(compute.measured if compute else {}), **found.measured,
+        **({"overlap": f"measured {' and '.join(overlap)}"} if overlap else {}),
     }  # fmt: skip
-    data["notes"] = [*_odd_ones(journal), *found.notes, *(compute.notes if compute else ()), *_failures(journal)]
+    data["notes"] = [
+        *_odd_ones(journal),
+        *found.notes,
+        *overlap_notes,
+        *(compute.notes if compute else ()),
+        *_failures(journal),
+    ]
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
@@ -262,7 +274,7 @@ def _provenance(journal: Journal, settings: Settings, compute: ComputeFit | None
         machine=f"{head['host']}: {head['cores']} cores, {units.format_bytes(float(head['memory']))} per device, {ranks}",
         device=str(head["name"]), driver=str(head["driver"]), versions=dict(head["versions"]),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), command=settings.command or "plan profile",
-        timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread,
+        timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread, drift=drift(journal),
         residuals={**(compute.residuals if compute else {}), **fit_links.residuals(curves)},
         cost={
             "seconds": round(seconds, 1), "points": len(journal), "outliers": sum(one.outliers for one in journal.of()),
@@ -287,6 +299,18 @@ def _median_spread(measured: Sequence[Measured]) -> float:
     return round(100.0 * spreads[len(spreads) // 2], 2) if spreads and math.isfinite(spreads[-1]) else 0.0
 
 
+def _facts(rows: Sequence[Measured], base: HardwareProfile | None, device: str) -> ComputeFit | None:
+    """Memory, communicators, launches and the host's link where no operator was measured; None without any, or on a CPU,
+    whose figures are parts of what its operators reach."""
+    if not rows or base is None or device != "cuda":
+        return None
+    stands_on = base_of(device, rows, base)
+    return ComputeFit(
+        keys=machine_keys(rows, stands_on, device), residuals={}, spread=spreads(rows), measured={},
+        measurements=points_by_family(rows), notes=tuple(stands_on.notes),
+    )  # fmt: skip
+
+
 def _computed(rows: Sequence[Measured]) -> bool:
     """Whether any operator was measured; facts of the memory alone make no curves."""
     return any(one.point.family in ("gemm", "attention", "memory_bound") for one in rows)
@@ -296,8 +320,11 @@ def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     """Makes the profile of the journal, checks it as it will be read, and writes it. Raises PlannerError."""
     journal = Journal.read(settings.journal)
     base = base_profile(settings, str(journal.header["name"]))
-    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks")]
-    compute = fit_compute(rows, base_of(settings.device, rows, base), settings.device) if _computed(rows) else None
+    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
+    if _computed(rows):
+        compute: ComputeFit | None = fit_compute(rows, base_of(settings.device, rows, base), settings.device)
+    else:
+        compute = _facts(rows, base, settings.device)
     data = profile_data(journal, settings, compute, base, seconds)
     path = Path(settings.output)
     profile = HardwareProfile.from_dict(data, where=path.name)

@@ -30,6 +30,22 @@ LEAST, MOST = 7, 200
 """Samples of a point; a single run longer than a third of the budget is sampled at least three times."""
 LONGEST_BLOCK = 500
 """Runs in a block."""
+CANNOT = (
+    "not implemented",
+    "not supported",
+    "unsupported",
+    "does not support",
+    "invalid scalar type",
+    "invalid data type",
+)
+"""Words in an exception that say that the library has no such collective: the same on every rank, before anything is sent."""
+
+
+NONE_SUCH = "the library has none such"
+
+
+class NoSuchCollectiveError(PlannerError):
+    """The library cannot run a collective with this type or backend; the others can still be measured."""
 
 
 def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: float) -> Measured | None:
@@ -68,13 +84,21 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
     wrong = ""
     if operation:
         operation.fill()
-        operation.run()
-        synchronise(ranks.device)
-        wrong = operation.wrong()
+        try:
+            operation.run()
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if not any(word in str(error).lower() for word in CANNOT):
+                raise
+            wrong = f"{NONE_SUCH}: {str(error).strip().splitlines()[0][:200]}"
+        else:
+            synchronise(ranks.device)
+            wrong = operation.wrong()
     worst = ranks.slowest([float(ranks.place.rank + 1) if wrong else 0.0])[0]
     if worst:
         texts = ranks.collect(wrong)
         rank = next(rank for rank, text in enumerate(texts) if text)
+        if all(text.startswith(NONE_SUCH) for text in texts if text):
+            raise NoSuchCollectiveError(f"{in_words(point)}: {texts[rank]}")
         raise PlannerError(
             f"{in_words(point)} returned wrong data on {ranks.watch.where(rank)}: {texts[rank]}; "
             "the profile is void until the cause is found"

@@ -150,12 +150,26 @@ def rows(curve: Curve) -> dict[str, Any]:
         "low_us": text([one.low * us for one in curve.points]), "high_us": text([one.high * us for one in curve.points]),
         "repetitions": " ".join(str(one.repetitions) for one in curve.points),
         "outliers": " ".join(str(one.outliers) for one in curve.points),
-        "bus_bandwidth": units.format_bytes(float(np.max(curve.sizes / curve.seconds)) * factor(curve.op, curve.n)) + "/s",
+        **_best(curve),
     }  # fmt: skip
     data["fits"] = [
         fit_lines(curve.sizes, curve.seconds, count).to_dict() for count in (1, 2) if len(curve.points) >= 2 * count
     ]
     return data
+
+
+def _best(curve: Curve) -> dict[str, Any]:
+    """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
+    each with its spread in percent, and the least confidence of any interval of the curve."""
+    smallest = curve.points[0]
+    best = max(curve.points, key=lambda one: int(one.point["size"]) / one.median)
+    rate = int(best.point["size"]) / best.median
+    return {
+        "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
+        "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
+        "bandwidth_percent": round(100.0 * best.spread, 2),
+        "confidence": round(min(one.confidence for one in curve.points), 4),
+    }  # fmt: skip
 
 
 def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:

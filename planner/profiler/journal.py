@@ -6,6 +6,7 @@ the points that failed with their reason. ``--resume`` reads it and measures onl
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Iterator
@@ -18,6 +19,12 @@ from planner.profiler.points import Measured, Point
 
 WRITE_SECONDS = 1.0
 """A result waits at most this long for the file, plus the time of one point."""
+
+
+def digest(data: dict[str, Any]) -> str:
+    """Of what a journal holds: nobody's edit or half a disk's failure becomes a measurement."""
+    parts = {name: data[name] for name in ("header", "measured", "failed")}
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class Journal:
@@ -41,8 +48,10 @@ class Journal:
             return journal
         except (OSError, ValueError, RecursionError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
-        if not isinstance(data, dict) or not {"header", "measured", "failed"} <= data.keys():
+        if not isinstance(data, dict) or not {"header", "measured", "failed", "digest"} <= data.keys():
             raise PlannerError(f"{path}: is not a journal of a profile; run without --resume")
+        if data["digest"] != digest(data):
+            raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
         for key, value in header.items():
             before = data["header"].get(key)
             if before != value:
@@ -120,5 +129,6 @@ class Journal:
             "measured": [found.to_dict() for found in self._measured.values()],
             "failed": [{"point": point.to_dict(), "reason": reason} for point, reason in self._failed.values()],
         }
+        data["digest"] = digest(data)
         library.write_whole(self.path, json.dumps(data, indent=0))
         self._written = time.monotonic()

@@ -8,6 +8,7 @@ so that the last one, which outlasts it, counts little. On a GPU events are reco
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -55,6 +56,7 @@ class _Pair:
     gemm: Callable[[], object]
     collective_seconds: float
     gemm_seconds: float
+    gemm_spread: float
     side: int
 
 
@@ -76,12 +78,13 @@ def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: floa
         both = [run(pair, ranks, str(point["of"])) for _ in range(SAMPLES)]
     timing: Timing = summarise(ranks.slowest(both), alone.clock)
     before = pair.gemm_seconds if point["of"] == "gemm" else alone.median
-    return timing.measured(point, alone=before, slowdown=timing.median / before, gemm=pair.side)
+    scatter = math.hypot(timing.spread, pair.gemm_spread if point["of"] == "gemm" else alone.spread)
+    return timing.measured(point, alone=before, slowdown=timing.median / before, spread=scatter, gemm=pair.side)
 
 
 def _pair(operation: Operation, collective_seconds: float, ranks: Ranks, dtype: str) -> _Pair:
     """The largest GEMM of which SHORTER fit into the collective, on the slowest rank."""
-    chosen: tuple[int, Callable[[], object], float] | None = None
+    chosen: tuple[int, Callable[[], object], Timing] | None = None
     for side in SIDES[ranks.device]:
         a = torch.ones(side, side, dtype=DTYPES[dtype], device=ranks.device)
         b = torch.ones(side, side, dtype=DTYPES[dtype], device=ranks.device)
@@ -90,14 +93,14 @@ def _pair(operation: Operation, collective_seconds: float, ranks: Ranks, dtype: 
         def gemm(a: Any = a, b: Any = b, out: Any = out) -> object:
             return torch.mm(a, b, out=out)
 
-        seconds = sorted(ranks.slowest([_alone(gemm, ranks) for _ in range(7)]))[3]
-        if chosen and SHORTER * seconds > collective_seconds:
+        timing = summarise(ranks.slowest([_alone(gemm, ranks) for _ in range(7)]), "wall")
+        if chosen and SHORTER * timing.median > collective_seconds:
             break
-        chosen = (side, gemm, seconds)
+        chosen = (side, gemm, timing)
     assert chosen is not None
     return _Pair(
-        operation=operation, gemm=chosen[1], collective_seconds=collective_seconds, gemm_seconds=chosen[2],
-        side=chosen[0],
+        operation=operation, gemm=chosen[1], collective_seconds=collective_seconds,
+        gemm_seconds=chosen[2].median, gemm_spread=chosen[2].spread, side=chosen[0],
     )  # fmt: skip
 
 

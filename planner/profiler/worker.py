@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch.distributed as dist
 
 from planner import detect, library, units
 from planner.errors import PlannerError
-from planner.profiler.collectives import measure_collective
+from planner.profiler import drift
+from planner.profiler.collectives import NoSuchCollectiveError, measure_collective
 from planner.profiler.journal import Journal
 from planner.profiler.launch import DIRECTORY
 from planner.profiler.machine_facts import header, pressure
@@ -54,6 +56,8 @@ class Run:
     journal: Journal
     teller: Teller
     begun: float
+    cannot: set[tuple[object, ...]] = field(default_factory=set)
+    """Collectives that the library does not have, found out on all ranks together."""
 
     def tell(self, part: str, doing: str, done: int, points: int) -> None:
         """Shows where rank 0 is."""
@@ -179,8 +183,11 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
 
     if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    turns = drift.Rounds(run.left(share))
     for number, point in enumerate(points):
         left = run.left(share)
+        if left > 0 and turns.due():
+            turns.done(_once_more(run))
         if left <= 0 and not _needed(point, run.journal):
             run.journal.fail(point, LEFT_OUT)
             continue
@@ -191,6 +198,19 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
                 run.journal.add(measure_compute(point, run.settings.device, fair))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             run.journal.fail(point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error))
+
+
+def _once_more(run: Run) -> float:
+    """A round of the references that rank 0 measures alone; the seconds that it took."""
+    from planner.profiler.compute_profile import measure_compute
+
+    begun = time.monotonic()
+    for point in drift.alone(run.journal):
+        with contextlib.suppress(PlannerError, MemoryError):
+            with run.ranks.watch.doing(point.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
+                found = measure_compute(point, run.settings.device, drift.SECONDS)
+            run.journal.add(dataclasses.replace(found, point=drift.again(point, run.journal)))
+    return time.monotonic() - begun
 
 
 def _needed(point: Point, journal: Journal) -> bool:
@@ -219,27 +239,59 @@ def _together(run: Run) -> None:
     least = {point.identity for point in points[: first_round * len(coarse_first(octaves)[0]) // octaves]}
     if ranks.world > 1 and rank_point(ranks.device) not in run.journal:
         run.journal.add(measure_ranks(rank_point(ranks.device), ranks))
+    references = drift.together([point for point in points if point.identity in least])
+    rounds = drift.Rounds(run.left())
     for turn, number in enumerate(missing):
         left = run.left()
         go_on = left > 0 or points[number].identity in least
         fair = min(max(left / (len(missing) - turn), LEAST_SECONDS), MOST_SECONDS)
-        said, budget = ranks.word([float(number) if go_on else -1.0, fair])
+        once_more = left > 0 and rounds.due()
+        said, budget, again = ranks.word([float(number) if go_on else -1.0, fair, float(once_more)])
+        if again:
+            rounds.done(_together_once_more(run, references, buffers))
         if said < 0:
             run.journal.fail(points[number], LEFT_OUT)
             continue
         point = points[int(said)]
         run.tell("collectives", in_words(point), turn, len(missing))
-        found = _one(point, ranks, buffers, budget)
+        if _kind(point) in run.cannot:
+            continue
+        try:
+            found = _one(point, ranks, buffers, budget)
+        except NoSuchCollectiveError as error:
+            _no_collective(run, point, error)
+            continue
         if found:
             run.journal.add(found)
     if ranks.device == "cuda":
         _communicator(run)
 
 
+def _together_once_more(run: Run, references: Sequence[Point], buffers: Buffers) -> float:
+    """A round of the collectives that are references; the seconds that it took."""
+    begun = time.monotonic()
+    for point in references:
+        found = measure_collective(point, run.ranks, buffers, drift.SECONDS) if point in run.journal else None
+        if found:
+            run.journal.add(dataclasses.replace(found, point=drift.again(point, run.journal)))
+    return time.monotonic() - begun
+
+
 def _one(point: Point, ranks: Ranks, buffers: Buffers, budget: float) -> Measured | None:
     measure: Any = measure_overlap if point.family == "overlap" else measure_collective
     found: Measured | None = measure(point, ranks, buffers, budget)
     return found
+
+
+def _no_collective(run: Run, point: Point, error: NoSuchCollectiveError) -> None:
+    """Kept with its reason, and said of all sizes that come: the library has no such operation, whatever its size."""
+    run.journal.fail(point, str(error)[:300])
+    run.cannot.add(_kind(point))
+
+
+def _kind(point: Point) -> tuple[object, ...]:
+    """What a library can or cannot do."""
+    return point.family, *(point[name] for name in ("op", "dtype"))
 
 
 def _communicator(run: Run) -> None:

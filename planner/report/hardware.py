@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -13,7 +14,8 @@ import numpy as np
 from planner import units
 from planner.curves import bus_factor
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile
+from planner.hardware import ASSUMED, HardwareProfile
+from planner.hardware.overlap import LINKS
 
 SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""
@@ -22,8 +24,8 @@ SQUARES = (256, 512, 1024, 2048, 4096, 8192)
 file, from 1024 on."""
 LAYER_KEYS = ("hidden", "ffn", "heads", "seq", "batch", "dtype", "pass", "whole_us", "operators_us", "error_percent")
 """What is shown of a whole layer that was measured beside its operators."""
-LEAST_DIFFERENCE = 2.0
-"""Percent below which two figures count as the same where neither profile says how far its own scatter."""
+FACTS = ("allocator_rounding",)
+"""Memory facts that are measured and priced by nothing; shown where a profile has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class Figure:
     value: float
     """In base units."""
     unit: str
-    """bytes, bytes/s, FLOP/s, seconds, or a share."""
+    """bytes, bytes/s, FLOP/s, seconds, a share, or times (what takes so many times as long)."""
 
     @property
     def text(self) -> str:
@@ -58,12 +60,17 @@ def in_words(value: float, unit: str) -> str:
 
 def figures(profile: HardwareProfile) -> list[Figure]:
     """The figures that decide prices, each read off the curves at a few sizes; what cannot be priced is left out."""
-    return [*_machine(profile), *_compute(profile), *_collectives(profile)]
+    return [*_machine(profile), *_compute(profile), *_collectives(profile), *_overlap(profile)]
 
 
 def _machine(one: HardwareProfile) -> Iterator[Figure]:
-    for name in ("usable_memory", "context_memory", "communicator_memory"):
+    for name in (
+        "usable_memory", "context_memory", "communicator_memory", "expert_communicator_memory", "workspace_memory",
+    ):  # fmt: skip
         yield Figure(family="machine", name=name.replace("_", " "), value=getattr(one, name), unit="bytes")
+    for row in one.measurements.get("bytes", ()):
+        if row.get("name") in FACTS and isinstance(row.get("bytes"), int | float):
+            yield Figure(family="machine", name=row["name"].replace("_", " "), value=row["bytes"], unit="bytes")
     for name in (
         "memory_bandwidth",
         "pcie_bandwidth",
@@ -106,7 +113,10 @@ def _compute(one: HardwareProfile) -> Iterator[Figure]:
 def _squares(one: HardwareProfile, recipe: str) -> list[int]:
     """Sizes between the smallest and the largest product that was measured, by the cube root of m n k."""
     points = [row for row in one.measurements.get("gemm", ()) if row.get("dtype") == recipe]
-    sides = [(float(row["m"]) * row["n"] * row["k"]) ** (1.0 / 3.0) for row in points if {"m", "n", "k"} <= row.keys()]
+    sizes = [[row.get(name) for name in ("m", "n", "k")] for row in points]
+    sides = [
+        math.prod(size) ** (1.0 / 3.0) for size in sizes if all(isinstance(side, int) and side > 0 for side in size)
+    ]
     if not sides:
         return [size for size in SQUARES if size >= 1024]
     return [size for size in SQUARES if 0.8 * min(sides) <= size <= 1.25 * max(sides)]
@@ -115,7 +125,8 @@ def _squares(one: HardwareProfile, recipe: str) -> list[int]:
 def _longest(one: HardwareProfile, dtype: str) -> float:
     """4096 tokens, or the longest sequence measured where that is shorter, to a power of two."""
     points = [row for row in one.measurements.get("attention", ()) if row.get("dtype") == dtype]
-    longest = max((float(row["seq"]) for row in points if "seq" in row), default=4096.0)
+    lengths = [row.get("seq") for row in points]
+    longest = max((float(length) for length in lengths if isinstance(length, int) and length > 0), default=4096.0)
     return float(2.0 ** math.floor(math.log2(min(longest, 4096.0))))
 
 
@@ -134,6 +145,15 @@ def _collectives(one: HardwareProfile) -> Iterator[Figure]:
             yield Figure(family="scale_out", name=name, value=rate, unit="bytes/s")
 
 
+def _overlap(one: HardwareProfile) -> Iterator[Figure]:
+    """As measured: a ratio below one is priced as one."""
+    for link, found in one.overlap.items():
+        for what, value in (
+            ("computation beside a collective", found.compute), ("a collective beside computation", found.communication)
+        ):  # fmt: skip
+            yield Figure(family="overlap", name=f"{what}, {link}", value=value, unit="times")
+
+
 # ---------------------------------------------------------------------------------------------------- show
 
 
@@ -141,101 +161,47 @@ def shown_profile(profile: HardwareProfile) -> dict[str, Any]:
     """Everything that ``plan hardware show`` prints, as plain data."""
     return {
         "name": profile.name, "device": profile.device, "vendor": profile.vendor, "arch": profile.arch,
-        "measured": dict(profile.measured),
+        "measured": dict(profile.measured) | _unmeasured_overlap(profile),
         "provenance": profile.provenance.to_dict() if profile.provenance else None,
         "figures": [asdict(one) for one in figures(profile)],
+        "collectives": list(_shown_collectives(profile)),
         "points": {family: len(rows) for family, rows in profile.measurements.items() if isinstance(rows, list)},
         "layers": [
             {key: row[key] for key in LAYER_KEYS} for row in profile.measurements.get("layer", ())
-            if isinstance(row, dict) and set(LAYER_KEYS) <= row.keys()
+            if set(LAYER_KEYS) <= row.keys() and all(isinstance(row[key], int | float) for key in LAYER_KEYS[-3:])
         ],
         "notes": list(profile.notes), "unverified": list(profile.unverified),
     }  # fmt: skip
 
 
-# ---------------------------------------------------------------------------------------------------- diff
+def _unmeasured_overlap(profile: HardwareProfile) -> dict[str, str]:
+    """What the cost model takes for links whose overlap the profile has not measured."""
+    missing = [link for link in LINKS if link not in profile.overlap]
+    if not missing:
+        return {}
+    where = "" if len(missing) == len(LINKS) else f" {missing[0]}"
+    said = f"assumed{where}: {float(np.asarray(ASSUMED.compute)):g} both ways, computation and collectives beside each other"
+    return {"overlap": "; ".join(part for part in (profile.measured.get("overlap", ""), said) if part)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Difference:
-    """A figure that two profiles disagree on."""
+def _shown_collectives(profile: HardwareProfile) -> Iterator[dict[str, Any]]:
+    """One row per measured curve of collectives: latency, algorithm and bus bandwidth with their spread, and the fit.
 
-    family: str
-    """Family of the figure."""
-    name: str
-    """What it is of."""
-    first: float
-    """In the first profile; NaN where it has none."""
-    second: float
-    """In the second profile."""
-    unit: str
-    """Of both."""
-    percent: float
-    """100 (second / first - 1)."""
-    spread: float
-    """Percent that may be chance: the spreads of the two profiles, as squares added; at least LEAST_DIFFERENCE."""
-
-    @property
-    def verdict(self) -> str:
-        """``faster``, ``slower`` or ``other`` in the second profile: a figure is better when it is larger, but for times
-        and what memory is taken."""
-        if self.unit in ("share", "bytes"):
-            return "more" if self.percent > 0 else "less"
-        worse = self.percent > 0 if self.unit == "seconds" else self.percent < 0
-        return "slower" if worse else "faster"
-
-
-_SPREADS = {
-    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound",), "launch floor": ("launch",),
-    "graph launch floor": ("launch",), "memory bandwidth": ("memory_bound",), "pcie bandwidth": ("host_copy",),
-    "host memory bandwidth": ("host_stream",), "cpu adam bandwidth fraction": ("host_stream", "cpu_adam"),
-    "sustained clock": ("sustained", "gemm"), "network latency": ("collective send_recv",),
-    "scale up bandwidth": ("collective send_recv",), "network bandwidth": ("collective send_recv",),
-}  # fmt: skip
-"""Families of points whose scatter is that of a figure, by the figure's family or its name; sizes of memories have none."""
-
-
-def spread_of(profile: HardwareProfile, family: str, name: str = "") -> float:
-    """Percent by which a figure scatters in a profile that says so; 0 in one that does not."""
-    if profile.provenance is None:
-        return 0.0
-    said = profile.provenance.spread
-    if family in ("scale_up", "scale_out"):
-        return said.get(f"collective {name.split()[0]}", 0.0) if name else 0.0
-    wanted = _SPREADS.get(name) or _SPREADS.get(family, ())
-    return math.hypot(*(said.get(one, 0.0) for one in wanted))
-
-
-def assumed(profile: HardwareProfile) -> set[str]:
-    """Families and quantities that a measured profile only assumes: they differ from another's for no reason of the machine's."""
-    families = {family for family, how in profile.measured.items() if how.startswith("assumed")}
-    said = {name.replace("_", " ") for name in profile.unverified} if profile.provenance else set()
-    return families | said
-
-
-def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[Difference], int]:
-    """Figures that differ by more than their spread, the largest difference first; and how many figures were compared.
-
-    Chance: sqrt(spread_1^2 + spread_2^2) percent, at least LEAST_DIFFERENCE. What one of them assumes is not compared.
+    Rows that somebody wrote in another form are passed over.
     """
-    guessed = assumed(first) | assumed(second)
-    theirs = {(one.family, one.name): one for one in figures(second)}
-    found = []
-    compared = 0
-    for one in figures(first):
-        other = theirs.get((one.family, one.name))
-        if other is None or one.value == 0 or {one.family, one.name} & guessed:
-            continue
-        compared += 1
-        percent = 100.0 * (other.value / one.value - 1.0)
-        both = (spread_of(profile, one.family, one.name) for profile in (first, second))
-        chance = max(math.hypot(*both), LEAST_DIFFERENCE)
-        if abs(percent) > chance:
-            found.append(Difference(
-                family=one.family, name=one.name, first=one.value, second=other.value, unit=one.unit,
-                percent=round(percent, 1), spread=round(chance, 1),
-            ))  # fmt: skip
-    return sorted(found, key=lambda one: -abs(math.log1p(max(one.percent, -99.9) / 100.0))), compared
+    for row in profile.measurements.get("collective", ()):
+        with contextlib.suppress(ArithmeticError, KeyError, PlannerError, TypeError, ValueError):
+            fits = [float(one["median_percent"]) for one in row.get("fits", ())]
+            yield {
+                **{key: str(row[key]) for key in ("op", "dtype")}, **{key: int(row[key]) for key in ("n", "stride", "nodes")},
+                "sizes": len(str(row["sizes"]).split()),
+                "latency_s": units.parse(row["latency"], "seconds", what="latency"),
+                "algorithm_bandwidth": units.parse(row["algorithm_bandwidth"], "bytes/s", what="algorithm_bandwidth"),
+                "bus_bandwidth": units.parse(row["bus_bandwidth"], "bytes/s", what="bus_bandwidth"),
+                **{key: float(row[key]) for key in ("latency_percent", "bandwidth_percent", "confidence")},
+                "outliers": sum(int(count) for count in str(row["outliers"]).split()),
+                "fit_percent": min(fits, default=None),
+            }  # fmt: skip
 
 
 # ---------------------------------------------------------------------------------------------------- plot
@@ -350,7 +316,11 @@ def _draw_gemm(axis: Any, profile: HardwareProfile) -> None:
                 label=f"{recipe} {('forward', '', 'wgrad')[which]}",
                 linewidth=1.6,
             )
-    points = [one for one in profile.measurements.get("gemm", ()) if one.get("pass") == "forward"]
+    points = [
+        one for one in profile.measurements.get("gemm", ())
+        if one.get("pass") == "forward" and all(isinstance(one.get(name), int | float) for name in ("m", "n", "k", "us"))
+        and one["us"] > 0
+    ]  # fmt: skip
     if points:
         rates = [2.0 * one["m"] * one["n"] * one["k"] / (one["us"] * units.MICRO) / scale for one in points]
         axis.plot([one["m"] for one in points], rates, "k.", markersize=3, label="measured, every shape")
