@@ -132,8 +132,12 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
             return alone[point.family](point, device, budget_s)
         make = whole_layer.layer if point.family == "layer" else operators.operator
         run = make(point, device)
-        details = {"kernel_of_groups": operators.grouped_kernel(point, device)} if point.family == "grouped_gemm" else {}
-        return measure(run, device=device, clock=one_device.clock_of(device), budget_s=budget_s).measured(point, **details)
+        details = (
+            {"kernel_of_groups": operators.grouped_kernel(point, device)} if point.family == "grouped_gemm" else {}
+        )
+        by = one_device.yardstick() if device == "cpu" else None
+        clock = one_device.clock_of(device)
+        return measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point, **details)
     except (
         RuntimeError,
         NotImplementedError,
@@ -225,7 +229,9 @@ def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> Comput
         floor = max(host_floor(host, profile), launch)
         profile = replace(profile, launch_floor=floor)
         keys["launch_floor"] = f"{short(floor / units.MICRO)} us"
-        base.notes.append(f"launch_floor: host time of a layer by kernel; one kernel alone {launch / units.MICRO:.2g} us")
+        base.notes.append(
+            f"launch_floor: host time of a layer by kernel; one kernel alone {launch / units.MICRO:.2g} us"
+        )
     measurements = points_by_family(measured)
     layers = check(measured, profile)
     if layers:

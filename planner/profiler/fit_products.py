@@ -44,7 +44,9 @@ def gemm_curves(
             if row.point.family == "gemm" and row.point["dtype"] == dtype and row.point["pass"] != definitions.ACCUMULATING
         ]  # fmt: skip
         recipe = RECIPE[dtype]
-        if recipe != dtype and (f"gemm {recipe}" in residuals or recipe == "fp8"):  # say how far the price as another holds
+        if recipe != dtype and (
+            f"gemm {recipe}" in residuals or recipe == "fp8"
+        ):  # say how far the price as another holds
             alike = [row for row in rows if recipe != "fp8" or row.point["pass"] == "forward"]
             if alike and f"gemm {recipe}" in residuals:
                 residuals[f"gemm {dtype} on the {recipe} curve"] = error_of(
@@ -129,7 +131,8 @@ def _rate_only(rows: Sequence[Measured], recipe: str, dtype: str, base: Base) ->
         trial = replace(start, efficiency=efficiency)
         ratio = float(np.median(_predicted(trial, rows, base, dtype) / seconds(rows)))
         efficiency = float(np.clip(efficiency * ratio, 1e-3, 1.0))
-    curve = replace(start, efficiency=efficiency)
+    device = fit_gemm.Device(peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units)
+    curve = fit_gemm.bounded(replace(start, efficiency=efficiency), device)
     errors = {
         "in_sample": error_of(_predicted(curve, rows, base, dtype), seconds(rows)), "rows": len(rows),
         "chosen": "rate alone: too few points for a shape",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,7 @@ def host_floor(seconds: Mapping[str, float], hardware: HardwareProfile) -> float
     return max(sum(seconds.values()) - rest, 0.0) / kernels
 
 
+@cache
 def plain_trainer() -> Trainer:
     """Plain torch operations and nothing in parallel: torchtitan's memory rules, its fusions taken away.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,8 +17,8 @@ from planner.profiler.definitions import number, text
 from planner.profiler.layer_check import HOST_LAYER, host_layer
 from planner.profiler.points import Measured, Point
 from planner.profiler.streams import adam
-from planner.profiler.tensors import Run, precision, values, whole
-from planner.profiler.timing import Timing, measure, middle, summarise
+from planner.profiler.tensors import Run, in_turn, precision, values, whole
+from planner.profiler.timing import Timing, Yardstick, measure, middle, summarise
 from planner.profiler.whole_layer import layer
 
 LAUNCHES = 200
@@ -64,6 +65,25 @@ def _divided(found: Timing, by: float) -> Timing:
         outliers=found.outliers, clock=found.clock, confidence=found.confidence, least=found.least / by,
         longest=found.longest / by,
     )  # fmt: skip
+
+
+YARDSTICK = (192, 256, 512)
+"""Rows, columns and depth of the product of the yardstick: a few tenths of a millisecond."""
+YARDSTICK_RUNS = 200
+
+
+@cache
+def yardstick() -> Yardstick:
+    """Of this process: a product with operands outside of the caches next to the core, and an addition."""
+    m, n, k = YARDSTICK
+
+    def one() -> Run:
+        x, w, y = values((m, k), "fp32", "cpu"), values((n, k), "fp32", "cpu"), values((m, n), "fp32", "cpu")
+        return lambda: torch.add(torch.nn.functional.linear(x, w), y)
+
+    found = Yardstick(run=in_turn(one, 4.0 * (m * k + n * k + m * n), "cpu"), reference=1.0)
+    seconds = sorted(found.seconds() for _ in range(YARDSTICK_RUNS))
+    return Yardstick(run=found.run, reference=seconds[len(seconds) // 10])
 
 
 def warm_up(point: Point, device: str, budget_s: float) -> Measured:

@@ -79,7 +79,7 @@ def grouped_kernel(point: Point, device: str) -> str:
 
 def _grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens: X[T, k] with offsets, W[g, n, k]; wgrad makes dW[g, n, k] from dY and X."""
-    dtype, pass_ = text(point, "dtype"), text(point, "pass")
+    dtype = text(point, "dtype")
     if dtype in SCALED:
         return scaled.grouped(point, device)
     tokens, n, k, groups = (whole(point, name) for name in ("tokens", "n", "k", "groups"))
@@ -145,18 +145,19 @@ def _attention(point: Point, device: str) -> Run:
         for heads, length, size in ((a, s, d), (kv, all_keys, d), (kv, all_keys, d_v))
     )
 
-    def one(q: Any, start: int, end: int, masked: bool) -> Any:
-        return F.scaled_dot_product_attention(
-            q, key[:, :, start:end], value[:, :, start:end], is_causal=masked, enable_gqa=a != kv
-        )
+    def one(q: Any, k: Any, v: Any, masked: bool) -> Any:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=masked, enable_gqa=a != kv)
 
     def parts() -> list[Any]:
         if all_keys == s:
-            return [one(query, 0, s, causal)]
+            return [one(query, key, value, causal)]
         piece = s // ATTENTION_HALVES
-        first, last = query.split([piece, s - piece], dim=2)
-        before = all_keys - (s - piece)
-        return [one(first, 0, piece, True), one(last, before, all_keys, True), one(last, 0, before, False)]
+        (first, last), before = query.split([piece, s - piece], dim=2), all_keys - (s - piece)
+
+        def some(q: Any, start: int, end: int, masked: bool) -> Any:
+            return one(q, *(both.narrow(2, start, end - start) for both in (key, value)), masked)
+
+        return [some(first, 0, piece, True), some(last, before, all_keys, True), some(last, 0, before, False)]
 
     def forward() -> Any:
         if kernel == "default":

@@ -51,23 +51,22 @@ def warm_up(run: Callable[[], float], limit: float) -> tuple[list[float], float]
 class Rounds:
     """What each point gave in every round, and which round counts."""
 
-    def __init__(self, device: str) -> None:
-        """``device`` is cpu or cuda."""
-        self.device = device
+    def __init__(self) -> None:
+        """Nothing yet."""
         self._found: dict[object, list[Measured]] = {}
 
     def __contains__(self, point: Point) -> bool:
         return point.identity in self._found
 
     def add(self, found: Measured) -> Measured:
-        """The round that counts so far. On a processor the quickest: whoever else uses it only adds time. On a GPU the middle one.
+        """The round that counts so far: the middle one.
 
         ``rounds`` and ``over_rounds``, the slowest median over the quickest less one, are kept with it.
         """
         every = self._found.setdefault(found.point.identity, [])
         every.append(found)
         ordered = sorted(every, key=lambda one: one.median)
-        best = ordered[0 if self.device == "cpu" else (len(ordered) - 1) // 2]
+        best = ordered[(len(ordered) - 1) // 2]
         if len(every) == 1:
             return found
         more = {"rounds": len(every), "over_rounds": round(ordered[-1].median / ordered[0].median - 1.0, 4)}

@@ -140,7 +140,9 @@ def grouped(point: Point, device: str) -> Run:
         )
     tokens, n, k, groups = (whole(point, name) for name in ("tokens", "n", "k", "groups"))
     if any(size % MULTIPLE["fp8"] for size in (tokens, n, k)):
-        raise PlannerError(f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}")
+        raise PlannerError(
+            f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
+        )
     bytes_each = float(groups * (tokens * (n + k) + n * k))
     return in_turn(lambda: _experts(pass_, device, tokens, n, k, groups), bytes_each, device)
 

@@ -56,4 +56,3 @@ def layer(point: Point, device: str) -> Run:
         return gradients([made(x)], (x, *made.parameters()))
 
     return in_turn(one, resident_weights(point) * ELEMENT[dtype], device)
-

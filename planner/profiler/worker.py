@@ -185,7 +185,7 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
 
     if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    rounds = Rounds(run.settings.device)
+    rounds = Rounds()
     begin = warm_up_point(run.settings.device)
     with run.ranks.watch.doing(begin.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
         run.journal.add(measure_compute(begin, run.settings.device, WARM_UP_SHARE * max(run.left(share), 0.0)))
@@ -206,7 +206,9 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
                 run.journal.add(rounds.add(found))
             except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
                 if turn == 0:
-                    run.journal.fail(point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error))
+                    run.journal.fail(
+                        point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
+                    )
 
 
 def _needed(point: Point, journal: Journal) -> bool:
