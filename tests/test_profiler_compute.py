@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -562,6 +564,64 @@ def test_rounds_and_the_yardstick_take_a_busy_machine_out() -> None:
     counted_ = [rounds.add(known(point, seconds)) for seconds in (3.0, 1.0, 2.0)]
     assert [one.median for one in counted_] == [3.0, 1.0, 2.0]
     assert dict(counted_[-1].details) == {"rounds": 3, "over_rounds": 2.0} and point in rounds
+
+
+def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that is stopped in the second round: the journal has the first one whole; a resumed one measures the rest."""
+    from planner.profiler import compute_profile, worker
+    from planner.profiler.assemble import _failures
+    from planner.profiler.journal import Journal
+    from planner.profiler.settings import Settings
+
+    product, low, late = (
+        definitions.gemm(dtype, "forward", 64, 64, 64 * scale)
+        for dtype, scale in (("fp32", 1), ("nvfp4", 1), ("fp32", 2))
+    )
+    more = [definitions.gemm("nvfp4", name, 64, 64, 64) for name in ("dgrad", "wgrad")]
+    whole = layer_point("forward", dtype="fp32", **LAYERS[0])
+    points, visited = [product, low, *more, whole, late], []
+
+    def measured(point: Point, device: str, budget: float) -> Measured:
+        visited.append(point)
+        if point in (low, *more):
+            raise PlannerError(f"{point.label}: products in nvfp4 need a GPU; this is a CPU")
+        if visited.count(whole) == 2:
+            raise KeyboardInterrupt
+        return known(point, 1e-3 * len(visited))
+
+    class Ranks:
+        first, timeout, place, watch = True, 1.0, type("Place", (), {"rank": 0}), None
+
+    Ranks.watch = type("Watch", (), {"doing": staticmethod(lambda *_: contextlib.nullcontext())})  # type: ignore[assignment]
+    monkeypatch.setattr(compute_profile, "measure_compute", measured)
+    path = tmp_path / "mine.journal.json"
+
+    def go(journal: Journal, points: list[Point]) -> None:
+        settings = Settings(output=str(tmp_path / "mine.yaml"), device="cpu", budget=30.0)
+        teller: Any = worker.Teller(None)
+        with journal:
+            run = worker.Run(
+                settings=settings, ranks=Ranks(), journal=journal, teller=teller, begun=time.monotonic(),  # type: ignore[arg-type]
+            )  # fmt: skip
+            worker._alone(run, points, 1.0)
+
+    with pytest.raises(KeyboardInterrupt):
+        go(Journal(path, {}), points)
+    assert visited == [warm_up_point("cpu"), product, low, *more, whole, product, whole], (
+        "failed ones are not tried again"
+    )
+    kept = Journal.read(path)
+    assert product in kept and whole in kept and late not in kept
+    assert _failures(kept) == [
+        f"not measured: {low.label} and 2 more like it: products in nvfp4 need a GPU; this is a CPU"
+    ]
+    assert dict(kept.get(product).details)["rounds"] == 2  # type: ignore[union-attr]
+    visited.clear()
+    resumed = Journal.resume(path, {})
+    go(resumed, list(resumed.missing(points)))
+    assert late in resumed and visited.count(late) == 5 and product not in visited and visited.count(low) == 1
 
 
 # ------------------------------------------------------------------------------------------------ the proof

@@ -155,7 +155,7 @@ def _attention(point: Point, device: str) -> Run:
         (first, last), before = query.split([piece, s - piece], dim=2), all_keys - (s - piece)
 
         def some(q: Any, start: int, end: int, masked: bool) -> Any:
-            return one(q, *(both.narrow(2, start, end - start) for both in (key, value)), masked)
+            return one(q, key.narrow(2, start, end - start), value.narrow(2, start, end - start), masked)
 
         return [some(first, 0, piece, True), some(last, before, all_keys, True), some(last, 0, before, False)]
 

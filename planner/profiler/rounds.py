@@ -13,7 +13,7 @@ from statistics import median
 from planner.profiler.points import Measured, Point
 
 ROUNDS = {"cpu": 5, "cuda": 3}
-"""Times that each point is measured where the budget lasts; the first round alone leaves that much for the others."""
+"""Times that each point is measured where the budget lasts; the time of a visit leaves that much for the others."""
 IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer")
 """Families that are measured in rounds; clocks, launches, copies and facts of the memory are measured once."""
 WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}
@@ -55,6 +55,9 @@ class Rounds:
         """Nothing yet."""
         self._found: dict[object, list[Measured]] = {}
 
+    def __len__(self) -> int:
+        return len(self._found)
+
     def __contains__(self, point: Point) -> bool:
         return point.identity in self._found
 
@@ -77,6 +80,16 @@ class Rounds:
         )  # fmt: skip
 
 
-def again(points: Sequence[Point]) -> list[Point]:
-    """The points that a further round measures."""
-    return [point for point in points if point.family in IN_ROUNDS]
+def schedule(points: Sequence[Point], rounds: int) -> list[Point]:
+    """Visits in their order: points up to the last whole layer, the weightiest, twice; the others once; all again.
+
+    A budget that ends early so has operators and layers from one time, before it has shapes that no layout lives on.
+    """
+    layers = [number for number, point in enumerate(points) if point.family == "layer"]
+    early = list(points[: layers[-1] + 1]) if layers else []
+    again = [point for point in points if point.family in IN_ROUNDS]
+    twice = [point for point in early if point.family in IN_ROUNDS]
+    if rounds < 2:
+        return list(points)
+    once = [point for point in points[len(early) :] if point.family in IN_ROUNDS]
+    return [*early, *twice, *points[len(early) :], *once, *again * (rounds - 2)]

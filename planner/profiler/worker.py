@@ -28,7 +28,7 @@ from planner.profiler.patterns import coarse_first, collective_points, in_words,
 from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
-from planner.profiler.rounds import ROUNDS, WARM_UP_SHARE, Rounds, again
+from planner.profiler.rounds import ROUNDS, WARM_UP_SHARE, Rounds, schedule
 from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
 from planner.profiler.state import State, Teller, to_file
@@ -177,8 +177,7 @@ def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile.
 
-    After a warm-up in rounds: the first one reaches every point, the next ones repeat operators and layers while time is
-    left. What one round has is kept when the next one ends early.
+    After a warm-up in rounds (``rounds.schedule``). What one round has is kept when the next one ends early.
     """
     from planner.profiler.compute_profile import measure_compute
     from planner.profiler.more_points import warm_up_point
@@ -189,26 +188,27 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     begin = warm_up_point(run.settings.device)
     with run.ranks.watch.doing(begin.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
         run.journal.add(measure_compute(begin, run.settings.device, WARM_UP_SHARE * max(run.left(share), 0.0)))
-    for turn in range(ROUNDS[run.settings.device]):
-        now = points if turn == 0 else [point for point in again(points) if point in rounds]
-        later = (ROUNDS[run.settings.device] - 1 - turn) * len(again(now))
-        for number, point in enumerate(now):
-            left = run.left(share)
-            if left <= 0 and (turn > 0 or not _needed(point, run.journal)):
-                if turn == 0:
-                    run.journal.fail(point, LEFT_OUT)
-                continue
-            run.tell("compute", point.label, number, len(now))
-            fair = min(max(left / (len(now) - number + later), LEAST_SECONDS), MOST_SECONDS)
-            try:
-                with run.ranks.watch.doing(point.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
-                    found = measure_compute(point, run.settings.device, fair)
-                run.journal.add(rounds.add(found))
-            except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
-                if turn == 0:
-                    run.journal.fail(
-                        point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error)
-                    )
+    failed: set[object] = set()
+    visits = schedule(points, ROUNDS[run.settings.device])
+    for number, point in enumerate(visits):
+        left, first = run.left(share), point not in rounds
+        if point.identity in failed:
+            continue
+        if left <= 0 and not (first and _needed(point, run.journal)):
+            if first and point not in run.journal:
+                run.journal.fail(point, LEFT_OUT)
+            continue
+        run.tell("compute", point.label, len(rounds), len(points))
+        fair = min(max(left / (len(visits) - number), LEAST_SECONDS), MOST_SECONDS)
+        try:
+            with run.ranks.watch.doing(point.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
+                found = measure_compute(point, run.settings.device, fair)
+            run.journal.add(rounds.add(found))
+        except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
+            failed.add(point.identity)
+            if first:
+                said = str(error).strip()
+                run.journal.fail(point, said.splitlines()[0][:300] if said else repr(error))
 
 
 def _needed(point: Point, journal: Journal) -> bool:
