@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -32,41 +33,6 @@ def clock_of(device: str) -> str:
     return "cuda_events" if device == "cuda" else "cpu"
 
 
-def launch(point: Point, device: str, budget_s: float) -> Measured:
-    """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
-    kind = text(point, "kind")
-    if kind in HOST_LAYER:
-        return measure(
-            layer(host_layer(kind), device), device=device, clock=clock_of(device), budget_s=budget_s
-        ).measured(point)
-    x = torch.zeros(1, device=device)
-
-    def burst() -> None:
-        for _ in range(LAUNCHES):
-            x.add_(1.0)
-
-    run: Run = burst
-    if kind == "graph":
-        if device != "cuda":
-            raise PlannerError("a CUDA graph needs a GPU; this is a CPU")
-        burst()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            burst()
-        run = graph.replay
-    found = measure(run, device=device, clock=clock_of(device), budget_s=budget_s)
-    return _divided(found, LAUNCHES).measured(point)
-
-
-def _divided(found: Timing, by: float) -> Timing:
-    return Timing(
-        median=found.median / by, low=found.low / by, high=found.high / by, repetitions=found.repetitions,
-        outliers=found.outliers, clock=found.clock, confidence=found.confidence, least=found.least / by,
-        longest=found.longest / by,
-    )  # fmt: skip
-
-
 YARDSTICK = (192, 256, 512)
 """Rows, columns and depth of the product of the yardstick: a few tenths of a millisecond."""
 YARDSTICK_RUNS = 200
@@ -84,6 +50,40 @@ def yardstick() -> Yardstick:
     found = Yardstick(run=in_turn(one, 4.0 * (m * k + n * k + m * n), "cpu"), reference=1.0)
     seconds = sorted(found.seconds() for _ in range(YARDSTICK_RUNS))
     return Yardstick(run=found.run, reference=seconds[len(seconds) // 10])
+
+
+def launch(point: Point, device: str, budget_s: float) -> Measured:
+    """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
+    kind, clock = text(point, "kind"), clock_of(device)
+    by = yardstick() if device == "cpu" else None
+    if kind in HOST_LAYER:
+        tiny = layer(host_layer(kind), device)
+        return measure(tiny, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point)
+    x = torch.zeros(1, device=device)
+
+    def burst() -> None:
+        for _ in range(LAUNCHES):
+            x.add_(1.0)
+
+    run: Run = burst
+    if kind == "graph":
+        if device != "cuda":
+            raise PlannerError("a CUDA graph needs a GPU; this is a CPU")
+        burst()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            burst()
+        run = graph.replay
+    found = measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by)
+    return _divided(found, LAUNCHES).measured(point)
+
+
+def _divided(found: Timing, by: float) -> Timing:
+    return replace(
+        found, median=found.median / by, low=found.low / by, high=found.high / by, least=found.least / by,
+        longest=found.longest / by,
+    )  # fmt: skip
 
 
 def warm_up(point: Point, device: str, budget_s: float) -> Measured:

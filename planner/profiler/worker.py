@@ -28,7 +28,7 @@ from planner.profiler.patterns import coarse_first, collective_points, in_words,
 from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
-from planner.profiler.rounds import ROUNDS, WARM_UP_SHARE, Rounds, schedule
+from planner.profiler.rounds import IN_ROUNDS, ROUNDS, WARM_UP_SHARE, Rounds, schedule
 from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
 from planner.profiler.state import State, Teller, to_file
@@ -186,8 +186,9 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
     rounds = Rounds()
     begin = warm_up_point(run.settings.device)
-    with run.ranks.watch.doing(begin.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
-        run.journal.add(measure_compute(begin, run.settings.device, WARM_UP_SHARE * max(run.left(share), 0.0)))
+    if any(point.family in IN_ROUNDS for point in points):
+        with run.ranks.watch.doing(begin.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
+            run.journal.add(measure_compute(begin, run.settings.device, WARM_UP_SHARE * max(run.left(share), 0.0)))
     failed: set[object] = set()
     visits = schedule(points, ROUNDS[run.settings.device])
     for number, point in enumerate(visits):
