@@ -165,6 +165,7 @@ def _measure(run: Run) -> None:
 
 def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
     """What rank 0 measures while the others wait, the weightiest first."""
+    from planner.profiler import operators, whole_layer  # noqa: F401  torch's parts are loaded before time counts
     from planner.profiler.compute_profile import compute_points
 
     guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
@@ -213,8 +214,9 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
 
 
 def _needed(point: Point, journal: Journal) -> bool:
-    """Whether a profile needs a point like this one and has none: a product, attention both ways, a stream."""
-    names = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",)}.get(point.family)
+    """Whether a profile needs a point like this one and has none: memory, launches, a product, attention both ways, a stream."""
+    each = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",)}
+    names = each.get(point.family)
     if names is None or (point.family == "memory_bound" and point["op"] != "elementwise"):
         return False
     return not any(all(one.point[name] == point[name] for name in names) for one in journal.of(point.family))
