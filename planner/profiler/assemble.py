@@ -22,7 +22,7 @@ from planner.profiler.fit_overlap import fit_overlap
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import FEWEST, SLOW_GROUP, SLOW_RANK
 from planner.profiler.patterns import in_words
-from planner.profiler.points import CLOCKS, Measured
+from planner.profiler.points import CLOCKS, Measured, Point
 from planner.profiler.settings import Settings
 
 LINK_MARGIN = 1.0
@@ -233,8 +233,16 @@ def _failures(journal: Journal) -> list[str]:
     """Points without a result: those left out by the budget as a number, the others by reason."""
     left = sum(reason.startswith("left out") for _, reason in journal.failed)
     found = [f"{left} points were left out by the budget; --resume measures them"] if left else []
+    alike: dict[tuple[object, ...], list[tuple[Point, str]]] = {}
+    for point, reason in journal.failed:
+        if not reason.startswith(
+            "left"
+        ):  # the reason begins with the point: a type that the device has not is said once
+            why = reason.removeprefix(point.label).removeprefix(": ")
+            alike.setdefault((point.family, point.values.get("dtype"), why), []).append((point, why))
     others = [
-        f"not measured: {point.label}: {reason}" for point, reason in journal.failed if not reason.startswith("left")
+        f"not measured: {some[0][0].label}{f' and {len(some) - 1} more like it' if len(some) > 1 else ''}: {some[0][1]}"
+        for some in alike.values()
     ]
     return found + others[:20] + ([f"and {len(others) - 20} more"] if len(others) > 20 else [])
 

@@ -20,8 +20,6 @@ from planner import library, units
 from planner.curves import AttentionCurve, GemmCurve
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.model import load_model
-from planner.profiler import definitions
 from planner.profiler.definitions import flop, moved_bytes, text
 from planner.profiler.fit_base import Base
 from planner.profiler.fit_compute import (
@@ -34,9 +32,11 @@ from planner.profiler.fit_compute import (
     stand_ins,
 )
 from planner.profiler.fit_products import gemm_curves
-from planner.profiler.layer_check import check, layer_point
+from planner.profiler.fitting import short
+from planner.profiler.layer_check import HOST_LAYER, check, host_floor
+from planner.profiler.more_points import SUSTAINED_SECONDS, facts, layer_points, machine, spanning
 from planner.profiler.points import Measured, Point
-from planner.profiler.shapes import Wanted, affordable, weighed
+from planner.profiler.shapes import Wanted, affordable, weighed, with_kernels
 
 MODELS = {"cuda": ("llama-8b", "llama-70b", "qwen3-30b-a3b"), "cpu": ("gpt3-125m",)}
 """Models of a profile when none is named: heads of 128 with grouped queries, sizes from 4k to 8k, and experts; on a CPU what
@@ -48,8 +48,6 @@ CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.06, 0.6
 """FLOP/s and bytes/s of a slow core, and the longest run of an operator and of a layer there in seconds."""
 CPU_TRAFFIC = 16.0 * units.MIB
 """Bytes of a memory-bound point on a CPU: about what one operator of a layer moves there."""
-SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
-SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 FLOPS_PER_CYCLE = {"avx512f": 64.0, "fma": 32.0, "avx": 16.0}
 """fp32 FLOP per cycle and core of an x86 with two vector units of the kind; one with a single unit reaches half."""
 
@@ -67,7 +65,7 @@ def compute_points(
         models=named, gpus=GPUS[device], sequence_length=length, precision=precision,
         largest_traffic=CPU_TRAFFIC if device == "cpu" else units.GIB,
     )  # fmt: skip
-    shapes = weighed(wanted, hardware_guess, dtype)
+    shapes = with_kernels(weighed(wanted, hardware_guess, dtype), device)
     if device == "cpu":
         shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
         if not any(point.family == "gemm" for point in shapes):
@@ -76,11 +74,13 @@ def compute_points(
                 "profile a smaller model here, such as gpt3-125m, or shorter sequences"
             )
     layers = [point for name in named for point in layer_points(name, device, length)]
-    first, last = _facts(device), _spanning(device)
+    if device == "cpu":
+        layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
+    first, last = facts(device), spanning(device)
     anchors, rest = _anchors(shapes)
     half = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     classes = [point for point in last if point.family == "memory_bound"]
-    ordered = [*first, *anchors, *classes, *rest[:half], *layers, *_machine(device), *rest[half:], *last]
+    ordered = [*first, *anchors, *classes, *rest[:half], *layers, *machine(device), *rest[half:], *last]
     unique: dict[object, Point] = {}
     for point in ordered:
         unique.setdefault(point.identity, point)
@@ -92,27 +92,6 @@ def _check_device(device: str) -> None:
         raise PlannerError(f"unknown device '{device}'; known: {', '.join(MODELS)}")
 
 
-def _facts(device: str) -> list[Point]:
-    """Cheap, and needed by every profile."""
-    names = ("usable", "context", "allocator_rounding", "workspace") if device == "cuda" else ("usable",)
-    kinds = ("stream", "graph") if device == "cuda" else ("stream",)
-    return [*(Point.of("bytes", name=name) for name in names), *(Point.of("launch", kind=kind) for kind in kinds)]
-
-
-def _machine(device: str) -> list[Point]:
-    """Clocks under load, the host and the way to it."""
-    size, dtype = SUSTAINED_SIZE[device], "bf16" if device == "cuda" else "fp32"
-    points = [
-        definitions.gemm(dtype, "forward", size, size, size),
-        Point.of("sustained", dtype=dtype, m=size, n=size, k=size, seconds=SUSTAINED_SECONDS[device]),
-        Point.of("host_stream", bytes=int((512 if device == "cuda" else 64) * units.MIB)),
-        Point.of("cpu_adam", parameters=int((64 if device == "cuda" else 4) * units.MIB)),
-    ]
-    if device == "cuda":
-        points += [Point.of("host_copy", direction=way, bytes=int(256 * units.MIB)) for way in ("h2d", "d2h")]
-    return points
-
-
 def _anchors(shapes: list[Point]) -> tuple[list[Point], list[Point]]:
     """The weightiest point of every kind of operator and pass, so that any budget gives a whole profile; and the rest."""
     kinds: dict[tuple[Any, ...], Point] = {}
@@ -121,62 +100,6 @@ def _anchors(shapes: list[Point]) -> tuple[list[Point], list[Point]]:
         kinds.setdefault(kind, point)
     chosen = {point.identity for point in kinds.values()}
     return list(kinds.values()), [point for point in shapes if point.identity not in chosen]
-
-
-def _spanning(device: str) -> list[Point]:
-    """Shapes around those of the models, for the fits: sizes that no layout has, classes that no trainer of the search uses."""
-    dtype, width = ("bf16", 4096) if device == "cuda" else ("fp32", 512)
-    rows = 8192 if device == "cuda" else 512
-    span = (1, 4) if device == "cuda" else (1, 2)
-    more = [
-        definitions.gemm(kind, pass_, rows // scale, width // other, width // deep)
-        for kind in (("bf16", "fp16", "fp8", "tf32") if device == "cuda" else ("fp32", "bf16"))
-        for scale in (1, 4) for other in span for deep in span
-        for pass_ in definitions.GEMM_PASSES
-    ]  # fmt: skip
-    seqs, dims = ((1024, 4096, 16384), (64, 128)) if device == "cuda" else ((128, 256, 512, 1024), (64, 128))
-    kernels = ("flash", "cudnn") if device == "cuda" else ("default",)
-    heads = 16 if device == "cuda" else 4
-    variants = [(heads // 4, True), (heads, True), (heads // 4, False)]  # grouped queries, none, not causal
-    more += [
-        definitions.attention(kind, pass_, 1, heads, kv, dim, dim, seq, kernel=kernel, causal=causal)
-        for kv, causal in variants
-        for kind in (("bf16",) if device == "cuda" else ("fp32", "bf16"))
-        for dim in dims for seq in (seqs if ((kv, causal) == variants[0] and kind != "bf16") or device == "cuda" else seqs[1:2])
-        for kernel in kernels for pass_ in ("forward", "backward")
-    ]  # fmt: skip
-    more += [
-        definitions.memory_bound(op, pass_, rows, width, dtype)
-        for op, pass_ in definitions.MEMORY_BYTES if op not in ("optimizer", "quantize") or device == "cuda"
-    ]  # fmt: skip
-    more.append(definitions.memory_bound("optimizer", "forward", rows, width, "fp32"))
-    if device == "cuda":
-        more += [definitions.gemm("bf16", definitions.ACCUMULATING, m, 4096, 4096) for m in (2048, 4096, 8192)]
-        more += [definitions.gemm("bf16", "wgrad", m, 4096, 4096) for m in (2048, 4096, 8192)]
-    return more
-
-
-def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
-    """One whole layer of a dense model, forward and backward; on a GPU also its shard of a tensor parallel group of 8."""
-    spec = load_model(model)
-    if spec.is_moe or spec.is_mla:
-        return []
-    seq = sequence_length or min(spec.max_sequence_length, 4096)
-    points = []
-    for tp in (1, 8) if device == "cuda" else (1,):
-        if spec.num_heads % tp or spec.ffn_size % tp:
-            continue
-        points += [
-            layer_point(
-                pass_, hidden=spec.hidden_size, ffn=spec.ffn_size // tp, heads=spec.num_heads // tp,
-                kv_heads=max(spec.num_kv_heads // tp, 1), head_dim=spec.head_dim, batch=1, seq=seq, gated=spec.gated,
-                dtype="bf16" if device == "cuda" else "fp32",
-            )
-            for pass_ in ("forward", "backward")
-        ]  # fmt: skip
-    if device == "cpu":
-        return affordable(points, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
-    return points
 
 
 # ---------------------------------------------------------------------------------------------------- measuring
@@ -190,24 +113,31 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
     _check_device(device)
     import torch
 
-    from planner.profiler import machine, operators, whole_layer
+    from planner.profiler import machine as one_device
+    from planner.profiler import operators, tensors, whole_layer
     from planner.profiler.timing import measure
 
     threads = torch.get_num_threads()
     alone = {
-        "launch": machine.launch, "host_copy": machine.host_copy, "cpu_adam": machine.cpu_adam,
-        "host_stream": machine.host_stream, "sustained": machine.sustained, "bytes": machine.memory_fact,
+        "launch": one_device.launch, "host_copy": one_device.host_copy, "cpu_adam": one_device.cpu_adam,
+        "warm_up": one_device.warm_up,
+        "host_stream": one_device.host_stream, "sustained": one_device.sustained, "bytes": one_device.memory_fact,
     }  # fmt: skip
     try:
         if device == "cpu":
             torch.set_num_threads(1)
+            tensors.keep_memory()
         if point.family in alone:
             budget_s = max(budget_s, SUSTAINED_SECONDS[device]) if point.family == "sustained" else budget_s
             return alone[point.family](point, device, budget_s)
         make = whole_layer.layer if point.family == "layer" else operators.operator
         run = make(point, device)
-        details = {"kernel_of_groups": operators.grouped_kernel(device)} if point.family == "grouped_gemm" else {}
-        return measure(run, device=device, clock=machine.clock_of(device), budget_s=budget_s).measured(point, **details)
+        details = (
+            {"kernel_of_groups": operators.grouped_kernel(point, device)} if point.family == "grouped_gemm" else {}
+        )
+        by = one_device.yardstick() if device == "cpu" else None
+        clock = one_device.clock_of(device)
+        return measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point, **details)
     except (
         RuntimeError,
         NotImplementedError,
@@ -283,8 +213,9 @@ def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> Comput
     if not entries:
         raise PlannerError("no attention kernel was measured: give the profile a larger --budget")
     entries += _bf16_attention(entries, base)
-    launch = float(min((row.median for row in measured if row.point.family == "launch"), default=0.0))
-    fractions, memory_residuals = memory_fractions(measured, base, launch)
+    launches = {text(row.point, "kind"): row.median for row in measured if row.point.family == "launch"}
+    launch = min((launches[kind] for kind in ("stream", "graph") if kind in launches), default=0.0)
+    fractions, plain, memory_residuals = memory_fractions(measured, base, launch)
     keys["gemm"] = {recipe: curve.to_dict() for recipe, curve in curves.items()}
     keys["attention"] = entries
     keys["kernels"] = kernels or (base.guess.kernels if base.guess else {"same_as_best": ["fa2", "fa3", "cudnn"]})
@@ -292,7 +223,15 @@ def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> Comput
     if device == "cpu":
         base.notes.append("sustained_clock of a CPU core is 1 by definition: processor time was measured")
         keys["sustained_clock"] = 1.0
-    profile = _with_curves(base, curves, entries, keys, launch)
+    profile = _with_curves(base, curves, entries, keys | {"memory_fraction": stand_ins(plain, [])}, launch)
+    host = {kind: launches[kind] for kind in HOST_LAYER if kind in launches}
+    if device == "cpu" and len(host) == len(HOST_LAYER):  # its host works where its kernels do: the time adds up
+        floor = max(host_floor(host, profile), launch)
+        profile = replace(profile, launch_floor=floor)
+        keys["launch_floor"] = f"{short(floor / units.MICRO)} us"
+        base.notes.append(
+            f"launch_floor: host time of a layer by kernel; one kernel alone {launch / units.MICRO:.2g} us"
+        )
     measurements = points_by_family(measured)
     layers = check(measured, profile)
     if layers:

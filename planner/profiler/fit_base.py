@@ -29,7 +29,8 @@ class Base:
 
     def peak(self, dtype: str) -> float:
         """FLOP/s of a dtype. Raises PlannerError."""
-        key = {"fp16": "bf16"}.get(dtype, dtype) if dtype not in self.peak_flops else dtype
+        stands = {"fp16": "bf16", "fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+        key = stands.get(dtype, dtype) if dtype not in self.peak_flops else dtype
         if key not in self.peak_flops:
             raise PlannerError(f"no peak is known for {dtype}; known: {', '.join(self.peak_flops)}")
         return self.peak_flops[key]

@@ -16,7 +16,7 @@ from planner import units
 from planner.curves import AttentionCurve, Column
 from planner.errors import PlannerError
 from planner.hardware import MEMORY_OPS
-from planner.profiler import fit_attention
+from planner.profiler import definitions, fit_attention
 from planner.profiler.definitions import attention_flop, moved_bytes, number, text
 from planner.profiler.fit_base import Base, seconds
 from planner.profiler.fitting import error_of, left_out, short
@@ -144,10 +144,11 @@ def _constants(curve: AttentionCurve | None, size: float) -> Column:
 
 def attention_rows(rows: Sequence[Measured]) -> fit_attention.Rows:
     """FLOP, mean keys, tiles and seconds."""
+    span = np.array([definitions.keys(row.point) for row in rows])
     seq, batch, heads = (np.array([number(row.point, name) for row in rows]) for name in ("seq", "batch", "heads"))
     causal = np.array([bool(row.point["causal"]) for row in rows])
     return fit_attention.Rows(
-        flop=np.array([attention_flop(row.point) for row in rows]), span=seq * np.where(causal, 0.5, 1.0),
+        flop=np.array([attention_flop(row.point) for row in rows]), span=span * np.where(causal, 0.5, 1.0),
         tiles=batch * heads * np.ceil(seq / 128.0), seconds=seconds(rows),
     )  # fmt: skip
 
@@ -157,23 +158,41 @@ def attention_rows(rows: Sequence[Measured]) -> fit_attention.Rows:
 
 def memory_fractions(
     measured: Sequence[Measured], base: Base, launch: float
-) -> tuple[dict[str, float], dict[str, Any]]:
-    """Part of the bandwidth by class: bytes / (W (t - launch)), the median over the points of the class, at most 1."""
+) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
+    """Part of the bandwidth by class, of single kernels and of chains of plain operations; and how the points scatter.
+
+    bytes / (W (t - launches)), the median over the points of the class, at most 1. A chain counts its own traffic
+    (``definitions.EAGER_TENSORS``), so both are parts of one bandwidth; the profile gets that of the fused kernel, and that
+    of the chain where no fused one was measured (a CPU). The chain's is what a layer in plain torch is held against.
+    """
     fractions: dict[str, float] = dict(base.guess.memory_fraction) if base.guess else {}
+    chains: dict[str, float] = {}
     spread: dict[str, Any] = {}
     for op in MEMORY_OPS:
         rows = [row for row in measured if row.point.family == "memory_bound" and row.point["op"] == op]
-        if not rows:
-            continue
-        parts = np.array(
-            [moved_bytes(row.point) / max(row.median - launch, 0.2 * row.median) for row in rows]
-        ) / base.bandwidth  # fmt: skip
-        value = float(np.median(parts))
-        if value > 1.005:
-            base.notes.append(f"memory_fraction {op}: measured {value:.2f} of the bandwidth, out of a cache; 1 is kept")
-        fractions[op] = short(min(value, 1.0), 3)
-        spread[f"memory {op}"] = {"in_sample": error_of(value / parts, np.ones_like(parts)), "rows": len(rows)}
-    return fractions, spread
+        chain = [row for row in rows if row.point.values.get("kernel") == definitions.EAGER]
+        fused = [row for row in rows if row.point.values.get("kernel") != definitions.EAGER]
+        for some, name, found in ((chain, f"{op} eager", chains), (fused or chain, op, fractions)):
+            if not some:
+                continue
+            parts = np.array([_part(row, base, launch) for row in some])
+            value = float(np.median(parts))
+            if value > 1.005:
+                base.notes.append(
+                    f"memory_fraction {name}: measured {value:.2f} of the bandwidth, out of a cache; 1 is kept"
+                )
+            found[op] = short(min(value, 1.0), 3)
+            spread[f"memory {name}"] = {
+                "in_sample": error_of(value / parts, np.ones_like(parts)), "rows": len(some), "fraction": found[op],
+            }  # fmt: skip
+        if chain and not fused:
+            base.notes.append(f"memory_fraction {op}: of plain torch operations; no fused kernel was measured")
+    return fractions, fractions | chains, spread
+
+
+def _part(row: Measured, base: Base, launch: float) -> float:
+    seconds = max(row.median - definitions.kernels(row.point) * launch, 0.2 * row.median)
+    return moved_bytes(row.point) / seconds / base.bandwidth
 
 
 def stand_ins(fractions: dict[str, float], notes: list[str]) -> dict[str, float]:

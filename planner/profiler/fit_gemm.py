@@ -27,7 +27,9 @@ OPERAND = {
     "fp8": ("fp8", 1.0, True),
     "fp8_block": ("fp8", 1.0, True),
     "fp8_plain": ("fp8", 1.0, False),
+    "fp8_block_plain": ("fp8", 1.0, False),
     "nvfp4": ("fp4", 0.5, True),
+    "nvfp4_plain": ("fp4", 0.5, False),
 }
 """Recipe: key of the peak, bytes per element of the operands, whether the time holds the quantisation of the activation."""
 TILES = [[256, 128], [128, 256], [128, 128], [256, 64], [64, 256], [128, 64], [64, 128], [64, 64]]

@@ -24,7 +24,11 @@ LONGEST_LAUNCH = 3e-4
 PRIOR = 0.1
 """An e-fold of a saturation constant away from its usual value counts as much as one point that is 10 percent off: on three sets
 of 15 to 60 points on a busy machine the errors at points left out were least with it (0, 0.01, 0.03 and 0.1 tried)."""
-RECIPE = {"bf16": "bf16", "fp16": "bf16", "fp32": "fp32", "tf32": "tf32", "fp8": "fp8"}
+RECIPE = {
+    "bf16": "bf16", "fp16": "bf16", "fp32": "fp32", "tf32": "tf32", "fp8": "fp8", "fp8_row": "fp8", "mxfp8": "fp8",
+    "fp8_block": "fp8_block", "nvfp4": "nvfp4",
+}  # fmt: skip
+"""Type that was measured: the curve that prices it."""
 
 
 def gemm_curves(
@@ -39,10 +43,15 @@ def gemm_curves(
             row for row in measured
             if row.point.family == "gemm" and row.point["dtype"] == dtype and row.point["pass"] != definitions.ACCUMULATING
         ]  # fmt: skip
-        if dtype == "fp16" and "bf16" in residuals:  # the cost model prices fp16 as bf16: say how far that holds
-            residuals["gemm fp16 on the bf16 curve"] = error_of(
-                _predicted(curves["bf16"], rows, base, "bf16"), seconds(rows)
-            )
+        recipe = RECIPE[dtype]
+        if recipe != dtype and (
+            f"gemm {recipe}" in residuals or recipe == "fp8"
+        ):  # say how far the price as another holds
+            alike = [row for row in rows if recipe != "fp8" or row.point["pass"] == "forward"]
+            if alike and f"gemm {recipe}" in residuals:
+                residuals[f"gemm {dtype} on the {recipe} curve"] = error_of(
+                    _predicted(curves[recipe], alike, base, recipe), seconds(alike)
+                )
             continue
         fitted_on = [row for row in rows if row.point["pass"] == "forward"] if dtype == "fp8" else rows
         curve = _gemm_curve(fitted_on or rows, dtype, base)
@@ -50,7 +59,7 @@ def gemm_curves(
             rest = [row for row in rows if row.point["pass"] != "forward"]
             ratio = float(np.median(seconds(rest) / _predicted(curve, rest, base, dtype)))
             further["precise_accumulation"] = {"fp8": short(max(ratio, 1.0), 3)}
-        curves[RECIPE[dtype]] = curve
+        curves[recipe] = curve
         residuals[f"gemm {dtype}"] = curve.errors
     return _grouped(_accumulating(curves, measured, base), measured, base, residuals), residuals, further
 
@@ -66,7 +75,7 @@ def _predicted(curve: GemmCurve, rows: Sequence[Measured], base: Base, dtype: st
 
 def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
     """Constants, or constants x grid where that is better on points left out; the rate alone from few points."""
-    recipe = "fp8_plain" if dtype == "fp8" else RECIPE[dtype]
+    recipe = f"{dtype}_plain" if dtype in definitions.SCALED else RECIPE[dtype]
     waves = bool(base.guess and "bf16" in base.guess.gemm and base.guess.gemm["bf16"].waves is not None)
     device = fit_gemm.Device(
         peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units, waves=waves and len(rows) >= MANY
@@ -116,13 +125,14 @@ def _rate_only(rows: Sequence[Measured], recipe: str, dtype: str, base: Base) ->
         peak_name=name, operand_bytes=operand, quantise=quantise, efficiency=0.5, m0=0.0, n0=0.0, k0=0.0,
         memory_efficiency=1.0, launch=0.0,
     )  # fmt: skip
-    start = replace(start, quantise=quantise, quantise_traffic=0.0) if dtype == "fp8" else start
+    start = replace(start, quantise=quantise, quantise_traffic=0.0) if dtype in definitions.SCALED else start
     efficiency = start.efficiency
     for _ in range(4):  # launch and memory parts do not scale with it
         trial = replace(start, efficiency=efficiency)
         ratio = float(np.median(_predicted(trial, rows, base, dtype) / seconds(rows)))
         efficiency = float(np.clip(efficiency * ratio, 1e-3, 1.0))
-    curve = replace(start, efficiency=efficiency)
+    device = fit_gemm.Device(peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units)
+    curve = fit_gemm.bounded(replace(start, efficiency=efficiency), device)
     errors = {
         "in_sample": error_of(_predicted(curve, rows, base, dtype), seconds(rows)), "rows": len(rows),
         "chosen": "rate alone: too few points for a shape",
@@ -159,21 +169,37 @@ def _pairs(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
     return [(plain[key(row)], row) for row in summed if key(row) in plain]
 
 
+def _faster(rows: Sequence[Measured]) -> list[Measured]:
+    """Of weight gradients that add to an fp32 sum the faster way of every shape."""
+    best: dict[tuple[Any, ...], Measured] = {}
+    for row in rows:
+        if row.point["pass"] == definitions.ACCUMULATING:
+            key = tuple(row.point[name] for name in ("tokens", "n", "k", "groups"))
+            if key not in best or row.median < best[key].median:
+                best[key] = row
+    return list(best.values())
+
+
 def _grouped(
     curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base, residuals: dict[str, Any]
 ) -> dict[str, GemmCurve]:  # fmt: skip
-    """Saturation and rate of grouped products by pass, where three points or more were measured."""
+    """Saturation and rate of grouped products by pass, where three points or more were measured.
+
+    Weight gradients that add to an fp32 sum, by the faster way of each shape, come before plain ones: they are what the
+    price of a step asks for. ``plain`` is what a gradient adds to its bytes then: nothing, or fp32 read and written.
+    """
     found = dict(curves)
-    for dtype in sorted({text(row.point, "dtype") for row in measured if row.point.family == "grouped_gemm"}):
+    every = [row for row in measured if row.point.family == "grouped_gemm"]
+    for dtype in sorted({text(row.point, "dtype") for row in every}):
         if RECIPE[dtype] not in found:
             continue
         curve = found[RECIPE[dtype]]
         m_g, e_g = list(curve.grouped_m0), list(curve.grouped_efficiency)
         for which, pass_ in enumerate(definitions.GEMM_PASSES):
-            rows = [
-                row for row in measured
-                if row.point.family == "grouped_gemm" and row.point["dtype"] == dtype and row.point["pass"] == pass_
-            ]  # fmt: skip
+            rows = [row for row in every if row.point["dtype"] == dtype and row.point["pass"] == pass_]
+            summed = _faster([row for row in every if row.point["dtype"] == dtype]) if pass_ == "wgrad" else []
+            adds = len(summed) >= 3
+            rows, gradient_bytes = (summed, 4.0) if adds else (rows, 1.0)
             if len(rows) < 3:
                 continue
             tokens, n, k, groups = (
@@ -181,14 +207,17 @@ def _grouped(
             )
             shape = ((tokens, n, k), (tokens, k, n), (n, k, tokens))[which]
 
-            def time(p: Column, w: int = which, s: Any = shape, t: Column = tokens, g: Column = groups) -> Column:
+            def time(
+                p: Column, w: int = which, s: Any = shape, t: Column = tokens, g: Column = groups,
+                e: float = gradient_bytes,
+            ) -> Column:  # fmt: skip
                 trial = replace(found[RECIPE[dtype]], grouped_m0=(p[0],) * 3, grouped_efficiency=(p[1],) * 3, grid=None)  # noqa: B023
                 rows_, columns_, depth_ = s
-                return trial.grouped_time(t, rows_, columns_, depth_, g, w, base.peak(dtype), base.bandwidth, 1.0)  # noqa: B023
+                return trial.grouped_time(t, rows_, columns_, depth_, g, w, base.peak(dtype), base.bandwidth, e)  # noqa: B023
 
             best = fit_gemm.fit_grouped(time, seconds(rows), (100.0, 0.8), 0.05)
             m_g[which], e_g[which] = short(best[0], 3), short(min(best[1], 1.0), 3)
-            residuals[f"grouped {dtype} {pass_}"] = {
+            residuals[f"grouped {dtype} {rows[0].point['pass']}"] = {
                 "in_sample": error_of(time(best), seconds(rows)),
                 "rows": len(rows),
             }

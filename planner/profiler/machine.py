@@ -5,16 +5,22 @@ from __future__ import annotations
 import gc
 import itertools
 import time
+from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
 
 from planner import units
 from planner.errors import PlannerError
+from planner.profiler import rounds
 from planner.profiler.definitions import number, text
-from planner.profiler.operators import Run, _adam, precision, values, whole
+from planner.profiler.layer_check import HOST_LAYER, host_layer
 from planner.profiler.points import Measured, Point
-from planner.profiler.timing import Timing, measure, summarise
+from planner.profiler.streams import adam
+from planner.profiler.tensors import Run, in_turn, precision, values, whole
+from planner.profiler.timing import Timing, Yardstick, measure, middle, summarise
+from planner.profiler.whole_layer import layer
 
 LAUNCHES = 200
 """Kernels in one sample of the launch floor: events and clocks see their sum."""
@@ -27,8 +33,32 @@ def clock_of(device: str) -> str:
     return "cuda_events" if device == "cuda" else "cpu"
 
 
+YARDSTICK = (192, 256, 512)
+"""Rows, columns and depth of the product of the yardstick: a few tenths of a millisecond."""
+YARDSTICK_RUNS = 200
+
+
+@cache
+def yardstick() -> Yardstick:
+    """Of this process: a product with operands outside of the caches next to the core, and an addition."""
+    m, n, k = YARDSTICK
+
+    def one() -> Run:
+        x, w, y = values((m, k), "fp32", "cpu"), values((n, k), "fp32", "cpu"), values((m, n), "fp32", "cpu")
+        return lambda: torch.add(torch.nn.functional.linear(x, w), y)
+
+    found = Yardstick(run=in_turn(one, 4.0 * (m * k + n * k + m * n), "cpu"), reference=1.0)
+    seconds = sorted(found.seconds() for _ in range(YARDSTICK_RUNS))
+    return Yardstick(run=found.run, reference=seconds[len(seconds) // 10])
+
+
 def launch(point: Point, device: str, budget_s: float) -> Measured:
-    """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph."""
+    """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
+    kind, clock = text(point, "kind"), clock_of(device)
+    by = yardstick() if device == "cpu" else None
+    if kind in HOST_LAYER:
+        tiny = layer(host_layer(kind), device)
+        return measure(tiny, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point)
     x = torch.zeros(1, device=device)
 
     def burst() -> None:
@@ -36,7 +66,7 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
             x.add_(1.0)
 
     run: Run = burst
-    if text(point, "kind") == "graph":
+    if kind == "graph":
         if device != "cuda":
             raise PlannerError("a CUDA graph needs a GPU; this is a CPU")
         burst()
@@ -45,15 +75,37 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
         with torch.cuda.graph(graph):
             burst()
         run = graph.replay
-    found = measure(run, device=device, clock=clock_of(device), budget_s=budget_s)
+    found = measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by)
     return _divided(found, LAUNCHES).measured(point)
 
 
 def _divided(found: Timing, by: float) -> Timing:
-    return Timing(
-        median=found.median / by, low=found.low / by, high=found.high / by, repetitions=found.repetitions,
-        outliers=found.outliers, clock=found.clock, confidence=found.confidence, least=found.least / by,
+    return replace(
+        found, median=found.median / by, low=found.low / by, high=found.high / by, least=found.least / by,
         longest=found.longest / by,
+    )  # fmt: skip
+
+
+def warm_up(point: Point, device: str, budget_s: float) -> Measured:
+    """A product and an addition until their time is steady (``rounds.steady``) or the limit is over; the last blocks' median."""
+    m, n, k, dtype = whole(point, "m"), whole(point, "n"), whole(point, "k"), text(point, "dtype")
+    precision(dtype)
+    x, w, y = values((m, k), dtype, device), values((n, k), dtype, device), values((m, n), dtype, device)
+
+    def run() -> float:
+        start = time.perf_counter() if device == "cuda" else time.process_time()
+        torch.add(torch.nn.functional.linear(x, w), y)
+        if device == "cuda":
+            torch.cuda.synchronize()
+            return time.perf_counter() - start
+        return time.process_time() - start
+
+    blocks, lasted = rounds.warm_up(run, min(rounds.WARM_UP_LIMIT[device], budget_s))
+    last = middle(sorted(blocks[-rounds.WINDOW :]))
+    return Measured(
+        point=point, median=last, low=last, high=last, repetitions=len(blocks), confidence=0.0,
+        clock="wall" if device == "cuda" else "cpu",
+        details=(("first", blocks[0]), ("lasted", round(lasted, 3)), ("steady", rounds.steady(blocks))),
     )  # fmt: skip
 
 
@@ -74,7 +126,7 @@ def host_copy(point: Point, device: str, budget_s: float) -> Measured:
 
 def cpu_adam(point: Point, _: str, budget_s: float) -> Measured:
     """A fused AdamW step of fp32 weights on the host, with all threads that torch has: wall time, as others wait for it."""
-    run = _adam(whole(point, "parameters"), "cpu")
+    run = adam(whole(point, "parameters"), "cpu")
     found = measure(run, device="cpu", clock="wall", budget_s=budget_s)
     return found.measured(point, threads=torch.get_num_threads())
 

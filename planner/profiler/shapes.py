@@ -115,7 +115,7 @@ def operator_points(
     """An operator's passes as points, the predicted seconds of one run as weight."""
     seconds = {name: _one(getattr(work, name)) for name in ("forward", "dgrad", "wgrad")}
     if isinstance(operator, Gemm):
-        return _gemm_points(operator, seconds, dtype or gemm_dtype(shard, operator.low_precision, hardware))
+        return _gemm_points(operator, seconds, dtype or _gemm_dtype(shard, operator.low_precision, hardware))
     if isinstance(operator, Attention):
         return _attention_points(operator, seconds, shard, dtype or "bf16")
     if isinstance(operator, MemoryBound):
@@ -127,11 +127,15 @@ def _one(value: object) -> float:
     return float(np.ravel(np.asarray(value, dtype=float))[0])
 
 
+def _gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> str:
+    """The recipe that runs: MXFP8 and scales per row are priced at the rate of one scale per tensor, but measured as they are."""
+    priced, asked = gemm_dtype(shard, low_precision, hardware), shard.workload.precision
+    return asked if priced == "fp8" and asked in definitions.SCALED else priced
+
+
 def _gemm_points(gemm: Gemm, seconds: dict[str, float], dtype: str) -> list[Point]:
     m, n, k, groups = (round(_one(value)) for value in (gemm.m, gemm.n, gemm.k, gemm.groups))
     passes = [name for name in definitions.GEMM_PASSES if name != "wgrad" or gemm.trained]
-    if dtype in ("fp8_block", "nvfp4"):
-        return []  # no kernel of torch itself for every device: the library's curves stay
     if min(m, n, k) < 1:
         return []
     if groups > 1 and not gemm.activations:
@@ -143,12 +147,13 @@ def _gemm_points(gemm: Gemm, seconds: dict[str, float], dtype: str) -> list[Poin
 
 
 def _attention_points(operator: Attention, seconds: dict[str, float], shard: Shard, dtype: str) -> list[Point]:
-    """Square scores: with context parallelism the keys of the whole sequence against those of one rank are not measured."""
+    """Queries and keys of one rank; with context parallelism it has more keys than queries."""
     model = shard.model
     sizes: dict[str, Any] = {
         "batch": _one(shard.batch) * operator.documents, "heads": _one(operator.heads),
         "kv_heads": max(_one(operator.kv_heads), 1.0), "head_dim": float(model.head_dim),
         "value_dim": model.attention_output_size / model.num_heads, "seq": _one(operator.seq_q),
+        "seq_kv": _one(operator.seq_kv),
     }  # fmt: skip
     if sizes["heads"] % sizes["kv_heads"]:
         return []
@@ -156,7 +161,7 @@ def _attention_points(operator: Attention, seconds: dict[str, float], shard: Sha
     return [definitions.attention(dtype, name, **sizes, weight=seconds[key]) for name, key in both]
 
 
-_CLASSES = {"rope": "rope", "elementwise": "elementwise", "permute": "permute", "copy": "copy"}
+_CLASSES = {"elementwise": "elementwise", "permute": "permute", "copy": "copy"}
 
 
 def _memory_points(
@@ -181,7 +186,16 @@ def _memory_points(
         ]
     if kind == "swiglu":
         count = rows(moved, 3.0 * shard.element, columns)
-        return [definitions.memory_bound("swiglu", name, count, columns, dtype, weights[name]) for name in weights]
+        return [definitions.swiglu(name, count, columns, dtype, definitions.EAGER, weights[name]) for name in weights]
+    if kind == "rope":
+        model = shard.model
+        heads = float(model.num_heads / _one(shard.tp))
+        kv, size = (heads, model.qk_rope_head_dim) if model.is_mla else (_one(shard.kv_heads), model.head_dim)
+        each = 2.0 * shard.element
+        count = rows(each * _one(shard.tokens) * (heads + kv) * size, each, (heads + kv) * size)
+        return [
+            definitions.rope(name, count, heads, kv, size, dtype, definitions.EAGER, weights[name]) for name in weights
+        ]
     if kind == "cross_entropy":
         width = float(shard.model.vocab_size) / _one(shard.tp)
         count = rows(moved, 6.0, width)
@@ -194,6 +208,31 @@ def _memory_points(
     each = definitions.MEMORY_BYTES[_CLASSES[kind], "forward"][0] * element
     count = rows(moved * element / shard.element, each, columns)
     return [definitions.memory_bound(_CLASSES[kind], "forward", count, columns, dtype, sum(weights.values()))]
+
+
+def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
+    """Chains of plain operations as this device can run them, and weight gradients of experts also as they are added up.
+
+    On a GPU what torch.compile makes of a chain stands before the chain itself; a processor runs the chain. A grouped
+    weight gradient that is added to an fp32 sum: torch's grouped kernel and another one that adds, or one product after the
+    other that adds itself; on a processor the latter, into the fp32 gradient.
+    """
+    found: list[Point] = []
+    for point in points:
+        if device == "cuda" and point.values.get("kernel") == definitions.EAGER:
+            found.append(_changed(point, kernel=definitions.COMPILED))
+        found.append(point)
+        summed = point.family == "grouped_gemm" and point["pass"] == "wgrad"
+        if summed and point["dtype"] in ("bf16", "fp16", "fp32"):
+            found += [
+                _changed(point, **{"pass": definitions.ACCUMULATING}, **more)
+                for more in (({}, {"kernel": "loop"}) if device == "cuda" else ({},))
+            ]
+    return found
+
+
+def _changed(point: Point, **values: Value) -> Point:
+    return Point.of(point.family, weight=point.weight, **{**point.values, **values})
 
 
 def affordable(points: Sequence[Point], rate: float, bandwidth: float, most_s: float) -> list[Point]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -30,6 +30,27 @@ SAME = 0.001
 SAMPLE_SECONDS = {"cuda_events": 50e-6, "wall": 20e-6, "cpu": 500e-6}
 """A sample repeats a shorter run until it lasts this long: events and clocks tick in 0.5 us to 1 us, processor time of the
 kernel is charged in steps of some us."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Yardstick:
+    """A short piece of work that runs before and after each sample on a processor whose core others use too.
+
+    A neighbour on the same core or the same cache slows a sample down by up to two, for milliseconds or for minutes, and
+    processor time does not leave it out. The piece is slowed as much: t = t_sample y_0 / y, y the mean of both its runs and
+    y_0 what it took when measuring began. Operators and whole layers are then times of one and the same machine.
+    """
+
+    run: Callable[[], object]
+    """Product and addition of a layer's kind."""
+    reference: float
+    """y_0, processor seconds: the quickest tenth of its first runs."""
+
+    def seconds(self) -> float:
+        """Processor seconds of one run."""
+        start = time.process_time()
+        self.run()
+        return time.process_time() - start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +75,8 @@ class Timing:
     """Shortest sample, seconds."""
     longest: float
     """Longest sample, seconds."""
+    slowed: float = 1.0
+    """Median of y / y_0 where a yardstick was used."""
 
     @property
     def spread(self) -> float:
@@ -62,6 +85,7 @@ class Timing:
 
     def measured(self, point: Point, **details: Value) -> Measured:
         """The result for a point."""
+        details |= {"slowed": round(self.slowed, 4)} if self.slowed != 1.0 else {}
         return Measured(
             point=point, median=self.median, low=self.low, high=self.high, repetitions=self.repetitions,
             outliers=self.outliers, clock=self.clock, confidence=self.confidence,
@@ -127,18 +151,21 @@ def measure(
     precision: float = PRECISION,
     most: int = MOST,
     before: Callable[[], object] | None = None,
+    yardstick: Yardstick | None = None,
 ) -> Timing:
     """Time ``run`` until its median is known to ``precision`` or the budget is spent, at least LEAST times.
 
     ``device`` is "cpu" or "cuda"; ``clock`` defaults to device events there and to wall time on a CPU. ``before`` runs
     untimed before each sample (to flush a cache); a sample is then one run, otherwise short runs are repeated within a
     sample (SAMPLE_SECONDS) and the sample is their mean. A run longer than the budget is still timed LEAST times only if
-    that takes less than three budgets; never fewer than three times.
+    that takes less than three budgets; never fewer than three times. With a ``yardstick`` samples are what they would be
+    at its reference.
     """
     clock = clock or ("cuda_events" if device == "cuda" else "wall")
     if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda" and clock != "wall"):
         raise PlannerError(f"the clock '{clock}' does not fit the device '{device}'")
-    take = _taker(run, before, clock, device)
+    slowed: list[float] = []
+    take = _measured_taker(run, yardstick, slowed) if yardstick else _taker(run, before, clock, device)
     begun = time.perf_counter()
     take(1, 1)
     first = max(time.perf_counter() - begun, 1e-9)
@@ -147,6 +174,7 @@ def measure(
         take(1, inner)
     samples: list[float] = []
     begun = time.perf_counter()
+    slowed.clear()
     while len(samples) < most:
         samples += take(_block(samples, inner, first), inner)
         spent = time.perf_counter() - begun
@@ -154,7 +182,30 @@ def measure(
             break
         if spent > 3.0 * budget_s and len(samples) >= 3:
             break
-    return summarise(samples, clock)
+    found = summarise(samples, clock)
+    return replace(found, slowed=middle(sorted(slowed))) if slowed else found
+
+
+def _measured_taker(
+    run: Callable[[], object], yardstick: Yardstick, slowed: list[float]
+) -> Callable[[int, int], list[float]]:
+    """Processor time of each sample, at the rate that the yardstick had at its reference; ``slowed`` gets y / y_0."""
+
+    def take(count: int, inner: int) -> list[float]:
+        samples = []
+        early = yardstick.seconds()
+        for _ in range(count):
+            start = time.process_time()
+            for _ in range(inner):
+                run()
+            seconds = (time.process_time() - start) / inner
+            late = yardstick.seconds()
+            slowed.append(0.5 * (early + late) / yardstick.reference)
+            samples.append(seconds / slowed[-1])
+            early = late
+        return samples
+
+    return take
 
 
 def _block(samples: Sequence[float], inner: int, first: float) -> int:

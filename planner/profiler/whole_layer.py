@@ -1,6 +1,8 @@
-"""A dense transformer layer in plain torch, run whole: what the sum of its operators is held against.
+"""A whole layer of the reference transformer, run forward or backward: what the sum of its operators is held against.
 
-The shard of one rank of a tensor parallel group, its collectives left out: heads / t, width / t, the hidden size whole.
+The layer is the validator's (planner/validator/model.py:Layer), dense or with experts, grouped-query or latent attention,
+in plain torch operations. The shard of one rank of a tensor parallel group, its collectives left out: heads / t, width / t,
+the hidden size whole. Layers take turns like the operands of an operator: weights are read once per microbatch.
 """
 
 from __future__ import annotations
@@ -8,78 +10,49 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import PlannerError
-from planner.profiler.definitions import text
-from planner.profiler.operators import Run, precision, values, whole
+from planner.profiler.definitions import ELEMENT, SCALED, resident_weights, text
+from planner.profiler.layer_check import model_of
 from planner.profiler.points import Point
+from planner.profiler.tensors import DTYPES, Run, gradients, in_turn, precision, values, whole
+from planner.validator.model import Layer, Place, angles
+from planner.validator.split import Split
 
-ROPE_BASE = 10000.0
 
-
-class Layer:
-    """RMSNorm, QKV in one product, rotary embedding, attention, output, RMSNorm, (gated) MLP; two residual additions."""
-
-    def __init__(self, point: Point, device: str) -> None:
-        """Weights and the rotary table. ``point`` is of family layer."""
-        dtype = text(point, "dtype")
-        hidden, ffn, self.heads, self.kv_heads, self.head_dim, sequence = (
-            whole(point, name) for name in ("hidden", "ffn", "heads", "kv_heads", "head_dim", "seq")
-        )
-        self.gated, self.hidden = bool(point["gated"]), hidden
-        inner = self.heads * self.head_dim
-        shapes = {
-            "norm1": (hidden,), "norm2": (hidden,), "out": (hidden, inner), "down": (hidden, ffn),
-            "qkv": (inner + 2 * self.kv_heads * self.head_dim, hidden), "up": (ffn * (1 + self.gated), hidden),
-        }  # fmt: skip
-        scale = hidden**-0.5
-        self.weights = {
-            name: (values(shape, dtype, device) * (scale if len(shape) == 2 else 1.0)).requires_grad_(True)
-            for name, shape in shapes.items()
-        }
-        angles = torch.outer(
-            torch.arange(sequence, device=device).float(),
-            ROPE_BASE ** (-torch.arange(0, self.head_dim, 2, device=device).float() / self.head_dim),
-        )
-        both = torch.cat((angles, angles), dim=-1)
-        self.cos, self.sin = both.cos().to(values((1,), dtype, device).dtype), both.sin().to(self.weights["qkv"].dtype)
-
-    def _rotate(self, x: Any) -> Any:
-        half = self.head_dim // 2
-        turned = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-        return x * self.cos + turned * self.sin
-
-    def __call__(self, x: Any) -> Any:
-        """y of x (batch, sequence, hidden)."""
-        w, batch, sequence = self.weights, x.shape[0], x.shape[1]
-        sizes = [self.heads * self.head_dim, *[self.kv_heads * self.head_dim] * 2]
-        parts = F.linear(F.rms_norm(x, (self.hidden,), w["norm1"]), w["qkv"]).split(sizes, dim=-1)
-        query, key, value = (part.view(batch, sequence, -1, self.head_dim).transpose(1, 2) for part in parts)
-        mixed = F.scaled_dot_product_attention(
-            self._rotate(query), self._rotate(key), value, is_causal=True, enable_gqa=self.heads != self.kv_heads
-        )
-        x = x + F.linear(mixed.transpose(1, 2).reshape(batch, sequence, -1), w["out"])
-        up = F.linear(F.rms_norm(x, (self.hidden,), w["norm2"]), w["up"])
-        if self.gated:
-            gate, up = up.chunk(2, dim=-1)
-            up = F.silu(gate) * up
-        else:
-            up = F.relu(up)
-        return x + F.linear(up, w["down"])
+def built(point: Point, device: str) -> Layer:
+    """The layer with random weights. ``point`` is of family layer."""
+    model, dtype, sequence = model_of(point), DTYPES[text(point, "dtype")], whole(point, "seq")
+    place = Place()
+    if model.position == "rope":
+        width = model.qk_rope_head_dim if model.is_mla else model.head_dim
+        tables = angles(torch.arange(sequence, device=device), width, torch.float32)
+        place.cosine, place.sine = (table.to(dtype) for table in tables)
+    # Every expert gets the same number of tokens, as the cost model has it; the router is computed all the same.
+    split = Split(model=model, sequence_length=sequence, micro_batch_size=whole(point, "batch"), balanced=True)
+    with torch.device("meta"):
+        made = Layer(split, 0, place)
+    made = made.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            drawn = values(tuple(parameter.shape), text(point, "dtype"), device)
+            parameter.copy_(drawn * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else torch.ones_like(drawn))
+    return made
 
 
 def layer(point: Point, device: str) -> Run:
-    """Forward with what the backward pass needs kept, or the backward pass of all inputs and weights."""
-    if text(point, "dtype") == "fp8":
+    """Forward with what the backward pass needs kept, or the backward pass of the input and all weights."""
+    dtype = text(point, "dtype")
+    if dtype in SCALED:
         raise PlannerError(f"{point.label}: a whole layer runs in bf16, fp16, tf32 or fp32")
-    precision(text(point, "dtype"))
-    made = Layer(point, device)
-    shape = (whole(point, "batch"), whole(point, "seq"), made.hidden)
-    x = values(shape, text(point, "dtype"), device).requires_grad_(True)
-    if text(point, "pass") == "forward":
-        return lambda: made(x)
-    output = made(x)
-    gradient = torch.randn_like(output)
-    wanted = (x, *made.weights.values())
-    return lambda: torch.autograd.grad(output, wanted, gradient, retain_graph=True)
+    precision(dtype)
+    shape = (whole(point, "batch"), whole(point, "seq"), whole(point, "hidden"))
+
+    def one() -> Run:
+        made: Any = built(point, device)
+        x = values(shape, dtype, device).requires_grad_(True)
+        if text(point, "pass") == "forward":
+            return lambda: made(x)
+        return gradients([made(x)], (x, *made.parameters()))
+
+    return in_turn(one, resident_weights(point) * ELEMENT[dtype], device)

@@ -30,6 +30,7 @@ from planner.profiler.patterns import coarse_first, collective_points, in_words,
 from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
+from planner.profiler.rounds import IN_ROUNDS, ROUNDS, WARM_UP_SHARE, Rounds, schedule
 from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
 from planner.profiler.state import State, Teller, to_file
@@ -168,6 +169,7 @@ def _measure(run: Run) -> None:
 
 def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
     """What rank 0 measures while the others wait, the weightiest first."""
+    from planner.profiler import operators, whole_layer  # noqa: F401  torch's parts are loaded before time counts
     from planner.profiler.compute_profile import compute_points
 
     guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
@@ -178,26 +180,44 @@ def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
-    """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile."""
+    """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile.
+
+    After a warm-up in rounds (``rounds.schedule``). What one round has is kept when the next one ends early.
+    """
     from planner.profiler.compute_profile import measure_compute
+    from planner.profiler.more_points import warm_up_point
 
     if run.settings.device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
+    rounds = Rounds()
+    begin = warm_up_point(run.settings.device)
+    if any(point.family in IN_ROUNDS for point in points):
+        with run.ranks.watch.doing(begin.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
+            run.journal.add(measure_compute(begin, run.settings.device, WARM_UP_SHARE * max(run.left(share), 0.0)))
+    failed: set[object] = set()
+    visits = schedule(points, ROUNDS[run.settings.device])
     turns = drift.Rounds(run.left(share))
-    for number, point in enumerate(points):
-        left = run.left(share)
+    for number, point in enumerate(visits):
+        left, first = run.left(share), point not in rounds
         if left > 0 and turns.due():
             turns.done(_once_more(run))
-        if left <= 0 and not _needed(point, run.journal):
-            run.journal.fail(point, LEFT_OUT)
+        if point.identity in failed:
             continue
-        run.tell("compute", point.label, number, len(points))
-        fair = min(max(left / (len(points) - number), LEAST_SECONDS), MOST_SECONDS)
+        if left <= 0 and not (first and _needed(point, run.journal)):
+            if first and point not in run.journal:
+                run.journal.fail(point, LEFT_OUT)
+            continue
+        run.tell("compute", point.label, len(rounds), len(points))
+        fair = min(max(left / (len(visits) - number), LEAST_SECONDS), MOST_SECONDS)
         try:
             with run.ranks.watch.doing(point.label, [run.ranks.place.rank], ALONE_SECONDS + run.ranks.timeout):
-                run.journal.add(measure_compute(point, run.settings.device, fair))
+                found = measure_compute(point, run.settings.device, fair)
+            run.journal.add(rounds.add(found))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
-            run.journal.fail(point, str(error).strip().splitlines()[0][:300] if str(error).strip() else repr(error))
+            failed.add(point.identity)
+            if first:
+                said = str(error).strip()
+                run.journal.fail(point, said.splitlines()[0][:300] if said else repr(error))
 
 
 def _once_more(run: Run) -> float:
@@ -214,8 +234,9 @@ def _once_more(run: Run) -> float:
 
 
 def _needed(point: Point, journal: Journal) -> bool:
-    """Whether a profile needs a point like this one and has none: a product, attention both ways, a stream."""
-    names = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",)}.get(point.family)
+    """Whether a profile needs a point like this one and has none: memory, launches, a product, attention both ways, a stream."""
+    each = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",)}
+    names = each.get(point.family)
     if names is None or (point.family == "memory_bound" and point["op"] != "elementwise"):
         return False
     return not any(all(one.point[name] == point[name] for name in names) for one in journal.of(point.family))
