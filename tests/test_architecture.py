@@ -41,8 +41,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "explain explicit accuracy."),
     (5, "advice calibrate."),
     (5, "analysis."),
-    (5, "export. report. profiler. validator."),
-    (5, "readback."),
+    (5, "export. report. profiler."),
+    (5, "readback. validator."),
     (6, "commands."),
     (6, "cli"),
 )
