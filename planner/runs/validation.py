@@ -36,7 +36,9 @@ def validations_from_dict(data: Mapping[str, Any], *, where: str = "validation")
     """The validations in plain data. Raises PlannerError."""
     version = data.get("planner_validation")
     if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise PlannerError(f"{where}: not a validation: the key 'planner_validation' with its version number is missing")
+        raise PlannerError(
+            f"{where}: not a validation: the key 'planner_validation' with its version number is missing"
+        )
     if version > VERSION:
         raise PlannerError(
             f"{where}: the validation has version {version}, this planner reads up to {VERSION}; update planner to read it"
@@ -60,7 +62,9 @@ def _checked(one: Any, where: str) -> dict[str, Any]:
     if not isinstance(one["plan"], str):
         raise PlannerError(f"{where}: plan is {shown(one['plan'])}; it must be a text")
     if one["run"] is not None and not isinstance(one["run"], Mapping):
-        raise PlannerError(f"{where}: run is {shown(one['run'])}; it must be a mapping, or null when nothing was measured")
+        raise PlannerError(
+            f"{where}: run is {shown(one['run'])}; it must be a mapping, or null when nothing was measured"
+        )
     return dict(one)
 
 
@@ -70,7 +74,9 @@ def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]
     measured = [one["run"] for one in found if one["run"] is not None]
     if not measured:
         rungs = " and ".join(dict.fromkeys(str(one["rung"]) for one in found))
-        why = next((str(one["no_run"]) for one in found if one.get("no_run")), "nothing was measured that a plan predicts")
+        why = next(
+            (str(one["no_run"]) for one in found if one.get("no_run")), "nothing was measured that a plan predicts"
+        )
         raise PlannerError(
             f"{where}: there is no run in it to learn from (rung {rungs}): {why}; validate on the plan's own hardware, with "
             "--rung full or --trainer"

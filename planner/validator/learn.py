@@ -105,7 +105,11 @@ def other_device(hardware: HardwareProfile, device: Mapping[str, Any]) -> str:
         if hardware.arch != "CPU":
             return f"it ran on CPUs, and the plan is for {hardware.device}"
         waiting = max((value for value in (device.get("pressure") or {}).values() if value is not None), default=0.0)
-        return f"other work kept the cores busy ({waiting:g} % pressure): wall times say nothing" if waiting > QUIET else ""
+        return (
+            f"other work kept the cores busy ({waiting:g} % pressure): wall times say nothing"
+            if waiting > QUIET
+            else ""
+        )
     if hardware.arch == "CPU":
         return f"it ran on {name or 'a GPU'}, and the plan is for CPUs"
     known = profile_of(name)
@@ -127,7 +131,9 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     try:
         told = diagnose(plan, step, peak, kind or "device")
-    except PlannerError as error:  # the plan's files changed since it was made: then nothing can be said, and that is said
+    except (
+        PlannerError
+    ) as error:  # the plan's files changed since it was made: then nothing can be said, and that is said
         return {"mechanism": None, "sentence": f"no mechanism can be named: {error}"}
     missed = [_said(one, plan) for one in told.findings if not one.inside]
     return {**missed[0], "also": missed[1:]} if missed else None

@@ -1,0 +1,327 @@
+"""plan validate teaches: rows of plans read back, files checked, trainers run and their logs read, finalists ranked."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import random
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from planner.analysis.pricing import estimate_of, job_of
+from planner.errors import PlannerError
+from planner.export import load_target
+from planner.export.target import ExportJob
+from planner.layout import Layout, Module
+from planner.plan import Plan, plan_from_dict, predict
+from planner.runs import Measured, read_runs, rows_from_dict, to_run
+from planner.runs.planned import document_of_plan
+from planner.runs.validation import load_validations
+from planner.units import GIB
+from planner.validator.children import run_watched
+from planner.validator.learn import learned, no_run
+from planner.validator.top import Finalist, finalists, validate_all
+from planner.validator.trainer_run import TrainerRun, require_runnable, run_trainer
+from planner.workload import Workload
+from tests.samples import MODELS
+
+LOGS = Path(__file__).parent / "logs"
+
+
+def plan_of(
+    trainer: str, layout: Layout, *, hardware: str = "h100-sxm", sequence_length: int = 8192, model: Any = None, **work: Any
+) -> Plan:
+    """A priced plan."""
+    from planner.model import load_model
+
+    workload = Workload(
+        model=model or load_model("llama-3.1-8b"), sequence_length=sequence_length,
+        global_batch_size=int(layout.global_batch_size), **work,
+    )  # fmt: skip
+    empty: Any = None
+    plan = Plan(
+        workload=workload, hardware=hardware, num_gpus=int(layout.num_gpus), trainer=trainer, layout=layout, prediction=empty
+    )
+    job = job_of(plan)
+    return dataclasses.replace(plan, prediction=predict(estimate_of(job, layout), job, plan.kind()))
+
+
+@functools.cache
+def of_megatron() -> Plan:
+    """The job of tests/logs/megatron.log."""
+    return plan_of("megatron", Layout(tp=2, dp=4, num_microbatches=32, zero=1, sequence_parallel=1))
+
+
+@functools.cache
+def of_torchtitan() -> Plan:
+    """The job of tests/logs/torchtitan.log."""
+    return plan_of("torchtitan", Layout(dp=8, zero=3, recompute=1, recompute_modules=int(Module.EVERY_SECOND_MATMUL)))
+
+
+def measured_step(plan: Plan, seconds: float, peak_gib: float | None = None, **more: Any) -> dict[str, Any]:
+    """What a full rung finds."""
+    low, high = plan.prediction.step_time_range_s
+    told = plan.prediction.step_time_s
+    row = {"what": "step", "predicted_seconds": told, "measured_seconds": seconds, "spread": 0.01, "error": told / seconds - 1,
+           "interval": [low, high], "inside": low <= seconds <= high}  # fmt: skip
+    ranks = [] if peak_gib is None else [{"rank": 0, "stage": 0, "memory": [{"what": "reserved", "measured_gib": peak_gib}]}]
+    return {
+        "rung": "full", "outcome": "completed", "trainer": plan.load_trainer().name, "layout": plan.layout.to_dict(),
+        "num_gpus": plan.num_gpus, "changes": [], "failure": None, "times": [row], "ranks": ranks,
+        "device": {"name": "NVIDIA H100 80GB HBM3", "kind": "cuda", "pressure": None}, **more,
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ rows of plans
+
+LAYOUTS = (
+    ("gqa", "megatron", {"tp": 4, "pp": 4, "dp": 2, "vpp": 2, "schedule": 2, "num_microbatches": 8, "sequence_parallel": 1,
+                         "first_stage_layers": 2, "recompute": 1, "recompute_modules": 3, "zero": 1}),
+    ("gqa", "torchtitan", {"pp": 4, "vpp": 2, "schedule": 4, "dp": 4, "dp_shard": 2, "zero": 2, "num_microbatches": 8}),
+    ("gqa", "deepspeed", {"cp": 4, "cp_method": 1, "dp": 2, "zero": 3, "recompute": 2, "offload_optimizer": 100}),
+    ("gpt", "megatron", {"pp": 2, "dp": 2, "num_microbatches": 4, "recompute": 2, "recompute_layers": 1, "order": 1}),
+    ("mla", "megatron", {"dp": 8, "ep": 8, "zero": 1, "micro_batch_size": 2}),
+    ("moe", "torchtitan", {"dp": 8, "ep": 4, "zero": 2}),
+    ("window", "megatron", {"tp": 2, "dp": 2, "sequence_parallel": 1}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "trainer", "fields"), LAYOUTS)
+def test_the_run_of_a_plan_reads_back_exactly(name: str, trainer: str, fields: dict[str, int]) -> None:
+    plan = plan_of(trainer, Layout(**fields), model=MODELS[name], sequence_length=2048)  # type: ignore[arg-type]
+    plan = dataclasses.replace(plan, network_bandwidth=12.5e9)
+    measured = Measured(step_time=1.25, memory=31.5 * GIB, memory_kind="reserved", fits=True)
+    document = yaml.safe_load(yaml.safe_dump(document_of_plan(plan, measured, name="a", framework="plan validate")))
+    [row] = rows_from_dict(document)
+    run = to_run(row)
+    assert not run.unsupported and run.stated
+    assert (run.workload, run.layout, run.trainer) == (plan.workload, plan.layout, plan.load_trainer())
+    assert run.measured == measured and run.cluster is not None
+    assert (run.cluster.hardware.name, run.cluster.hardware.network_bandwidth) == ("h100-sxm", 12.5e9)
+    changed = dataclasses.replace(row, data={**row.data, "parallel": {**row.data["parallel"], "dp": 64}})
+    assert f"it says dp 64 beside a plan with {plan.layout.dp}" in to_run(changed).unsupported
+
+
+def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: Path) -> None:
+    """Every kind of damage is one sentence, whatever is changed in the text."""
+    plan, path = of_megatron(), tmp_path / "validation.yaml"
+    head = {"planner_validation": 1, "plan": "plan.yaml"}
+    several = {"planner_validation": 1, "validations": [
+        {"plan": "plan.yaml", **learned(plan, measured_step(plan, seconds), name=f"plan-{n}")} for n, seconds in enumerate((13.0, 14.0))
+    ]}  # fmt: skip
+    one = {**head, **learned(plan, measured_step(plan, 13.0, 50.0))}
+    path.write_text(yaml.safe_dump(one, sort_keys=False))
+    [run] = read_runs([path])
+    assert (run.source, run.measured.step_time, run.measured.memory) == ("validation", 13.0, 50.0 * GIB)
+    assert load_validations(path)[0]["rung"] == "full"
+    (tmp_path / "several.yaml").write_text(yaml.safe_dump(several))
+    assert [one.measured.step_time for one in read_runs([tmp_path / "several.yaml"])] == [13.0, 14.0]
+    text = path.read_text()
+    cut = text[: text.index("\nrun:") + 1]
+    nothing = yaml.safe_dump({**one, "run": None, "rung": "meta", "no_run": "it is memory alone"})
+    cases = [
+        (text.replace("planner_validation: 1", "planner_validation: 2"), "has version 2, this planner reads up to 1"),
+        (cut, "missing key 'run'; the file is damaged or cut off"),
+        (text[:-200] + "\n  - [", "validation.yaml line "),
+        (nothing, "no run in it to learn from (rung meta): it is memory alone"),
+        (text.replace("rung: full", "rung: moon"), "rung is 'moon'; it must be one of meta, rank"),
+        (yaml.safe_dump({"planner_validation": 1, "validations": []}), "it must be a list of at least one"),
+    ]
+    for damaged, says in cases:
+        path.write_text(damaged)
+        with pytest.raises(PlannerError, match=r"validation\.yaml") as error:
+            read_runs([path])
+        assert says in str(error.value) and "\n" not in str(error.value)
+    choices = random.Random(5)
+    for _ in range(40):
+        start = choices.randrange(len(text))
+        junk = choices.choice(["", "[", "null", "-1", "1e999", "'", "\t", ": ", "!!x ", "{a: b}", "\x00"])
+        path.write_text(text[:start] + junk + text[start + choices.randrange(1, 30) :])
+        try:
+            read_runs([path])
+        except PlannerError as error:
+            assert str(error).startswith(str(path)) or "validation" in str(error)
+
+
+# ------------------------------------------------------------------------------------------------ what is learned
+
+
+def test_a_step_outside_of_its_interval_has_a_likeliest_mechanism() -> None:
+    plan = of_megatron()
+    inside = learned(plan, measured_step(plan, plan.prediction.step_time_s * 1.01))
+    assert inside["likeliest"] is None and inside["no_run"] is None and inside["run"]["rows"][0]["measured"]["step_s"]
+    slow = learned(plan, measured_step(plan, plan.prediction.step_time_s * 2.0))["likeliest"]
+    assert slow["quantity"] == "step_time" and slow["gap"] == pytest.approx(1.0)
+    assert slow["check"] and slow["mechanism"] and "100.0% above the prediction" in slow["sentence"]
+    high = 1.6 * plan.prediction.memory_peak_gib
+    only_memory = learned(plan, measured_step(plan, plan.prediction.step_time_s, high))["likeliest"]
+    assert only_memory["quantity"] == "memory" and "the peak of memory is" in only_memory["sentence"]
+
+
+def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
+    plan = of_megatron()
+    cases = [
+        ({"device": {"name": "CPU", "kind": "cpu", "pressure": None}}, "it ran on CPUs, and the plan is for"),
+        ({"device": {"name": "NVIDIA A100-SXM4-80GB", "kind": "cuda"}}, "it ran on NVIDIA A100-SXM4-80GB (Ampere"),
+        ({"rung": "truncated"}, "rung truncated measures a part of the plan"),
+        ({"outcome": "hung"}, "the run ended as hung"),
+        ({"times": []}, "neither a step time nor a peak"),
+    ]
+    for change, says in cases:
+        found = learned(plan, measured_step(plan, 13.0, **change))
+        assert says in found["no_run"] and found["run"] is None and found["likeliest"] is None, found["no_run"]
+    ran_out = learned(plan, measured_step(plan, 13.0, outcome="out_of_memory", times=[]))
+    assert to_run(rows_from_dict(ran_out["run"])[0]).measured.fits is False
+    busy = {"device": {"name": "CPU", "kind": "cpu", "pressure": {"before": 3.0, "after": 41.5}}}
+    cpu = dataclasses.replace(plan.cluster().hardware, arch="CPU")
+    from planner.validator.learn import other_device
+
+    assert "41.5 % pressure" in other_device(cpu, busy["device"]) and not other_device(cpu, {"name": "CPU", "kind": "cpu"})
+    assert "the plan is for CPUs" in other_device(cpu, {"name": "NVIDIA H100", "kind": "cuda"})
+    assert not no_run(plan, measured_step(plan, 13.0))
+
+
+# ------------------------------------------------------------------------------------------------ trainers
+
+STAND_IN = """
+import os, subprocess, sys, time
+log, mode = open(sys.argv[1]).read(), sys.argv[2]
+start = log.rindex(chr(10), 0, log.index(sys.argv[3])) + 1
+head, steps = log[:start], log[start:].splitlines()
+print(head, flush=True)
+for line in steps[:4]:
+    print(line, flush=True)
+if mode == "oom":
+    print("[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.10 "
+          "GiB of which 1.20 GiB is free. Including non-PyTorch memory, this process has 77.88 GiB memory in use.", flush=True)
+    sys.exit(1)
+if mode == "killed":
+    print("Root Cause (first observed failure):\\n[0]:\\n  rank      : 5 (local_rank: 5)\\n  exitcode  : -9 (pid: 1)\\n")
+    sys.exit(1)
+if mode == "error":
+    print("[rank0]: ValueError: heads must divide")
+    sys.exit(1)
+if mode == "hang":
+    child = subprocess.Popen(["sleep", "30"], start_new_session=True)
+    print("child", child.pid, flush=True)
+    time.sleep(30)
+for line in steps[4:]:
+    print(line, flush=True)
+"""
+
+
+def stand_in(folder: Path, log: str, mode: str) -> str:
+    """A command that prints a real log and ends as told; it is not the trainer."""
+    script = folder / "stand_in.py"
+    script.write_text(STAND_IN)
+    first = {"megatron": "iteration        1/", "torchtitan": "step:  1"}[log]
+    return shlex.join([sys.executable, str(script), str(LOGS / f"{log}.log"), mode, first])
+
+
+@pytest.mark.parametrize("name", ["megatron", "torchtitan"])
+def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: Path) -> None:
+    plan = {"megatron": of_megatron, "torchtitan": of_torchtitan}[name]()
+    said: list[str] = []
+    asked = TrainerRun(
+        trainer=name, warm_up=2, command=stand_in(tmp_path, name, "run"), keep_log=tmp_path / "train.log", steps=10
+    )
+    found = run_trainer(plan, tmp_path / "plan.yaml", asked, said.append)
+    assert found["outcome"] == "completed" and found["failure"] is None and said
+    [step], [rank] = found["times"], found["ranks"]
+    [peak] = rank["memory"]
+    expected = {"megatron": (13.3, "allocated"), "torchtitan": (8192 / 7043, "reserved")}[name]
+    assert step["measured_seconds"] == pytest.approx(expected[0], rel=0.01) and peak["what"] == expected[1]
+    assert step["predicted_seconds"] == plan.prediction.step_time_s and step["interval"][0] < step["interval"][1]
+    rates = found["rates"]
+    assert rates["tokens_per_second"]["measured"] == pytest.approx(plan.workload.tokens / step["measured_seconds"])
+    assert rates["mfu"]["measured"] == pytest.approx(rates["mfu"]["predicted"] * step["predicted_seconds"] / step["measured_seconds"])
+    assert len(rates["loss"]) == 2 and rates["loss"][0] > rates["loss"][1] > 5
+    again = run_trainer(plan, tmp_path / "plan.yaml", TrainerRun(trainer=name, warm_up=2, log=tmp_path / "train.log"))
+    assert again["times"] == found["times"] and again["trainer_command"] is None
+    whole = learned(plan, found)
+    if name == "torchtitan":
+        assert whole["device"]["name"].startswith("NVIDIA H100") and whole["run"]["rows"][0]["measured"]["mem_gb"]
+    other = dataclasses.replace(plan, layout=plan.layout.replace(tp=4, dp=2))
+    with pytest.raises(PlannerError, match=r"the log is not of this plan: it has tp [12], the plan 4"):
+        run_trainer(other, tmp_path / "plan.yaml", TrainerRun(trainer=name, log=tmp_path / "train.log"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "outcome", "says", "rank"),
+    [
+        ("oom", "out_of_memory", r"rank 3 ran out of GPU memory after step \d+ with 77.88 GiB in use", 3),
+        ("killed", "lost_rank", r"rank 5 was ended by signal 9 after step \d+", 5),
+        ("error", "failed", r"after step \d+: ValueError: heads must divide", None),
+        ("hang", "hung", r"nothing was printed in time after step \d+; it was ended", None),
+    ],
+)
+def test_every_end_of_a_trainer_is_a_result(mode: str, outcome: str, says: str, rank: int | None, tmp_path: Path) -> None:
+    import re
+
+    plan, begun = of_torchtitan(), time.monotonic()
+    fast = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, step_time_s=0.05))
+    asked = TrainerRun(
+        trainer="torchtitan", timeout=1.0, command=stand_in(tmp_path, "torchtitan", mode), keep_log=tmp_path / "train.log"
+    )
+    found = run_trainer(fast if mode == "hang" else plan, tmp_path / "plan.yaml", asked)
+    assert found["outcome"] == outcome and re.search(says, found["failure"]["sentence"]), found["failure"]
+    assert found["failure"]["rank"] == rank and time.monotonic() - begun < 20
+    if mode == "hang":
+        child = int(re.findall(r"child (\d+)", (tmp_path / "train.log").read_text())[-1])
+        time.sleep(0.2)
+        state = Path(f"/proc/{child}/stat")
+        assert not state.exists() or ") Z " in state.read_text()  # a session of its own, and ended all the same
+    assert learned(plan, found)["run"] is None or outcome == "out_of_memory"
+
+
+def test_what_cannot_be_started_is_said_before_anything_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ExportJob.of(of_megatron())
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "torchrun").write_text("#!/bin/sh\nexit 1\n")
+    (tmp_path / "bin" / "torchrun").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("MEGATRON_LM", raising=False)
+    with pytest.raises(PlannerError, match="MEGATRON_LM is not set: fetch Megatron-LM with git clone"):
+        require_runnable(load_target("megatron"), job)
+    monkeypatch.setenv("MEGATRON_LM", str(tmp_path))
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (0, True, "2.13"))
+    with pytest.raises(PlannerError, match="trains on GPUs only and torch sees none here; the plan needs 8"):
+        require_runnable(load_target("megatron"), job)
+    many = ExportJob.of(plan_of("megatron", Layout(tp=2, dp=8, zero=1, sequence_parallel=1)))
+    with pytest.raises(PlannerError, match="has 2 nodes and this would start one of them"):
+        require_runnable(load_target("megatron"), many)
+    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (8, False, "2.13"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    titan = ExportJob.of(of_torchtitan())
+    with pytest.raises(PlannerError, match=r"not installed here; install it with: pip install 'torchtitan>=0.3,<0.4'"):
+        require_runnable(load_target("torchtitan"), titan)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    with pytest.raises(PlannerError, match="calls torch.distributed.set_timeout after its first step, and torch 2.13"):
+        require_runnable(load_target("torchtitan"), titan)
+    with pytest.raises(PlannerError, match="nanotron: plans are validated with torchtitan or megatron"):
+        run_trainer(of_megatron(), tmp_path / "plan.yaml", TrainerRun(trainer="nanotron"))
+    with pytest.raises(PlannerError, match=r"torchtitan cannot run this plan: the plan was priced for trainer megatron"):
+        run_trainer(of_megatron(), tmp_path / "plan.yaml", TrainerRun(trainer="torchtitan"))
+
+
+def test_the_started_script_has_the_whole_batch_and_the_steps(tmp_path: Path) -> None:
+    """smoke.sh as it is run: a stand-in torchrun on the PATH gets the trainer's words."""
+    asked = TrainerRun(trainer="megatron", steps=7, warm_up=3, command="grep -h . smoke.sh arguments.sh environment.sh")
+    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", dataclasses.replace(asked, keep_log=tmp_path / "log"))
+    text = (tmp_path / "log").read_text()
+    assert found["outcome"] == "failed" and "no step times" in found["failure"]["sentence"]
+    assert "--train-iters 10" in text and "--global-batch-size 128" in text.split("ARGUMENTS=")[0]
+
+
+def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("planner.validator.children.GRACE", 0.5)
+    ended = run_watched(["sh", "-c", "trap '' TERM; echo on; sleep 30"], tmp_path, lambda _: None, lambda: 0.0)
+    assert ended.hung and ended.code != 0
