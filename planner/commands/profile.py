@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console
+from planner.commands.common import console, this_program
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ def profile(
         raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
     if print_commands:
         default = max(_gpus(), 1) if ranks is None else ranks
-        click.echo(commands("profile", nodes, default, _program()), nl=False)
+        click.echo(
+            commands("profile", nodes, default, this_program({"--print-commands"}, {"--nodes", "--ranks"})), nl=False
+        )
         return
     place = place_from(os.environ)
     settings = _settings(output, flags)
@@ -147,19 +149,6 @@ def _ranks(ranks: int | None, device: str) -> int:
         what = f"each needs a GPU, and this machine has {most}" if device == "cuda" else f"from 1 to {most}"
         raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, {what}")
     return ranks
-
-
-def _program() -> list[str]:
-    """This command as torchrun starts it: the installed program, or the script of a checkout."""
-    script, *rest = sys.argv
-    arguments: list[str] = []
-    skip = False
-    for word in rest:
-        flag, equals, _ = word.partition("=")
-        if not skip and word != "--print-commands" and flag not in ("--nodes", "--ranks"):
-            arguments.append(word)
-        skip = not skip and word in ("--nodes", "--ranks") and not equals
-    return [str(Path(script).resolve()), *arguments] if script.endswith(".py") else ["--no-python", "plan", *arguments]
 
 
 def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
