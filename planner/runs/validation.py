@@ -16,8 +16,8 @@ VERSION = 1
 """Format of validation files."""
 RUNGS = ("meta", "rank", "truncated", "full", "trainer")
 """What was run, from memory alone to the plan itself on its own trainer."""
-OUTCOMES = ("completed", "out_of_memory", "hung", "lost_rank", "failed", "not_equal")
-"""How it ended; all but the first are results too."""
+OUTCOMES = ("completed", "out_of_memory", "hung", "lost_rank", "failed", "not_equal", "interrupted")
+"""How it ended; all but the first are a failed validation. interrupted: the user stopped it, what was measured is kept."""
 _NEEDED = ("plan", "rung", "outcome", "run")
 """Keys that every validation has; ``run`` is written last, so that a file that was cut off lacks it."""
 
