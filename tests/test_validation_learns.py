@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import os
 import random
 import shlex
@@ -14,13 +15,15 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from cli import main
 from planner.analysis.pricing import estimate_of, job_of
 from planner.errors import PlannerError
 from planner.export import load_target
 from planner.export.target import ExportJob
 from planner.layout import Layout, Module
-from planner.plan import Plan, plan_from_dict, predict
+from planner.plan import Plan, predict
 from planner.runs import Measured, read_runs, rows_from_dict, to_run
 from planner.runs.planned import document_of_plan
 from planner.runs.validation import load_validations
@@ -36,7 +39,13 @@ LOGS = Path(__file__).parent / "logs"
 
 
 def plan_of(
-    trainer: str, layout: Layout, *, hardware: str = "h100-sxm", sequence_length: int = 8192, model: Any = None, **work: Any
+    trainer: str,
+    layout: Layout,
+    *,
+    hardware: str = "h100-sxm",
+    sequence_length: int = 8192,
+    model: Any = None,
+    **work: Any,
 ) -> Plan:
     """A priced plan."""
     from planner.model import load_model
@@ -47,7 +56,12 @@ def plan_of(
     )  # fmt: skip
     empty: Any = None
     plan = Plan(
-        workload=workload, hardware=hardware, num_gpus=int(layout.num_gpus), trainer=trainer, layout=layout, prediction=empty
+        workload=workload,
+        hardware=hardware,
+        num_gpus=int(layout.num_gpus),
+        trainer=trainer,
+        layout=layout,
+        prediction=empty,
     )
     job = job_of(plan)
     return dataclasses.replace(plan, prediction=predict(estimate_of(job, layout), job, plan.kind()))
@@ -71,7 +85,11 @@ def measured_step(plan: Plan, seconds: float, peak_gib: float | None = None, **m
     told = plan.prediction.step_time_s
     row = {"what": "step", "predicted_seconds": told, "measured_seconds": seconds, "spread": 0.01, "error": told / seconds - 1,
            "interval": [low, high], "inside": low <= seconds <= high}  # fmt: skip
-    ranks = [] if peak_gib is None else [{"rank": 0, "stage": 0, "memory": [{"what": "reserved", "measured_gib": peak_gib}]}]
+    ranks = (
+        []
+        if peak_gib is None
+        else [{"rank": 0, "stage": 0, "memory": [{"what": "reserved", "measured_gib": peak_gib}]}]
+    )
     return {
         "rung": "full", "outcome": "completed", "trainer": plan.load_trainer().name, "layout": plan.layout.to_dict(),
         "num_gpus": plan.num_gpus, "changes": [], "failure": None, "times": [row], "ranks": ranks,
@@ -113,9 +131,8 @@ def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: P
     """Every kind of damage is one sentence, whatever is changed in the text."""
     plan, path = of_megatron(), tmp_path / "validation.yaml"
     head = {"planner_validation": 1, "plan": "plan.yaml"}
-    several = {"planner_validation": 1, "validations": [
-        {"plan": "plan.yaml", **learned(plan, measured_step(plan, seconds), name=f"plan-{n}")} for n, seconds in enumerate((13.0, 14.0))
-    ]}  # fmt: skip
+    many = [learned(plan, measured_step(plan, seconds), name=f"plan-{seconds}") for seconds in (13.0, 14.0)]
+    several = {"planner_validation": 1, "validations": [{"plan": "plan.yaml", **one} for one in many]}
     one = {**head, **learned(plan, measured_step(plan, 13.0, 50.0))}
     path.write_text(yaml.safe_dump(one, sort_keys=False))
     [run] = read_runs([path])
@@ -183,7 +200,9 @@ def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
     cpu = dataclasses.replace(plan.cluster().hardware, arch="CPU")
     from planner.validator.learn import other_device
 
-    assert "41.5 % pressure" in other_device(cpu, busy["device"]) and not other_device(cpu, {"name": "CPU", "kind": "cpu"})
+    assert "41.5 % pressure" in other_device(cpu, busy["device"]) and not other_device(
+        cpu, {"name": "CPU", "kind": "cpu"}
+    )
     assert "the plan is for CPUs" in other_device(cpu, {"name": "NVIDIA H100", "kind": "cuda"})
     assert not no_run(plan, measured_step(plan, 13.0))
 
@@ -241,7 +260,9 @@ def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: P
     assert step["predicted_seconds"] == plan.prediction.step_time_s and step["interval"][0] < step["interval"][1]
     rates = found["rates"]
     assert rates["tokens_per_second"]["measured"] == pytest.approx(plan.workload.tokens / step["measured_seconds"])
-    assert rates["mfu"]["measured"] == pytest.approx(rates["mfu"]["predicted"] * step["predicted_seconds"] / step["measured_seconds"])
+    assert rates["mfu"]["measured"] == pytest.approx(
+        rates["mfu"]["predicted"] * step["predicted_seconds"] / step["measured_seconds"]
+    )
     assert len(rates["loss"]) == 2 and rates["loss"][0] > rates["loss"][1] > 5
     again = run_trainer(plan, tmp_path / "plan.yaml", TrainerRun(trainer=name, warm_up=2, log=tmp_path / "train.log"))
     assert again["times"] == found["times"] and again["trainer_command"] is None
@@ -262,13 +283,18 @@ def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: P
         ("hang", "hung", r"nothing was printed in time after step \d+; it was ended", None),
     ],
 )
-def test_every_end_of_a_trainer_is_a_result(mode: str, outcome: str, says: str, rank: int | None, tmp_path: Path) -> None:
+def test_every_end_of_a_trainer_is_a_result(
+    mode: str, outcome: str, says: str, rank: int | None, tmp_path: Path
+) -> None:
     import re
 
     plan, begun = of_torchtitan(), time.monotonic()
     fast = dataclasses.replace(plan, prediction=dataclasses.replace(plan.prediction, step_time_s=0.05))
     asked = TrainerRun(
-        trainer="torchtitan", timeout=1.0, command=stand_in(tmp_path, "torchtitan", mode), keep_log=tmp_path / "train.log"
+        trainer="torchtitan",
+        timeout=1.0,
+        command=stand_in(tmp_path, "torchtitan", mode),
+        keep_log=tmp_path / "train.log",
     )
     found = run_trainer(fast if mode == "hang" else plan, tmp_path / "plan.yaml", asked)
     assert found["outcome"] == outcome and re.search(says, found["failure"]["sentence"]), found["failure"]
@@ -308,7 +334,9 @@ def test_what_cannot_be_started_is_said_before_anything_starts(tmp_path: Path, m
         require_runnable(load_target("torchtitan"), titan)
     with pytest.raises(PlannerError, match="nanotron: plans are validated with torchtitan or megatron"):
         run_trainer(of_megatron(), tmp_path / "plan.yaml", TrainerRun(trainer="nanotron"))
-    with pytest.raises(PlannerError, match=r"torchtitan cannot run this plan: the plan was priced for trainer megatron"):
+    with pytest.raises(
+        PlannerError, match=r"torchtitan cannot run this plan: the plan was priced for trainer megatron"
+    ):
         run_trainer(of_megatron(), tmp_path / "plan.yaml", TrainerRun(trainer="torchtitan"))
 
 
@@ -325,3 +353,134 @@ def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path, monkeypat
     monkeypatch.setattr("planner.validator.children.GRACE", 0.5)
     ended = run_watched(["sh", "-c", "trap '' TERM; echo on; sleep 30"], tmp_path, lambda _: None, lambda: 0.0)
     assert ended.hung and ended.code != 0
+
+
+# ------------------------------------------------------------------------------------------------ finalists, calibration
+
+
+def cli(*words: str) -> Any:
+    """``plan`` with these words."""
+    return CliRunner().invoke(main, list(words))
+
+
+def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -> None:
+    """Five finalists of which one runs out of memory and one is refused: results, kept after each."""
+    from planner.plan import load_plan
+
+    file = tmp_path / "plan.yaml"
+    plan_of("megatron", Layout(tp=2, dp=4, num_microbatches=32, zero=1, sequence_parallel=1)).save(file)
+    plan = load_plan(file)
+    chosen = finalists(plan, 5)
+    told = [one.plan.prediction.step_time_s for one in chosen]
+    assert len(chosen) == 5 and told == sorted(told) and [one.own for one in chosen].count(True) == 1
+    assert len({one.plan.layout for one in chosen}) == 5
+    own = next(one for one in chosen if one.own)
+    kept: list[dict[str, Any]] = []
+
+    def run(one: Finalist) -> dict[str, Any]:
+        if one.predicted_rank == 2:
+            raise PlannerError("the trainer has no such schedule")
+        if one.predicted_rank == 4:
+            failure = {
+                "rank": 3,
+                "phase": "step 1",
+                "sentence": "rank 3 ran out of memory in step 1",
+                "allocated_gib": 79.0,
+            }
+            return measured_step(one.plan, 1.0, outcome="out_of_memory", failure=failure, times=[])
+        return measured_step(one.plan, {1: 12.0, 3: 11.0, 5: 10.0}[one.predicted_rank])  # the other way round
+
+    found = validate_all(chosen, lambda one: learned(one.plan, run(one)), kept.append, file=file, rung="full")
+    assert [len(one["validations"]) for one in kept] == [1, 2, 3, 4, 5]
+    assert [row["predicted_rank"] for row in found["finalists"]] == [5, 3, 1, 2, 4]
+    assert [row["measured_rank"] for row in found["finalists"]] == [1, 2, 3, None, None]
+    assert found["kendall_tau"] == pytest.approx(-1.0) and kept[0]["kendall_tau"] is None
+    assert [row["outcome"] for row in found["finalists"]][3:] == ["failed", "out_of_memory"]
+    assert found["finalists"][3]["sentence"] == "the trainer has no such schedule"
+    if own.predicted_rank != 5:
+        assert found["choose"].startswith(f"plan estimate {file} --")
+    path = tmp_path / "finalists.yaml"
+    path.write_text(yaml.safe_dump({"planner_validation": 1, "plan": str(file), **found}))
+    assert len(load_validations(path)) == 5
+
+
+def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) -> None:
+    """The command: a stand-in whose log is of the plan itself, so that the other finalists fail on it, and are kept."""
+    file, output = tmp_path / "plan.yaml", tmp_path / "all.yaml"
+    of_megatron().save(file)
+    flags = (
+        "--trainer",
+        "megatron",
+        "--trainer-command",
+        stand_in(tmp_path, "megatron", "run"),
+        "--output",
+        str(output),
+    )
+    done = cli("validate", str(file), "--top", "3", "--steps", "3", *flags)
+    assert done.exit_code == 0, done.output
+    entries = load_validations(output)
+    assert [one["outcome"] for one in entries].count("completed") == 1 and len(entries) == 3
+    other = next(one for one in entries if one["outcome"] == "failed")
+    assert "the log is not of this plan" in other["failure"]["sentence"]
+    assert "Finalists, fastest measured first" in done.output and "Traceback" not in done.output
+    assert (
+        "of the explanations' weight" in done.output
+        or "nothing for plan calibrate" in done.output
+        or "corrects" in done.output
+    )
+    assert (tmp_path / "all-1.log").is_file()
+    one = cli("validate", str(file), "--trainer", "megatron", "--trainer-log", str(LOGS / "megatron.log"), "--json")
+    found = json.loads(one.output)
+    assert one.exit_code == 0 and found["rung"] == "trainer" and found["times"][0]["inside"] is not None
+    for words, says in (
+        (("--trainer-log", "x.log"), "need --trainer torchtitan or --trainer megatron"),
+        (("--trainer", "megatron", "--steps", "2"), "--steps 2: a median of a trainer's steps needs at least 3"),
+        (("--trainer", "megatron", "--top", "2", "--trainer-log", "x.log"), "with --top every finalist is run"),
+        (("--trainer", "nemo"), "--trainer nemo: plans are validated with torchtitan or megatron"),
+        (("--trainer", "megatron", "--trainer-command", "/no/such"), "/no/such: cannot be started"),
+        (("--top", "2", "--trainer-command", "x"), "need --trainer"),
+    ):
+        done = cli("validate", str(file), *words)
+        assert done.exit_code == 2 and says in done.output, done.output
+
+
+def test_validations_calibrate_the_profile_and_planning_again_shows_what_changed(tmp_path: Path) -> None:
+    """Steps that take 1 / 0.9 of the matrix time: the clock is found, one file per validation and one with several."""
+    from planner.calibrate.factors import achieved
+
+    layouts = [
+        Layout(tp=tp, dp=8 // tp, num_microbatches=16, micro_batch_size=b, zero=1, sequence_parallel=int(tp > 1))
+        for tp, b in ((1, 2), (2, 2), (4, 1), (8, 1))
+    ]
+    entries = []
+    for number, layout in enumerate(layouts):
+        plan = plan_of("megatron", layout)
+        job = job_of(plan)
+        slow, trainer = achieved(job.cluster.hardware, job.trainer, {"sustained_clock": 0.9})
+        step = estimate_of(
+            dataclasses.replace(job, cluster=dataclasses.replace(job.cluster, hardware=slow), trainer=trainer), layout
+        )
+        entries.append(
+            {"plan": "p", **learned(plan, measured_step(plan, float(step.step_time[0])), name=f"plan-{number}")}
+        )
+    for number in (0, 1):
+        (tmp_path / f"v{number}.yaml").write_text(yaml.safe_dump({"planner_validation": 1, **entries[number]}))
+    (tmp_path / "more.yaml").write_text(yaml.safe_dump({"planner_validation": 1, "validations": entries[2:]}))
+    files = [str(tmp_path / name) for name in ("v0.yaml", "v1.yaml", "more.yaml")]
+    output = str(tmp_path / "mine.yaml")
+    done = cli("calibrate", *files, "--hardware", "h100-sxm", "--output", output, "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    assert found["factors"]["sustained_clock"]["times"] == pytest.approx(0.9, rel=0.03)
+    assert "scale_out" in found["kept_at_1"] and len(found["plans"]) == 4
+    for row in found["plans"]:
+        assert row["predicted_before_seconds"] < row["measured_seconds"]
+        assert row["predicted_after_seconds"] == pytest.approx(row["measured_seconds"], rel=0.03)
+        assert row["best_before"] and row["best_changed"] is (row["best_before"] != row["best_after"])
+        assert f"--hardware {output}" in row["command"] and "--model llama-3.1-8b --gpus 8" in row["command"]
+    again = cli(*shlex.split(found["plans"][0]["command"])[1:], "--top", "1")
+    assert again.exit_code == 0, again.output
+    refused = cli("calibrate", files[0], "--hardware", "h100-sxm", "--output", output)
+    assert refused.exit_code == 2 and "at least 3 runs" in refused.output
+    wrong = cli("calibrate", *files, "--hardware", "a100-sxm-80gb", "--output", output)
+    assert wrong.exit_code == 2 and "calibrate each device with its own runs" in wrong.output

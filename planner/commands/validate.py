@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import os
 import sys
 from pathlib import Path
@@ -10,10 +11,19 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from planner.commands.common import console, progress
+from planner.commands.validate_top import (
+    for_finalist,
+    print_finalists,
+    run_finalists,
+    run_with_trainer,
+    trainer_run_of,
+)
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.validator.rungs import Task
+    from planner.validator.top import Finalist
+    from planner.validator.trainer_run import TrainerRun
 
 
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
@@ -26,6 +36,12 @@ if TYPE_CHECKING:
 @click.option("--timeout", default="60s", metavar="TIME", help="A step that takes longer has hung. [60s]")
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Trace one more step.")
 @click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")
+@click.option("--trainer", metavar="NAME", help="Run its export in torchtitan or megatron and read the log.")
+@click.option("--trainer-command", metavar="CMD", help="Started in the export's folder. [bash smoke.sh]")
+@click.option(
+    "--trainer-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="A log that exists already."
+)
+@click.option("--top", type=click.IntRange(2, 20), metavar="N", help="Run the N best plans of the job and rank them.")
 @click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, for --print-commands. [by the plan]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -50,6 +66,9 @@ def validate(
       plan validate plan.yaml --rung meta --rank 63 --output validation.yaml
       plan validate plan.yaml --print-commands --nodes 8
       plan validate plan.yaml --steps 10 --output validation.yaml
+      plan validate plan.yaml --trainer megatron --steps 10 --output validation.yaml
+      plan validate plan.yaml --trainer torchtitan --trainer-log slurm-1234.log --output validation.yaml
+      plan validate plan.yaml --top 3 --output finalists.yaml
     """
     from planner.plan import load_plan
     from planner.validator.rungs import choose, named
@@ -61,44 +80,101 @@ def validate(
         return
 
     def report(found: dict[str, Any]) -> None:
-        _report(found, file, output, as_json)
+        _report(plan, found, file, output, as_json)
 
-    _require_torch()
-    task = _task(plan, device, flags, report)
-    chosen, why = choose(task, rung)
-    with progress(f"rung {chosen.name}") as say:
-        found = chosen.run(task, say)
-    if not found:
+    by_trainer = trainer_run_of(flags, _timeout(flags), output)
+    if flags["top"] is not None:
+        _validate_finalists(plan, file, rung, device, flags, by_trainer, output, as_json)
         return
-    report({"rung": chosen.name, "why": why, **found})
+    if by_trainer is not None:
+        found = run_with_trainer(plan, file, by_trainer)
+    else:
+        _require_torch()
+        task = _task(plan, device, flags, report)
+        chosen, why = choose(task, rung)
+        with progress(f"rung {chosen.name}") as say:
+            found = chosen.run(task, say)
+        if not found:
+            return
+        found = {"rung": chosen.name, "why": why, **found}
+    report(found)
     if found.get("outcome", "completed") != "completed":
         sys.exit(1)
 
 
-def _task(plan: Any, device: str | None, flags: dict[str, Any], report: Any) -> Task:
-    """The flags, checked, and what there is to run on."""
+def _validate_finalists(
+    plan: Any, file: Path, rung: str, device: str | None, flags: dict[str, Any], by_trainer: TrainerRun | None,
+    output: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Every finalist by its trainer or on the rung of the plan; exit code 1 when none could be measured."""
+    from planner.validator.record import complete, head
+    from planner.validator.rungs import choose
+
+    if flags["trainer_log"] is not None:
+        raise PlannerError("--trainer-log is the log of one plan; with --top every finalist is run")
+    name = "trainer"
+    if by_trainer is None:
+        _require_torch()
+        task = _task(plan, device, flags, lambda _: None)
+        if task.machine.place is not None:
+            raise PlannerError("--top starts finalist after finalist itself; start it without torchrun or srun")
+        name = choose(task, rung)[0].name
+
+    def run(one: Finalist) -> dict[str, Any]:
+        if by_trainer is not None:
+            return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one)))
+        task = _task(one.plan, device, flags, lambda _: None)
+        chosen, why = choose(task, name)
+        with progress(f"finalist {one.predicted_rank}, rung {chosen.name}") as say:
+            return complete({"rung": chosen.name, "why": why, **chosen.run(task, say)})
+
+    def keep(found: dict[str, Any]) -> None:
+        if output is not None:
+            from planner import library
+
+            library.write_whole(output, library.dump_yaml({**head(file), **found}))
+
+    found = {**head(file), **run_finalists(plan, file, flags["top"], name, run, keep)}
+    if as_json:
+        import json
+
+        click.echo(json.dumps(found))
+    else:
+        print_finalists(found, output)
+    if not any(row["measured_seconds"] for row in found["finalists"]) and name != "meta":
+        sys.exit(1)
+
+
+def _timeout(flags: dict[str, Any]) -> float:
     from planner.units import parse
-    from planner.validator.compare import question
-    from planner.validator.rungs import Task, machine_here
 
     timeout = parse(flags["timeout"], "seconds", what="--timeout")
     if timeout <= 0:
         raise PlannerError(f"--timeout {flags['timeout']}: it must be above zero")
+    return timeout
+
+
+def _task(plan: Any, device: str | None, flags: dict[str, Any], report: Any) -> Task:
+    """The flags, checked, and what there is to run on."""
+    from planner.validator.compare import question
+    from planner.validator.rungs import Task, machine_here
+
     trace = flags["trace"]
     if trace is not None and not trace.resolve().parent.is_dir():
         raise PlannerError(f"--trace {trace}: there is no directory {trace.resolve().parent}")
     return Task(
         plan=plan, asked=question(plan), machine=machine_here(device, os.environ), ranks=flags["rank"],
-        steps=flags["steps"], warmup=flags["warmup"], timeout=timeout, parity=not flags["no_parity"], trace=trace,
+        steps=flags["steps"], warmup=flags["warmup"], timeout=_timeout(flags), parity=not flags["no_parity"], trace=trace,
         report=report,
     )  # fmt: skip
 
 
-def _report(found: dict[str, Any], file: Path, output: Path | None, as_json: bool) -> None:
-    """Writes and prints what was found; what is printed is all in the file."""
-    from planner.validator.record import record
+def _report(plan: Any, found: dict[str, Any], file: Path, output: Path | None, as_json: bool) -> None:
+    """Writes and prints what was found and what it teaches; what is printed is all in the file."""
+    from planner.validator.learn import learned
+    from planner.validator.record import complete, record
 
-    written = record(found, file)
+    written = record(learned(plan, complete(found), name=file.stem, date=datetime.date.today().isoformat()), file)
     if output is not None:
         from planner import library
 
@@ -108,10 +184,13 @@ def _report(found: dict[str, Any], file: Path, output: Path | None, as_json: boo
 
         click.echo(json.dumps(written))
     else:
+        from planner.report.learned import learned_lines, trainer_tables
         from planner.report.validation import validation_tables
 
-        for part in validation_tables(written):
+        for part in (trainer_tables if written["rung"] == "trainer" else validation_tables)(written):
             console().print(part)
+        for line in learned_lines(written, None if output is None else str(output)):
+            console().print(line, markup=False, soft_wrap=True)
     if written["failure"] is not None:
         click.echo(f"error: {written['failure']['sentence']}", err=True)
 

@@ -57,7 +57,7 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
     """
     begun = time.monotonic()
     (directory / "settings.json").write_text(settings, encoding="utf-8")
-    with (directory / "torchrun.log").open("wb") as log, _termination_interrupts():
+    with (directory / "torchrun.log").open("wb") as log, termination_interrupts():
         process = subprocess.Popen(
             [
                 sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}",
@@ -100,7 +100,7 @@ def _environment(directory: Path) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
+def termination_interrupts() -> Iterator[None]:
     """A SIGTERM to this process ends the ranks too, as Ctrl-C does."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from planner.errors import PlannerError
+from planner.launch.torchrun import termination_interrupts
 
 MARK = "PLANNER_TRIAL"
 """Variable in the environment of everything that the command starts: finds children that opened sessions of their own."""
@@ -31,22 +31,24 @@ class Ended:
     """It was ended here because nothing was printed in time."""
     text: str
     """All that it printed, both streams."""
+    interrupted: bool = False
+    """The user stopped it."""
 
 
 def run_watched(words: list[str], folder: Path, look: Callable[[str], object], deadline: Callable[[], float]) -> Ended:
     """Run a command in a folder until it ends, or until ``deadline`` (monotonic seconds) has passed.
 
-    ``look`` is given every new part of what it prints. Raises OSError when it cannot be started, and PlannerError after
-    Ctrl-C; nothing that was started stays behind.
+    ``look`` is given every new part of what it prints. Raises OSError when it cannot be started. Nothing that was started
+    stays behind, after Ctrl-C neither.
     """
     mark = os.urandom(8).hex()
     environment = {**os.environ, MARK: mark, "PYTHONUNBUFFERED": "1"}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, termination_interrupts():
         process = subprocess.Popen(
             words, cwd=folder, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=environment,
             start_new_session=True,
         )  # fmt: skip
-        hung, seen = False, 0
+        hung, interrupted, seen = False, False, 0
         try:
             while process.poll() is None and not hung:
                 time.sleep(POLL)
@@ -57,13 +59,13 @@ def run_watched(words: list[str], folder: Path, look: Callable[[str], object], d
                     look(new[:end].decode("utf-8", errors="replace"))
                 hung = process.poll() is None and time.monotonic() > deadline()
         except KeyboardInterrupt:
-            raise PlannerError("stopped; the trainer and its processes were ended") from None
+            interrupted = True
         finally:
             end_all(process, mark)
         log.seek(0)
         text = log.read().decode("utf-8", errors="replace")
         look(text)
-        return Ended(code=process.returncode, hung=hung, text=text)
+        return Ended(code=process.returncode, hung=hung, text=text, interrupted=interrupted)
 
 
 def end_all(process: subprocess.Popen[bytes], mark: str) -> None:

@@ -31,7 +31,15 @@ PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "alloc
 
 def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str = "plan") -> dict[str, Any]:
     """What a rung found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
-    ran = as_run(plan, found)
+    if not found.get("layout"):  # it ended before there was anything to compare
+        return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
+    try:
+        return _learned(as_run(plan, found), found, date=date, name=name)
+    except PlannerError as error:  # what was measured is kept, whatever the plan's files have become
+        return {**found, "likeliest": None, "no_run": str(error), "run": None}
+
+
+def _learned(ran: Plan, found: Mapping[str, Any], *, date: str, name: str) -> dict[str, Any]:
     why_not = no_run(ran, found)
     run = None if why_not else document_of_plan(
         ran, measured_of(found), name=name, framework=f"plan validate, rung {found['rung']}, {found['trainer']}",

@@ -48,8 +48,8 @@ def time_row(
     }  # fmt: skip
 
 
-def record(found: dict[str, Any], plan: Path) -> dict[str, Any]:
-    """The content of validation.yaml."""
+def head(plan: Path) -> dict[str, Any]:
+    """What every validation file begins with."""
     return {
         "planner_validation": VERSION,
         "plan": str(plan),
@@ -57,8 +57,12 @@ def record(found: dict[str, Any], plan: Path) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in ("torch", "planner")}},
-        **complete(found),
     }  # fmt: skip
+
+
+def record(found: dict[str, Any], plan: Path) -> dict[str, Any]:
+    """The content of validation.yaml."""
+    return {**head(plan), **complete(found)}
 
 
 def _version(name: str) -> str:

@@ -64,7 +64,7 @@ def validate_all(
 ) -> dict[str, Any]:  # fmt: skip
     """Run every finalist and rank them; ``keep`` is given all that is known after each. What a run refuses is its result."""
     found: list[dict[str, Any]] = []
-    for number, one in enumerate(chosen, 1):
+    for one in chosen:
         try:
             result = run(one)
         except PlannerError as error:
@@ -73,7 +73,9 @@ def validate_all(
         found.append(
             {"plan": name, "predicted_rank": one.predicted_rank, **{k: v for k, v in result.items() if k != "plan"}}
         )
-        keep(ranked(chosen[:number], found, file=file))
+        keep(ranked(chosen, found, file=file))
+        if result["outcome"] == "interrupted":
+            break
     return ranked(chosen, found, file=file)
 
 
@@ -88,8 +90,8 @@ def refused(plan: Plan, rung: str, sentence: str) -> dict[str, Any]:
 
 
 def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, file: Path) -> dict[str, Any]:
-    """The finalists by measurement, those without one last, with Kendall's tau of the two orders."""
-    rows = [_row(one, result) for one, result in zip(chosen, found, strict=True)]
+    """The finalists that were run by measurement, those without one last, with Kendall's tau of the two orders."""
+    rows = [_row(one, result) for one, result in zip(chosen, found, strict=False)]
     timed = sorted((row for row in rows if row["measured_seconds"]), key=lambda row: row["measured_seconds"])
     for place, row in enumerate(timed, 1):
         row["measured_rank"] = place

@@ -34,6 +34,8 @@ def judge(ended: Ended) -> tuple[str, dict[str, Any] | None]:
     phase = "before the first step" if step is None else f"after step {step}"
     if _OUT_OF_MEMORY.search(text):
         return "out_of_memory", _out_of_memory(text, phase)
+    if ended.interrupted:
+        return "interrupted", _failure(None, phase, f"stopped {phase}; the trainer and its processes were ended")
     if ended.hung:
         return "hung", _failure(None, phase, f"nothing was printed in time {phase}; it was ended")
     if ended.code == 0:

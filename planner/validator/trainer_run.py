@@ -111,7 +111,7 @@ def limits(plan: Plan, asked: TrainerRun) -> str:
 
 def require_runnable(target: Target, job: ExportJob) -> None:
     """Raise PlannerError with what is missing to run the trainer on this machine, before anything is started."""
-    elsewhere = "or run the export where the GPUs are and give its log with --trainer-log, or say with --trainer-command how it is started"
+    elsewhere = "or run the export where the GPUs are and give its log with --trainer-log (or say --trainer-command)"
     if job.num_nodes > 1:
         raise PlannerError(
             f"the plan has {job.num_nodes} nodes and this would start one of them: say with --trainer-command how smoke.sh is "
