@@ -43,12 +43,10 @@ def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -
 
 def run_with_trainer(plan: Plan, file: Path, asked: TrainerRun) -> dict[str, Any]:
     """One plan with its trainer; limits are said before the start."""
-    from planner.validator.trainer_run import limits, run_trainer
+    from planner.validator.trainer_run import run_trainer
 
-    if asked.log is None:
-        click.echo(limits(plan, asked), err=True)
     with progress(asked.trainer) as say:
-        return run_trainer(plan, file, asked, say)
+        return run_trainer(plan, file, asked, say, lambda text: click.echo(text, err=True))
 
 
 def run_finalists(

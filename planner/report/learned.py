@@ -34,7 +34,7 @@ def trainer_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     from rich.table import Table
 
     device = found["device"] or {}
-    yield f"{found['plan']}: {found['why']}; {found['trainer']} on {found['num_gpus']} x {device.get('name') or 'unknown'}"
+    yield f"{found['plan']}: {found['why']}; {found['num_gpus']} x {device.get('name') or 'a GPU that the log does not name'}"
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("")
     for name in ("predicted", "measured", "error", "nine of ten runs"):

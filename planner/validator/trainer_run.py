@@ -75,10 +75,14 @@ class TrainerRun:
 
 
 def run_trainer(
-    plan: Plan, file: Path, asked: TrainerRun, say: Callable[[str], object] = lambda _: None
+    plan: Plan,
+    file: Path,
+    asked: TrainerRun,
+    say: Callable[[str], object] = lambda _: None,
+    tell: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """What a trainer measures of a plan, as rungs give it. Raises PlannerError before anything starts where it cannot run;
-    after that every end is a result."""
+    after that every end is a result. ``tell`` is given the limits before the start, ``say`` each new step."""
     target = _target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
@@ -87,6 +91,7 @@ def run_trainer(
     require_expressible(target, job, file)
     if not asked.command:
         require_runnable(target, job)
+    tell(limits(plan, asked))
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)
@@ -228,7 +233,8 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),
         "trainer": plan.load_trainer().name, "layout": plan.layout.to_dict(), "num_gpus": plan.num_gpus, "changes": [],
-        "outcome": outcome, "failure": failure, "device": _device(text, log), "log": where or None,
+        "outcome": outcome, "failure": failure, "device": _device(text, log),
+        "limits": None if asked.log is not None else limits(plan, asked), "log": where or None,
         "trainer_command": None if asked.log is not None else asked.command or "bash smoke.sh",
         "steps": {"warm_up": max(asked.warm_up, LEAST_WARM_UP), "measured": speed.steps if speed else 0},
         **compared(plan, log, speed), "stages": [], "parity": None,
