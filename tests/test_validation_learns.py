@@ -432,10 +432,14 @@ def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) ->
     one = cli("validate", str(file), "--trainer", "megatron", "--trainer-log", str(LOGS / "megatron.log"), "--json")
     found = json.loads(one.output)
     assert one.exit_code == 0 and found["rung"] == "trainer" and found["times"][0]["inside"] is not None
+    other_job = tmp_path / "other.yaml"
+    plan_of("megatron", Layout(tp=2, dp=8, num_microbatches=16, zero=1, sequence_parallel=1)).save(other_job)
     for words, says in (
         (("--trainer-log", "x.log"), "need --trainer torchtitan or --trainer megatron"),
         (("--trainer", "megatron", "--steps", "2"), "--steps 2: a median of a trainer's steps needs at least 3"),
-        (("--trainer", "megatron", "--top", "2", "--trainer-log", "x.log"), "with --top every finalist is run"),
+        (("--trainer", "megatron", "--top", "2", "--trainer-log", "x.log"), "and every finalist is run"),
+        (("--top", "2", "--finalist", str(file)), "--finalist says which plans are run, --top lets a search say it"),
+        (("--finalist", str(other_job)), "its number of GPUs is not that of the plan"),
         (("--trainer", "nemo"), "--trainer nemo: plans are validated with torchtitan or megatron"),
         (("--trainer", "megatron", "--trainer-command", "/no/such"), "/no/such: cannot be started"),
         (("--top", "2", "--trainer-command", "x"), "need --trainer"),

@@ -12,6 +12,7 @@ import click
 
 from planner.commands.common import console, progress
 from planner.commands.validate_top import (
+    finalists_of,
     for_finalist,
     print_finalists,
     run_finalists,
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     "--trainer-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="A log that exists already."
 )
 @click.option("--top", type=click.IntRange(2, 20), metavar="N", help="Run the N best plans of the job and rank them.")
+@click.option(
+    "--finalist", type=click.Path(dir_okay=False, path_type=Path), multiple=True, metavar="PLAN",
+    help="Run and rank this plan too; repeatable, instead of --top.",
+)  # fmt: skip
 @click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, for --print-commands. [by the plan]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
@@ -69,6 +74,7 @@ def validate(
       plan validate plan.yaml --trainer megatron --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer torchtitan --trainer-log slurm-1234.log --output validation.yaml
       plan validate plan.yaml --top 3 --output finalists.yaml
+      plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
     """
     from planner.plan import load_plan
     from planner.validator.rungs import choose, named
@@ -83,8 +89,9 @@ def validate(
         _report(plan, found, file, output, as_json)
 
     by_trainer = trainer_run_of(flags, _timeout(flags), output)
-    if flags["top"] is not None:
-        _validate_finalists(plan, file, rung, device, flags, by_trainer, output, as_json)
+    finalists = finalists_of(plan, flags)
+    if finalists:
+        _validate_finalists(finalists, file, rung, device, flags, by_trainer, output, as_json)
         return
     if by_trainer is not None:
         found = run_with_trainer(plan, file, by_trainer)
@@ -103,7 +110,7 @@ def validate(
 
 
 def _validate_finalists(
-    plan: Any, file: Path, rung: str, device: str | None, flags: dict[str, Any], by_trainer: TrainerRun | None,
+    finalists: list[Finalist], file: Path, rung: str, device: str | None, flags: dict[str, Any], by_trainer: TrainerRun | None,
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Every finalist by its trainer or on the rung of the plan; exit code 1 when none could be measured."""
@@ -111,14 +118,19 @@ def _validate_finalists(
     from planner.validator.rungs import choose
 
     if flags["trainer_log"] is not None:
-        raise PlannerError("--trainer-log is the log of one plan; with --top every finalist is run")
+        raise PlannerError("--trainer-log is the log of one plan, and every finalist is run")
     name = "trainer"
     if by_trainer is None:
         _require_torch()
-        task = _task(plan, device, flags, lambda _: None)
+        task = _task(next(one.plan for one in finalists if one.own), device, flags, lambda _: None)
         if task.machine.place is not None:
-            raise PlannerError("--top starts finalist after finalist itself; start it without torchrun or srun")
-        name = choose(task, rung)[0].name
+            raise PlannerError(
+                "finalists are started one after the other from one process: no torchrun or srun around it"
+            )
+        rung_of_all, why = choose(task, rung)
+        name = rung_of_all.name
+        if name == "meta":
+            raise PlannerError(f"finalists are ranked by measured steps, and rung meta measures none ({why})")
 
     def run(one: Finalist) -> dict[str, Any]:
         if by_trainer is not None:
@@ -134,14 +146,14 @@ def _validate_finalists(
 
             library.write_whole(output, library.dump_yaml({**head(file), **found}))
 
-    found = {**head(file), **run_finalists(plan, file, flags["top"], name, run, keep)}
+    found = {**head(file), **run_finalists(finalists, file, name, run, keep)}
     if as_json:
         import json
 
         click.echo(json.dumps(found))
     else:
         print_finalists(found, output)
-    if not any(row["measured_seconds"] for row in found["finalists"]) and name != "meta":
+    if not any(row["measured_seconds"] for row in found["finalists"]):
         sys.exit(1)
 
 

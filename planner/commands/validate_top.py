@@ -49,18 +49,33 @@ def run_with_trainer(plan: Plan, file: Path, asked: TrainerRun) -> dict[str, Any
         return run_trainer(plan, file, asked, say, lambda text: click.echo(text, err=True))
 
 
+def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
+    """The plan files of --finalist, or the best plans of the job for --top; [] without either. Raises PlannerError."""
+    if flags["finalist"]:
+        if flags["top"]:
+            raise PlannerError("--finalist says which plans are run, --top lets a search say it: give one of them")
+        from planner.plan import load_plan
+        from planner.validator.top import given
+
+        return given(plan, {file: load_plan(file) for file in flags["finalist"]})
+    if flags["top"] is None:
+        return []
+    from planner.validator.top import finalists
+
+    with progress("searching") as say:
+        chosen = finalists(plan, flags["top"], say)
+    if len(chosen) < 2:
+        raise PlannerError("--top: the search finds no other plan of this job that fits; validate the one there is")
+    return chosen
+
+
 def run_finalists(
-    plan: Plan, file: Path, top: int, rung: str, run: Callable[[Finalist], dict[str, Any]],
+    chosen: list[Finalist], file: Path, rung: str, run: Callable[[Finalist], dict[str, Any]],
     keep: Callable[[dict[str, Any]], object],
 ) -> dict[str, Any]:  # fmt: skip
     """Every finalist, what is known kept after each."""
     from planner.validator.learn import learned
-    from planner.validator.top import finalists, validate_all
-
-    with progress("searching") as say:
-        chosen = finalists(plan, top, say)
-    if len(chosen) < 2:
-        raise PlannerError("--top: the search finds no other plan of this job that fits; validate the one there is")
+    from planner.validator.top import validate_all
 
     def one(finalist: Finalist) -> dict[str, Any]:
         what = "the plan" if finalist.own else f"finalist {finalist.predicted_rank}"

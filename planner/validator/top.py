@@ -54,8 +54,28 @@ def finalists(plan: Plan, top: int, say: Callable[[str], object] = lambda _: Non
             plans.append(
                 dataclasses.replace(plan, layout=layout, prediction=prediction, why="a finalist of plan validate")
             )
-    plans.sort(key=lambda one: one.prediction.step_time_s)
-    return [Finalist(predicted_rank=n, plan=one, own=one is plan) for n, one in enumerate(plans, 1)]
+    return _ordered(plans)
+
+
+def given(plan: Plan, others: Mapping[Path, Plan]) -> list[Finalist]:
+    """The plan and plan files that the user chose. Raises PlannerError where one is of another job."""
+    for file, other in others.items():
+        for what, mine, theirs in (
+            ("workload", plan.workload, other.workload),
+            ("number of GPUs", plan.num_gpus, other.num_gpus),
+            ("hardware", plan.hardware, other.hardware),
+        ):
+            if mine != theirs:
+                raise PlannerError(
+                    f"--finalist {file}: its {what} is not that of the plan; finalists are plans of one job"
+                )
+    return _ordered([plan, *others.values()])
+
+
+def _ordered(plans: list[Plan]) -> list[Finalist]:
+    """Numbered by prediction; the first of the list is the user's plan."""
+    ranked = sorted(plans, key=lambda one: one.prediction.step_time_s)
+    return [Finalist(predicted_rank=n, plan=one, own=one is plans[0]) for n, one in enumerate(ranked, 1)]
 
 
 def validate_all(
