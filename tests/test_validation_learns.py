@@ -29,7 +29,7 @@ from planner.runs.planned import document_of_plan
 from planner.runs.validation import load_validations
 from planner.units import GIB
 from planner.validator.children import run_watched
-from planner.validator.learn import learned, no_run
+from planner.validator.learn import learned, no_run, other_device
 from planner.validator.top import Finalist, finalists, validate_all
 from planner.validator.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.workload import Workload
@@ -196,14 +196,14 @@ def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
         assert says in found["no_run"] and found["run"] is None and found["likeliest"] is None, found["no_run"]
     ran_out = learned(plan, measured_step(plan, 13.0, outcome="out_of_memory", times=[]))
     assert to_run(rows_from_dict(ran_out["run"])[0]).measured.fits is False
-    busy = {"device": {"name": "CPU", "kind": "cpu", "pressure": {"before": 3.0, "after": 41.5}}}
-    cpu = dataclasses.replace(plan.cluster().hardware, arch="CPU")
-    from planner.validator.learn import other_device
-
-    assert "41.5 % pressure" in other_device(cpu, busy["device"]) and not other_device(
-        cpu, {"name": "CPU", "kind": "cpu"}
+    noted = measured_step(plan, 13.0)
+    noted["times"][0]["note"] = "4 ranks share 2 cores: wall time is not compared"
+    assert learned(plan, {**noted, "ranks": measured_step(plan, 13.0, 50.0)["ranks"]})["no_run"].startswith(
+        "4 ranks share"
     )
-    assert "the plan is for CPUs" in other_device(cpu, {"name": "NVIDIA H100", "kind": "cuda"})
+    cpu = dataclasses.replace(plan.cluster().hardware, arch="CPU")
+    assert not other_device(cpu, {"name": "CPU", "kind": "cpu"})
+    assert "it ran on NVIDIA H100, and the plan is for" in other_device(cpu, {"name": "NVIDIA H100", "kind": "cuda"})
     assert not no_run(plan, measured_step(plan, 13.0))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import os
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +79,7 @@ def validate(
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
     """
     from planner.plan import load_plan
-    from planner.validator.rungs import choose, named
+    from planner.validator.rungs import named
 
     named(rung)
     plan = load_plan(file)
@@ -98,15 +100,23 @@ def validate(
     else:
         _require_torch()
         task = _task(plan, device, flags, report)
-        chosen, why = choose(task, rung)
-        with progress(f"rung {chosen.name}") as say:
-            found = chosen.run(task, say)
+        found = _run(task, rung)
         if not found:
             return
-        found = {"rung": chosen.name, "why": why, **found}
     report(found)
     if found.get("outcome", "completed") != "completed":
         sys.exit(1)
+
+
+def _run(task: Task, rung: str) -> dict[str, Any]:
+    """What a rung found; {} on a rank that does not report."""
+    from planner.validator.rungs import choose
+
+    chosen, why = choose(task, rung)
+    task = replace(task, why=why)
+    with nullcontext(lambda _: None) if chosen.shows_itself else progress(f"rung {chosen.name}") as say:
+        found = chosen.run(task, say)
+    return {"rung": chosen.name, "why": why, **found} if found else {}
 
 
 def _validate_finalists(
@@ -135,10 +145,7 @@ def _validate_finalists(
     def run(one: Finalist) -> dict[str, Any]:
         if by_trainer is not None:
             return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one)))
-        task = _task(one.plan, device, flags, lambda _: None)
-        chosen, why = choose(task, name)
-        with progress(f"finalist {one.predicted_rank}, rung {chosen.name}") as say:
-            return complete({"rung": chosen.name, "why": why, **chosen.run(task, say)})
+        return complete(_run(_task(one.plan, device, flags, lambda _: None), name))
 
     def keep(found: dict[str, Any]) -> None:
         if output is not None:

@@ -33,12 +33,14 @@ def finalist_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
                 place, str(row["predicted_rank"]), layout, format_seconds(told), row["outcome"].replace("_", " "), ""
             )
             continue
-        cells = (format_seconds(told), format_seconds(seen), f"{told / seen - 1:+.1%}")
+        cells = (format_seconds(told), format_seconds(seen), f"{told / seen - 1:+.1%}" if row["compared"] else "")
         table.add_row(place, str(row["predicted_rank"]), layout, *cells)
     yield table
     for row in found["finalists"]:
         if row["sentence"]:
             yield f"finalist {row['predicted_rank']}: {row['sentence']}"
+    if any(row["measured_as"] == "replayed_step" for row in found["finalists"]):
+        yield "steps are replayed from the processor time of their passes: the machine is not quiet"
     tau = found["kendall_tau"]
     if tau is not None:
         yield f"Kendall's tau of the predicted and the measured order: {tau:.2f} (1 = the same)"

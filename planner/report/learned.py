@@ -59,7 +59,7 @@ def trainer_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     if table.row_count:
         yield table
     steps = found["steps"]
-    yield f"{steps['measured']} steps after {steps['warm_up']} that do not count" + (
+    yield f"{steps['measured']} steps after {steps['warm']} that do not count" + (
         f"; loss {rates['loss'][0]:.4f} to {rates['loss'][1]:.4f}" if rates.get("loss") else ""
     )
     if found.get("log"):

@@ -22,9 +22,6 @@ from planner.units import GIB
 
 RAN = ("full", "trainer")
 """Rungs whose step is one that the plan's own ranks really ran; the others measure a part and price the rest."""
-QUIET = 10.0
-"""Percent of ten seconds in which tasks waited for a core ("some avg10" of /proc/pressure/cpu) up to which a wall time on
-CPUs says something about the plan."""
 PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "allocated": "allocated"}
 """Rows of a rank's memory that are a peak, best for a comparison first, and what they are the peak of."""
 
@@ -71,11 +68,15 @@ def measured_of(found: Mapping[str, Any]) -> Measured:
 
 
 def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The row of the step among the times; None where no step was measured."""
-    for row in found.get("times") or ():
-        if row["what"] == "step" and row.get("measured_seconds"):
-            return dict(row)
-    return None
+    """The row of the step among the times, where it is held against the prediction; None where it is not, or was not measured."""
+    row = time_of(found, "step")
+    return row if row and row["predicted_seconds"] is not None and not row.get("note") else None
+
+
+def time_of(found: Mapping[str, Any], what: str) -> Mapping[str, Any] | None:
+    """A row of the times that was measured."""
+    rows = [dict(row) for row in found.get("times") or () if row["what"] == what and row.get("measured_seconds")]
+    return rows[0] if rows else None
 
 
 def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -103,23 +104,19 @@ def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
         return other
     if found["outcome"] == "completed" and step_of(found) is None and peak_of(found)[1] is None:
         return "neither a step time nor a peak of memory was measured"
+    step = time_of(found, "step")
+    if step is not None and step.get("note"):
+        return str(step["note"])
     return ""
 
 
 def other_device(hardware: HardwareProfile, device: Mapping[str, Any]) -> str:
     """Why a measurement on a device says nothing about a plan for a hardware profile; '' = it does."""
     kind, name = device.get("kind"), str(device.get("name") or "")
+    if (kind == "cpu") != (hardware.arch == "CPU"):
+        return f"it ran on {'CPUs' if kind == 'cpu' else name or 'GPUs'}, and the plan is for {hardware.device}"
     if kind == "cpu":
-        if hardware.arch != "CPU":
-            return f"it ran on CPUs, and the plan is for {hardware.device}"
-        waiting = max((value for value in (device.get("pressure") or {}).values() if value is not None), default=0.0)
-        return (
-            f"other work kept the cores busy ({waiting:g} % pressure): wall times say nothing"
-            if waiting > QUIET
-            else ""
-        )
-    if hardware.arch == "CPU":
-        return f"it ran on {name or 'a GPU'}, and the plan is for CPUs"
+        return ""
     known = profile_of(name)
     arch = load_hardware(known).arch if known else hardware.arch
     return "" if arch == hardware.arch else f"it ran on {name} ({arch}), and the plan is for {hardware.device}"

@@ -22,7 +22,7 @@ from planner.export.nearest import command
 from planner.export.target import ExportJob
 from planner.plan import Plan, predict
 from planner.search import search
-from planner.validator.learn import step_of
+from planner.validator.learn import step_of, time_of
 
 LEAST_TAU = 3
 """Measured finalists from which a rank correlation says anything."""
@@ -131,10 +131,17 @@ def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, fi
 
 
 def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
-    step = step_of(result) if result["outcome"] == "completed" else None
+    step = _measured(result) if result["outcome"] == "completed" else None
     failure = result.get("failure")
     return {
         "predicted_rank": one.predicted_rank, "measured_rank": None, "own": one.own, "layout": layout_text(one.plan.layout),
         "predicted_seconds": one.plan.prediction.step_time_s, "measured_seconds": step["measured_seconds"] if step else None,
+        "measured_as": step["what"] if step else None, "compared": bool(step and not step.get("note")),
         "outcome": result["outcome"], "sentence": failure["sentence"] if failure else None,
     }  # fmt: skip
+
+
+def _measured(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The step by which a finalist is ranked: held against the prediction; else replayed from the processor time of its passes,
+    as on cores that others use too; else by the wall."""
+    return step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")

@@ -10,6 +10,7 @@ from planner.calibrate.logs.common import Log, Steady
 from planner.plan import Plan
 from planner.units import GIB, parse
 from planner.validator.children import Ended
+from planner.validator.record import time_row
 
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
 _RANK = re.compile(r"\[rank(\d+)\]|\[Rank (\d+)\]|GPU (\d+) has a total capacity")
@@ -76,7 +77,7 @@ def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any
     return {
         "times": [] if seconds is None or speed is None else [_step(plan, seconds, speed.spread)],
         "ranks": [] if log is None or not log.memory_gib else [_peak(plan, log)],
-        "rates": {} if log is None else _rates(plan, log, seconds),
+        "rates": None if log is None else _rates(plan, log, seconds),
     }
 
 
@@ -90,11 +91,8 @@ def seconds_of(plan: Plan, speed: Steady) -> float | None:
 
 
 def _step(plan: Plan, seconds: float, spread: float) -> dict[str, Any]:
-    told, (low, high) = plan.prediction.step_time_s, plan.prediction.step_time_range_s
-    return {
-        "what": "step", "predicted_seconds": told, "measured_seconds": seconds, "spread": spread,
-        "error": told / seconds - 1.0, "interval": [low, high], "inside": low <= seconds <= high,
-    }  # fmt: skip
+    told = plan.prediction
+    return time_row("step", told.step_time_s, seconds, spread=spread, interval=told.step_time_range_s)
 
 
 def _peak(plan: Plan, log: Log) -> dict[str, Any]:

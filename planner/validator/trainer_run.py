@@ -236,7 +236,7 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
         "outcome": outcome, "failure": failure, "device": _device(text, log),
         "limits": None if asked.log is not None else limits(plan, asked), "log": where or None,
         "trainer_command": None if asked.log is not None else asked.command or "bash smoke.sh",
-        "steps": {"warm_up": max(asked.warm_up, LEAST_WARM_UP), "measured": speed.steps if speed else 0},
+        "steps": {"warm": max(asked.warm_up, LEAST_WARM_UP), "measured": speed.steps if speed else 0},
         **compared(plan, log, speed), "stages": [], "parity": None,
     }  # fmt: skip
 

@@ -160,7 +160,7 @@ def test_plan_validate_runs_torchtitan_and_reads_its_log(tmp_path: Path) -> None
     result = run_trainer(tiny, tmp_path / "plan.yaml", asked)
     text = (tmp_path / "train.log").read_text()
     assert result["outcome"] == "completed", f"{result['failure']} {text[-3000:]}"
-    assert result["steps"] == {"warm_up": 2, "measured": 5} and "dp_shard=2, cp=1, tp=1, ep=1" in text
+    assert result["steps"] == {"warm": 2, "measured": 5} and "dp_shard=2, cp=1, tp=1, ep=1" in text
     [step] = result["times"]
     tokens = result["rates"]["tokens_per_second"]["measured"]
     assert 0 < step["measured_seconds"] < 60 and tokens * step["measured_seconds"] == pytest.approx(4 * 64)
