@@ -30,7 +30,7 @@ from planner.runs.validation import load_validations
 from planner.units import GIB
 from planner.validator.children import run_watched
 from planner.validator.learn import learned, no_run, other_device
-from planner.validator.top import Finalist, finalists, validate_all
+from planner.validator.top import Finalist, finalists, ranked, validate_all
 from planner.validator.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.workload import Workload
 from tests.samples import MODELS
@@ -397,6 +397,14 @@ def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -
     assert found["kendall_tau"] == pytest.approx(-1.0) and kept[0]["kendall_tau"] is None
     assert [row["outcome"] for row in found["finalists"]][3:] == ["failed", "out_of_memory"]
     assert found["finalists"][3]["sentence"] == "the trainer has no such schedule"
+    cpu = {"name": "CPU", "kind": "cpu"}
+    elsewhere = [{**one, "device": cpu} for one in found["validations"]]
+    on_cpu = ranked(chosen, elsewhere, file=file)
+    assert (
+        on_cpu["choose"] is None
+        and "it ran on CPUs, and the plan is for H100" in on_cpu["caveat"]
+        and not found["caveat"]
+    )
     if own.predicted_rank != 5:
         assert found["choose"].startswith(f"plan estimate {file} --")
     path = tmp_path / "finalists.yaml"

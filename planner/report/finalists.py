@@ -44,5 +44,7 @@ def finalist_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     tau = found["kendall_tau"]
     if tau is not None:
         yield f"Kendall's tau of the predicted and the measured order: {tau:.2f} (1 = the same)"
+    if found["caveat"]:
+        yield found["caveat"]
     if found["choose"]:
         yield f"the fastest as a plan: {found['choose']}"

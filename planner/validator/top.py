@@ -22,7 +22,7 @@ from planner.export.nearest import command
 from planner.export.target import ExportJob
 from planner.plan import Plan, predict
 from planner.search import search
-from planner.validator.learn import step_of, time_of
+from planner.validator.learn import other_device, step_of, time_of
 
 LEAST_TAU = 3
 """Measured finalists from which a rank correlation says anything."""
@@ -120,14 +120,22 @@ def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, fi
         orders = [np.array([row[name] for row in timed]) for name in ("predicted_seconds", "measured_seconds")]
         tau = kendall_tau(orders[0], orders[1])
     best = timed[0] if timed else None
-    chooses = None
-    if best is not None:
+    chooses, caveat = None, _caveat(chosen, found)
+    if best is not None and not caveat:
         first = next(one for one in chosen if one.own)
         winner = next(one for one in chosen if one.predicted_rank == best["predicted_rank"])
         if not winner.own:
             chooses = command(ExportJob.of(first.plan), ExportJob.of(winner.plan), file)
     ordered = [*timed, *(row for row in rows if row not in timed)]
-    return {"finalists": ordered, "kendall_tau": tau, "choose": chooses, "validations": list(found)}
+    return {"finalists": ordered, "kendall_tau": tau, "choose": chooses, "caveat": caveat, "validations": list(found)}
+
+
+def _caveat(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the order here says nothing about the plan's own machine; None when it does."""
+    hardware = chosen[0].plan.cluster().hardware
+    reasons = (other_device(hardware, one["device"]) for one in found if one.get("device"))
+    why = next((one for one in reasons if one), None)
+    return why and f"{why}: this order is of this machine"
 
 
 def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
