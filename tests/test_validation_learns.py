@@ -8,6 +8,8 @@ import json
 import os
 import random
 import shlex
+import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -35,7 +37,8 @@ from planner.validator.trainer_run import TrainerRun, require_runnable, run_trai
 from planner.workload import Workload
 from tests.samples import MODELS
 
-LOGS = Path(__file__).parent / "logs"
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "tests" / "logs"
 
 
 def plan_of(
@@ -340,13 +343,48 @@ def test_what_cannot_be_started_is_said_before_anything_starts(tmp_path: Path, m
         run_trainer(of_megatron(), tmp_path / "plan.yaml", TrainerRun(trainer="torchtitan"))
 
 
-def test_the_started_script_has_the_whole_batch_and_the_steps(tmp_path: Path) -> None:
-    """smoke.sh as it is run: a stand-in torchrun on the PATH gets the trainer's words."""
-    asked = TrainerRun(trainer="megatron", steps=7, warm_up=3, command="grep -h . smoke.sh arguments.sh environment.sh")
-    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", dataclasses.replace(asked, keep_log=tmp_path / "log"))
-    text = (tmp_path / "log").read_text()
-    assert found["outcome"] == "failed" and "no step times" in found["failure"]["sentence"]
-    assert "--train-iters 10" in text and "--global-batch-size 128" in text.split("ARGUMENTS=")[0]
+def test_the_exported_script_starts_the_trainer_with_the_whole_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """smoke.sh as users run it: a stand-in torchrun on the PATH is given the trainer's words and prints Megatron's log."""
+    stand, words = tmp_path / "torchrun", tmp_path / "words"
+    stand.write_text(f"#!/bin/sh\nprintf '%s\\n' \"$@\" > {words}\nprintenv >> {words}\ncat {LOGS / 'megatron.log'}\n")
+    stand.chmod(0o755)
+    (tmp_path / "pretrain_gpt.py").write_text("")
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("MEGATRON_LM", str(tmp_path))
+    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (8, True, "2.13"))
+    told: list[str] = []
+    asked = TrainerRun(trainer="megatron", steps=8, warm_up=4)
+    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked, tell=told.append)
+    assert found["outcome"] == "completed" and found["steps"] == {"warm": 4, "measured": 8} and found["log"] is None
+    given = words.read_text().splitlines()
+    last = {flag: given[at + 1] for at, flag in enumerate(given) if flag.startswith("--")}  # of two, the last counts
+    assert str(tmp_path / "pretrain_gpt.py") in given and last["--nproc-per-node"] == "8"
+    assert (last["--train-iters"], last["--global-batch-size"]) == ("12", "128") and "--mock-data" in given
+    assert (last["--tensor-model-parallel-size"], last["--micro-batch-size"]) == ("2", "1")
+    assert told == [found["limits"]] and "12 steps, about" in told[0] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in given
+
+
+def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
+    of_torchtitan().save(tmp_path / "plan.yaml")
+    command = f"sh -c 'cat {LOGS / 'torchtitan.log'}; touch {tmp_path / 'begun'}; sleep 31.25'"
+    process = subprocess.Popen(
+        [sys.executable, str(ROOT / "cli.py"), "validate", "plan.yaml", "--trainer", "torchtitan", "--trainer-command", command,
+         "--output", "v.yaml"],
+        cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    until = time.monotonic() + 60
+    while not (tmp_path / "begun").exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(0.5)
+    process.send_signal(signal.SIGTERM)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == 1 and "stopped after step 100" in said and "Traceback" not in said, said
+    [found] = load_validations(tmp_path / "v.yaml")
+    assert found["outcome"] == "interrupted" and found["times"][0]["measured_seconds"] and found["run"] is None
+    running = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
+    assert not any(b"31.25" in words for words in running)
 
 
 def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
