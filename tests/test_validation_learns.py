@@ -187,6 +187,7 @@ def test_a_step_outside_of_its_interval_has_a_likeliest_mechanism() -> None:
 
 def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
     plan = of_megatron()
+    step = plan.prediction.step_time_s
     cases = [
         ({"device": {"name": "CPU", "kind": "cpu", "pressure": None}}, "it ran on CPUs, and the plan is for"),
         ({"device": {"name": "NVIDIA A100-SXM4-80GB", "kind": "cuda"}}, "it ran on NVIDIA A100-SXM4-80GB (Ampere"),
@@ -195,19 +196,19 @@ def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
         ({"times": []}, "neither a step time nor a peak"),
     ]
     for change, says in cases:
-        found = learned(plan, measured_step(plan, 13.0, **change))
+        found = learned(plan, measured_step(plan, step, **change))
         assert says in found["no_run"] and found["run"] is None and found["likeliest"] is None, found["no_run"]
-    ran_out = learned(plan, measured_step(plan, 13.0, outcome="out_of_memory", times=[]))
+    ran_out = learned(plan, measured_step(plan, step, outcome="out_of_memory", times=[]))
     assert to_run(rows_from_dict(ran_out["run"])[0]).measured.fits is False
-    noted = measured_step(plan, 13.0)
+    noted = measured_step(plan, step)
     noted["times"][0]["note"] = "4 ranks share 2 cores: wall time is not compared"
-    assert learned(plan, {**noted, "ranks": measured_step(plan, 13.0, 50.0)["ranks"]})["no_run"].startswith(
+    assert learned(plan, {**noted, "ranks": measured_step(plan, step, 50.0)["ranks"]})["no_run"].startswith(
         "4 ranks share"
     )
     cpu = dataclasses.replace(plan.cluster().hardware, arch="CPU")
     assert not other_device(cpu, {"name": "CPU", "kind": "cpu"})
     assert "it ran on NVIDIA H100, and the plan is for" in other_device(cpu, {"name": "NVIDIA H100", "kind": "cuda"})
-    assert not no_run(plan, measured_step(plan, 13.0))
+    assert not no_run(plan, measured_step(plan, step))
 
 
 # ------------------------------------------------------------------------------------------------ trainers
@@ -267,6 +268,7 @@ def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: P
         rates["mfu"]["predicted"] * step["predicted_seconds"] / step["measured_seconds"]
     )
     assert len(rates["loss"]) == 2 and rates["loss"][0] > rates["loss"][1] > 5
+    assert rates["loss_of_chance"] == pytest.approx(11.762, abs=1e-3)  # ln 128256
     again = run_trainer(plan, tmp_path / "plan.yaml", TrainerRun(trainer=name, warm_up=2, log=tmp_path / "train.log"))
     assert again["times"] == found["times"] and again["trainer_command"] is None
     whole = learned(plan, found)

@@ -60,7 +60,9 @@ def trainer_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
         yield table
     steps = found["steps"]
     yield f"{steps['measured']} steps after {steps['warm']} that do not count" + (
-        f"; loss {rates['loss'][0]:.4f} to {rates['loss'][1]:.4f}" if rates.get("loss") else ""
+        f"; loss {rates['loss'][0]:.4f} to {rates['loss'][1]:.4f} (random weights begin near {rates['loss_of_chance']:.2f})"
+        if rates.get("loss")
+        else ""
     )
     if found.get("log"):
         yield f"log: {found['log']}"

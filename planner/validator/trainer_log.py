@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any
 
@@ -119,4 +120,5 @@ def _rates(plan: Plan, log: Log, seconds: float | None) -> dict[str, Any]:
         "tokens_per_second": {"predicted": tokens / told.step_time_s, "measured": None if seconds is None else tokens / seconds},
         "mfu": {"predicted": told.mfu, "measured": None if seconds is None else told.mfu * told.step_time_s / seconds},
         "loss": [losses[0], losses[-1]] if losses else None,
+        "loss_of_chance": math.log(plan.workload.model.vocab_size),  # ln V: where random weights begin
     }  # fmt: skip
