@@ -70,8 +70,8 @@ def _run(
         with open(f"/run/netns/{spaces[rank]}", "rb") as space:
             assert ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK) == 0
         os.environ["GLOO_SOCKET_IFNAME"] = f"v{spaces[rank]}"
+    from planner.launch.place import Place
     from planner.profiler.operations import quiet
-    from planner.profiler.place import Place
 
     quiet()
     place = Place(
@@ -190,10 +190,10 @@ def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
 
 def is_terminated(place: Any, say: Callable[[Any], None], died: bool) -> None:
     """The launcher ends ranks 0 and 1, which talk to nobody, after the last rank ``died``, or all of them."""
-    from planner.profiler.worker import heed_signals
+    from planner.launch.watch import heed_signals
 
     ranks = joined(place, say)
-    heed_signals(ranks)
+    heed_signals(ranks.watch)
     with ranks.watch.doing("a product of 8 x 8", [place.rank]):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL if died and place.rank == place.world - 1 else signal.SIGTERM)

@@ -121,7 +121,7 @@ def test_torchtitan_of_2024() -> None:
     log = parse_log(text, "x.log")
     assert (log.facts["parallel.dp"], log.facts["parallel.tp"], log.facts["parallel.zero"]) == (2, 2, 3)
     assert (log.facts["batch.micro"], log.facts["batch.global"], log.facts["model.seq"]) == (5, 20, 8192)
-    assert log.steps == [Step(number=10, tokens_per_second_per_gpu=111770.0)]
+    assert log.steps == [Step(number=10, tokens_per_second_per_gpu=111770.0, loss=12.1951)]
 
 
 def test_nanotron() -> None:

@@ -47,7 +47,9 @@ def test_split_jobs_train_like_one_process() -> None:
 
     assert [row["row"] for row in rows] == list(SUBSET)
     for row in rows:
-        assert row["equal"] and row["parameter_error"] < 1e-12 and row["loss_and_norm_error"] < 1e-12, row
+        tolerance = 0.15 if "bf16" in row["split"] else 1e-12  # in bf16 twice what rounding alone does, here below 0.1
+        assert row["equal"] and row["parameter_error"] < tolerance and row["loss_and_norm_error"] < tolerance, row
+        assert row["tolerance"] <= tolerance
         assert row["parameters"] >= 38 and row["values"] > 35000  # 9 tensors in each of 4 layers, and the ends
 
 
@@ -69,8 +71,10 @@ from planner.validator import model, parity
 model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
 found = parity.compare(parity.combination("llama", tp=2))
 print(found["equal"], found["parameter_error"] > 1e-4)
+found = parity.compare(parity.combination("llama", tp=2, precision="bf16"))
+print(found["equal"], found["tolerance"] < 0.15, found["parameter_error"] > 0.2)
 """
-    assert python(code).split() == ["False", "True"]
+    assert python(code).split() == ["False", "True", "False", "True", "True"]
 
 
 # ------------------------------------------------------------------------------------------------ fake memory is real
@@ -85,7 +89,7 @@ small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
 fields = json.loads(sys.argv[1])
 split = dataclasses.replace(parity.combination("llama", **fields), model=small, sequence_length=256, precision="fp32")
 [fake] = measure_all(split, [0])
-step, start, seen = meta._Emulated.measured, meta.Witness.start, {}
+step, start, seen = meta.Emulated.measured, meta.Witness.start, {}
 
 def watched(self):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
@@ -100,7 +104,7 @@ def begun(self):
     start(self)
     seen["before"] = self.total
 
-meta._Emulated.measured, meta.Witness.start = watched, begun
+meta.Emulated.measured, meta.Witness.start = watched, begun
 meta.measure(split, 0, real=True)
 print("FOUND", json.dumps([fake.peak, seen["before"] + seen["top"], sum(fake.at_peak.values())]))
 """
@@ -171,7 +175,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
     plan = plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3")
     (tmp_path / "broken.yaml").write_text("planner_plan: [")
     cases = [
-        ([str(plan), "--rung", "moon"], "unknown rung 'moon'; known: meta"),
+        ([str(plan), "--rung", "moon"], "unknown rung 'moon', nearest: "),
         ([str(tmp_path / "broken.yaml")], "broken.yaml line 2: did not find"),
         ([str(tmp_path / "none.yaml")], "none.yaml: cannot be read"),
     ]

@@ -11,7 +11,7 @@ from planner.calibrate.logs import Given, is_log, read_log, row_of_log
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.model import ModelSpec
-from planner.runs import Row, Run, read_rows, to_run
+from planner.runs import Row, Run, read_rows, share, to_run
 from planner.runs.hardware import gpu_profile
 from planner.runs.names import UnsupportedError
 from planner.trainer import Trainer
@@ -41,7 +41,7 @@ def read_measured(
         _check_same_device(row, hardware, profile)
         run = to_run(row, hardware=hardware, model=model)
         runs.append(run if trainer is None or run.unsupported else replace(run, trainer=trainer))
-    return runs
+    return share(runs)
 
 
 def _check_same_device(row: Row, hardware: str, profile: HardwareProfile) -> None:

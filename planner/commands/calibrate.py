@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from planner.commands.common import console, layout_options, layout_values, progress
 from planner.layout import NAMES
+
+if TYPE_CHECKING:
+    from planner.calibrate.replan import Replanned
+    from planner.runs import Run
 
 LAYOUT = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute")
 """What a log may leave open."""
@@ -38,13 +42,15 @@ def calibrate(
 ) -> None:
     """Correct the factors of a hardware profile with runs that you measured.
 
-    RUNS are files or directories in the schema of profiles/runs/README.md, or training logs of Megatron-LM, torchtitan,
-    nanotron, DeepSpeed or the transformers Trainer; flags say what a log does not. A factor that the runs do not determine
-    stays as it is, with the reason. Three runs are the least; five to ten of different layouts tell more.
+    RUNS are files of `plan validate --output`, files or directories in the schema of profiles/runs/README.md, or training
+    logs of Megatron-LM, torchtitan, nanotron, DeepSpeed or the transformers Trainer; flags say what a log does not. A factor
+    that the runs do not determine stays as it is, with the reason. Three runs are the least; five to ten of different layouts
+    tell more. Validated plans are priced and searched again with what was written.
 
     \b
     Examples:
       plan calibrate my-runs.yaml --hardware h100-sxm --output my-cluster.yaml
+      plan calibrate validation-*.yaml --hardware h100-sxm --output my-cluster.yaml
       plan calibrate logs/*.log --hardware h100-sxm --output my-cluster.yaml
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
@@ -64,6 +70,7 @@ def calibrate(
     with progress("fitting"):
         found = fit(measured, load_hardware(hardware), shared)
     written = write(found, hardware, shared, output, trainer_base=trainer)
+    changed = _replanned(measured, written)
     if as_json:
         rows = [
             {"source": one.run.source, "id": one.run.id, "of": one.fits, "before": one.before, "after": one.after,
@@ -72,16 +79,36 @@ def calibrate(
         ]  # fmt: skip
         click.echo(
             json.dumps(
-                {**provenance(found, hardware), "files": [str(path) for path in written], "errors": rows}, indent=1
+                {
+                    **provenance(found, hardware),
+                    "files": [str(path) for path in written],
+                    "errors": rows,
+                    "plans": [one.to_dict() for one in changed],
+                },
+                indent=1,
             )
         )
         return
-    from planner.report.calibration import print_calibration
+    from planner.report.calibration import print_calibration, print_replanned
 
     out = console()
     print_calibration(out, found)
     use = f"--hardware {written[0]}" + (f" --trainer {written[1]}" if len(written) > 1 else "")
+    print_replanned(out, changed)
     out.print(f"wrote {' and '.join(map(str, written))}; use it with {use}", soft_wrap=True, markup=False)
+
+
+def _replanned(measured: list[Run], written: list[Path]) -> list[Replanned]:
+    """The validated plans with what was written."""
+    from planner.calibrate.replan import replan
+    from planner.hardware import load_hardware
+    from planner.trainer import load_trainer
+
+    if not any(run.of_plan for run in measured):
+        return []
+    files = [str(path) for path in written]
+    with progress("planning again"):
+        return replan(measured, load_hardware(files[0]), load_trainer(files[1]) if files[1:] else None, files=files)
 
 
 def _facts(flags: dict[str, Any]) -> dict[str, Any]:

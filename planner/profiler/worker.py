@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,22 +17,23 @@ import torch.distributed as dist
 
 from planner import detect, library, units
 from planner.errors import PlannerError
+from planner.launch.place import Place
+from planner.launch.state import State, Teller, to_file
+from planner.launch.torchrun import DIRECTORY
+from planner.launch.watch import heed_signals
 from planner.profiler import drift
 from planner.profiler.collectives import NoSuchCollectiveError, measure_collective
 from planner.profiler.journal import Journal
-from planner.profiler.launch import DIRECTORY
 from planner.profiler.machine_facts import header, pressure
 from planner.profiler.odd_ones import measure_ranks, rank_point
 from planner.profiler.operations import Buffers, quiet
 from planner.profiler.overlap import measure_overlap, overlap_points
 from planner.profiler.patterns import coarse_first, collective_points, in_words, sizes
-from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
 from planner.profiler.rounds import IN_ROUNDS, ROUNDS, WARM_UP_SHARE, Rounds, schedule
 from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
-from planner.profiler.state import State, Teller, to_file
 
 SHARE = 0.5
 """Part of the budget for what one rank measures alone, where both are wanted."""
@@ -88,7 +88,7 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
             _last_words(sentence, directory)
 
     ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks)
+    heed_signals(ranks.watch)
     try:
         kept = _journal(settings, ranks)
         journal.append(kept)
@@ -110,21 +110,6 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
         (Path(directory) / f"done-{place.rank}").touch()
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
-
-
-def heed_signals(ranks: Ranks) -> None:
-    """Ctrl-C ends a rank in order, and the journal is written on the way out. SIGTERM comes from a launcher that has lost a
-    rank, often before this one has noticed: it is reported. A report that is under way is not cut short."""
-
-    def stop(number: int, _: object) -> None:
-        if ranks.watch.ending:
-            return
-        if number == signal.SIGTERM:
-            ranks.watch.terminated()
-        raise KeyboardInterrupt
-
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, stop)
 
 
 def _last_words(sentence: str, directory: str | None) -> None:

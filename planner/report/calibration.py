@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from planner.calibrate.calibration import Calibration, Moved
+from planner.calibrate.replan import Replanned
 
 
 def print_calibration(console: Console, calibration: Calibration) -> None:
@@ -32,6 +35,26 @@ def print_calibration(console: Console, calibration: Calibration) -> None:
     console.print(errors)
     if not calibration.moved:
         console.print("Nothing was changed: the profile is written as it was.")
+
+
+def print_replanned(console: Console, plans: Sequence[Replanned]) -> None:
+    """The validated plans before and after, whether another layout is the best now, and the command that plans again."""
+    if not plans:
+        return
+    from planner.units import format_seconds
+
+    table = _table("Validated plans, step time", ("", "measured", "before", "after", "best layout"))
+    for one in plans:
+        seen = one.run.measured.step_time
+        cells = [
+            format_seconds(told) + ("" if not seen else f" ({told / seen - 1:+.1%})")
+            for told in (one.before, one.after)
+        ]
+        best = f"now {one.best_after or 'none fits'}" if one.moved else "the same"
+        table.add_row(one.run.id, "" if not seen else format_seconds(seen), *cells, escape(best))
+    console.print(table)
+    for command in dict.fromkeys(one.command for one in plans):
+        console.print(f"plan again: {command}", soft_wrap=True, markup=False)
 
 
 def _table(title: str, headings: tuple[str, ...]) -> Table:

@@ -5,11 +5,11 @@ filled from facts about its framework (``profiles/frameworks.yaml``); further gu
 Nothing here looks at a prediction. Texts of other frameworks live in this package and in frameworks.yaml only.
 """
 
-from planner.runs.mapping import Run, read_runs, to_run
+from planner.runs.mapping import Run, read_runs, share, to_run
 from planner.runs.measured import FORMULAS, Measured, flop_per_token
 from planner.runs.schema import Row, read_rows, rows_from_dict, shipped
 
 __all__ = [
-    "FORMULAS", "Measured", "Row", "Run", "flop_per_token", "read_rows", "read_runs", "rows_from_dict", "shipped",
-    "to_run",
+    "FORMULAS", "Measured", "Row", "Run", "flop_per_token", "read_rows", "read_runs", "rows_from_dict", "share",
+    "shipped", "to_run",
 ]  # fmt: skip

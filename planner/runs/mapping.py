@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
 from planner.runs.names import UnsupportedError, entry_of, family_of, recipe_of
+from planner.runs.planned import planned_fields
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
@@ -41,6 +42,8 @@ class Run:
     """The row states its model, its degrees and its batch."""
     representative: bool = True
     """The source itself does not call the run broken."""
+    of_plan: bool = False
+    """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
     slow_network: bool = False
     """The job's own benchmark of its network reached less than half of the line rate."""
     unsupported: str = ""
@@ -63,7 +66,24 @@ class Run:
 
 def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
     """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken."""
-    return [to_run(row) for row in read_rows(paths)]
+    return share([to_run(row) for row in read_rows(paths)])
+
+
+def share(runs: Sequence[Run]) -> list[Run]:
+    """The runs with equal models and trainers of plans made one object each: runs that share them are priced in one call."""
+    known: list[Any] = []
+
+    def one(value: Any) -> Any:
+        found = next((other for other in known if type(other) is type(value) and other == value), None)
+        known.extend([] if found is not None else [value])
+        return value if found is None else found
+
+    def shared(run: Run) -> Run:
+        if run.workload is None or not run.of_plan:
+            return run
+        return replace(run, workload=run.workload.replace(model=one(run.workload.model)), trainer=one(run.trainer))
+
+    return [shared(run) for run in runs]
 
 
 def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> Run:
@@ -71,10 +91,11 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
 
     ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
     """
-    missing, network = _missing(row), "not measured"
+    of_plan = row.get("plan") is not None
+    missing, network = [] if of_plan else _missing(row), "not measured"
     try:
         profile, network = hardware_of(row, hardware)
-        run = _map(row, profile, missing, model)
+        run = planned_fields(row, profile) if of_plan else _map(row, profile, missing, model)
     except UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
@@ -89,6 +110,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         where=str(row.about.get("where") or ""),
         stated=not missing,
         representative=not broken,
+        of_plan=of_plan,
         slow_network=network == "slow",
         **run,
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, nearest_first
+from planner.runs.validation import documents, is_validation
 
 _INT, _NUMBER, _TEXT, _BOOL = "a whole number of at least 0", "a number of at least 0", "a text", "true or false"
 _MODEL = {
@@ -23,10 +24,11 @@ _MEASURED = {
     **dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "mem_gb"), _NUMBER),
     "tflops_kind": _TEXT, "oom": _BOOL,
 }  # fmt: skip
+_PLAN = "a mapping with the workload, trainer and layout of a plan"
 _ROW: dict[str, Any] = {
     "model": _MODEL, "parallel": _PARALLEL, "batch": {"micro": _INT, "global": _INT}, "measured": _MEASURED,
     "layer_ms": {"forward": _NUMBER, "backward": _NUMBER, "combined": _NUMBER}, "precision": _TEXT, "optimizer": _TEXT,
-    "recompute": _TEXT, "flash_attention": _BOOL, "tp_overlap": _BOOL, "grad_overlap": _BOOL, "compile": _BOOL,
+    "recompute": _TEXT, "plan": _PLAN, "flash_attention": _BOOL, "tp_overlap": _BOOL, "grad_overlap": _BOOL, "compile": _BOOL,
     "notes": _TEXT, "id": _TEXT, "framework": _TEXT,
 }  # fmt: skip
 _SOURCE = {"id": _TEXT, "title": _TEXT, "where": _TEXT, "quality": _TEXT, "date": _TEXT}
@@ -84,7 +86,18 @@ def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
             files.append(path)
         else:
             raise PlannerError(f"no such file or directory of runs: {path}")
-    return [row for file in files for row in rows_from_dict(library.read_yaml(file), where=str(file), source=file.stem)]
+    return [row for file in files for row in _rows_of_file(file)]
+
+
+def _rows_of_file(file: Path) -> list[Row]:
+    """Rows of a file of runs, or of the validations of plans."""
+    data, rows = library.read_yaml(file), list[Row]()
+    for document in documents(data, where=str(file)) if is_validation(data) else [data]:
+        rows += rows_from_dict(document, where=str(file), source=file.stem)
+    for row in rows if is_validation(data) else ():  # only here: a file of runs checks its own ids
+        if sum(other.id == row.id for other in rows) > 1:
+            raise PlannerError(f"{file}: row {row.id}: this id appears twice; ids must be unique in a file")
+    return rows
 
 
 def rows_from_dict(data: Mapping[str, Any], *, where: str = "runs", source: str = "") -> list[Row]:
@@ -150,6 +163,8 @@ def _value(value: Any, kind: Any, where: str, key: str) -> Any:
         good = not isinstance(value, (Mapping, list, tuple, bool, bytes, set))
     elif kind is _BOOL:
         good = isinstance(value, bool)
+    elif kind is _PLAN:
+        good = isinstance(value, Mapping)
     else:
         good = isinstance(value, int if kind is _INT else (int, float)) and not isinstance(value, bool)
         good = good and 0 <= value < 1e15

@@ -9,6 +9,7 @@ import dataclasses
 import importlib
 import importlib.util
 import json
+import os
 import re
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import yaml
 from planner.export import load_target
 from planner.export.check import Checked
 from planner.export.target import ExportJob
+from planner.layout import Layout
 from tests.trainers.plans import Wanted, found, jobs
 
 PACKAGES = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "accelerate": "trl", "nanotron": "nanotron"}
@@ -125,3 +127,42 @@ def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(re.findall(r"'loss': ", done.stdout)) == 5
+
+
+def test_plan_validate_runs_torchtitan_and_reads_its_log(tmp_path: Path) -> None:
+    """The exported plan of two processes in torchtitan's own training loop, on the CPU: see torchtitan_on_cpu.py for what is
+    replaced. Its log is the real one."""
+    installed("torchtitan")
+    import shlex
+    import shutil
+
+    from planner.validator.learn import learned
+    from planner.validator.trainer_run import TrainerRun, run_trainer
+
+    launcher = shutil.which("torchrun")
+    if launcher is None:
+        pytest.skip("NOT CHECKED: torchrun is not on the PATH")
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=1))[0]
+    small = dataclasses.replace(
+        plan.workload.model, name="tiny", num_layers=2, hidden_size=64, num_heads=4, num_kv_heads=2, head_dim=16, ffn_size=128,
+        vocab_size=256, max_sequence_length=128, published_parameters=0.0,
+    )  # fmt: skip
+    work = plan.workload.replace(model=small, sequence_length=64, global_batch_size=4, precision="fp32")
+    layout = Layout(dp=2, num_microbatches=2, zero=3)
+    tiny = dataclasses.replace(plan, workload=work, layout=layout, num_gpus=2)
+    words = [
+        launcher, "--standalone", "--nproc-per-node", "2", str(Path(__file__).with_name("torchtitan_on_cpu.py")),
+        "--module", "plan_config", "--config", "smoke", "--training.steps", "7", "--compile.no-enable",
+        "--parallelism.spmd_backend", "partial_dtensor",
+    ]  # fmt: skip
+    command = f"env PYTHONPATH=.:{os.environ.get('PYTHONPATH', '')} OMP_NUM_THREADS=1 {shlex.join(words)}"
+    asked = TrainerRun(trainer="torchtitan", steps=5, command=command, warm_up=2, keep_log=tmp_path / "train.log")
+    result = run_trainer(tiny, tmp_path / "plan.yaml", asked)
+    text = (tmp_path / "train.log").read_text()
+    assert result["outcome"] == "completed", f"{result['failure']} {text[-3000:]}"
+    assert result["steps"] == {"warm": 2, "measured": 5} and "dp_shard=2, cp=1, tp=1, ep=1" in text
+    [step] = result["times"]
+    tokens = result["rates"]["tokens_per_second"]["measured"]
+    assert 0 < step["measured_seconds"] < 60 and tokens * step["measured_seconds"] == pytest.approx(4 * 64)
+    assert result["ranks"][0]["memory"][0]["what"] == "reserved" and len(result["rates"]["loss"]) == 2
+    assert result["device"]["kind"] == "cpu" and "it ran on CPUs" in learned(tiny, result)["no_run"]

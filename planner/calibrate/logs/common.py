@@ -29,6 +29,7 @@ class Step:
     """Of the whole job."""
     batch: int | None = None
     """Sequences of this step."""
+    loss: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -86,7 +87,7 @@ def whole(text: Any) -> int | None:
         return None
 
 
-def steady(log: Log, where: str) -> Steady:
+def steady(log: Log, where: str, *, warm_up: int = WARM_UP) -> Steady:
     """Median over the steady steps: repeated numbers and the first steps dropped, the last batch size kept.
 
     Raises PlannerError when too few steps are left.
@@ -100,10 +101,10 @@ def steady(log: Log, where: str) -> Steady:
             samples_per_second=one.samples_per_second, spread=0.0, steps=1, batch=one.batch,
         )  # fmt: skip
     last = unique[-1].batch if unique else None
-    kept = [step for step in unique[WARM_UP:] if step.batch == last]
+    kept = [step for step in unique[warm_up:] if step.batch == last]
     if len(kept) < LEAST_STEPS:
         raise PlannerError(
-            f"{where}: {len(unique)} steps are logged; the first {WARM_UP} are warm-up, and at least {LEAST_STEPS} more with "
+            f"{where}: {len(unique)} steps are logged; the first {warm_up} are warm-up, and at least {LEAST_STEPS} more with "
             "one batch size are needed: train a little longer, or log more often"
         )
 

@@ -22,6 +22,7 @@ from planner.calibrate.logs.common import Log, Step, lines, whole
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 _STEP = re.compile(r"iteration\s+(\d+)\s*/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
 _BATCH = re.compile(r"g(?:lobal|loabl) batch size:\s*(\d+)")
+_LOSS = re.compile(r"lm loss:\s*([\d.]+(?:E[+-]\d+)?)")
 _MEMORY = re.compile(r"memory \(MB\) \|.*?max allocated: ([\d.]+)")
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _FP8_NOTE = {"mxfp8": "MXFP8", "blockwise": "blockwise fp8"}
@@ -39,12 +40,13 @@ def read(text: str) -> Log:
         if " .." in line and (match := _ARGUMENT.search(line)):
             arguments.setdefault(match.group(1), match.group(2).strip())
         elif "elapsed time per iteration" in line and (match := _STEP.search(line)):
-            batch = _BATCH.search(line)
+            batch, loss = _BATCH.search(line), _LOSS.search(line)
             steps.append(
                 Step(
                     number=int(match.group(1)),
                     seconds=float(match.group(2)) * units.parse("1 ms", "seconds"),
                     batch=int(batch.group(1)) if batch else None,
+                    loss=float(loss.group(1)) if loss else None,
                 )
             )
         elif match := _MEMORY.search(line):

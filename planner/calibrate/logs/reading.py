@@ -13,6 +13,7 @@ from planner.calibrate.logs.common import Log, steady
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
+from planner.runs.planned import model_columns
 
 READERS = (megatron, nanotron, torchtitan, deepspeed, hugging_face)
 """In the order in which they are asked: Megatron-DeepSpeed prints lines of both, those of Megatron are the finer ones."""
@@ -131,15 +132,8 @@ def _check_same_model(facts: Mapping[str, Any], model: ModelSpec, where: str) ->
 
 
 def model_facts(model: ModelSpec) -> dict[str, Any]:
-    """A model in the fields of a row."""
-    facts = {
-        "name": model.name, "hidden": model.hidden_size, "layers": model.num_layers, "heads": model.num_heads,
-        "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "ffn": model.ffn_size, "gated": model.gated,
-        "vocab": model.vocab_size, "tied_embeddings": model.tied_embeddings,
-    }  # fmt: skip
-    if model.is_moe:
-        facts |= {"experts": model.num_experts, "topk": model.top_k, "moe_ffn": model.expert_ffn_size}
-    return {f"model.{key}": value for key, value in facts.items()}
+    """A model in the fields of a row, by path."""
+    return {f"model.{key}": value for key, value in model_columns(model).items()}
 
 
 def _nested(facts: Mapping[str, Any]) -> dict[str, Any]:

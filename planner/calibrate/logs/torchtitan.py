@@ -23,7 +23,7 @@ from typing import Any
 
 from planner.calibrate.logs.common import Log, Step, lines, number
 
-_STEP = re.compile(r"step:\s*(\d+)\s+loss:.*?memory:\s*([\d.]+)GiB.*?\b[tw]ps:\s*([\d,]+)")
+_STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([\d.]*).*?memory:\s*([\d.]+)GiB.*?\b[tw]ps:\s*([\d,]+)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[(.*?)\], \[(.*?)\]")
 _MODEL = re.compile(r"Building (\S+) (\S+) with \w*ModelArgs\((.*)\)")
@@ -52,8 +52,14 @@ def read(text: str) -> Log:
     mesh, compiled, batch = dict[str, int](), None, None
     for line in lines(text):
         if match := _STEP.search(line):
-            log.steps.append(Step(number=int(match.group(1)), tokens_per_second_per_gpu=number(match.group(3))))
-            log.memory_gib = max(log.memory_gib or 0.0, float(match.group(2)))
+            log.steps.append(
+                Step(
+                    number=int(match.group(1)),
+                    loss=float(match.group(2)) if match.group(2) else None,
+                    tokens_per_second_per_gpu=number(match.group(4)),
+                )
+            )
+            log.memory_gib = max(log.memory_gib or 0.0, float(match.group(3)))
         elif match := _MESH.search(line):
             mesh = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match.group(1))}
         elif match := _OLD_MESH.search(line):

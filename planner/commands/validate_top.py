@@ -1,0 +1,109 @@
+"""``plan validate --trainer`` and ``--top``: the trainer's run, and finalists one after the other into one file."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.commands.common import console, progress
+from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from planner.plan import Plan
+    from planner.validator.top import Finalist
+    from planner.validator.trainer_run import TrainerRun
+
+
+def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -> TrainerRun | None:
+    """What --trainer and its fellows ask for; None without them. Raises PlannerError."""
+    name, command, log = flags["trainer"], flags["trainer_command"], flags["trainer_log"]
+    if name is None:
+        if command or log:
+            raise PlannerError("--trainer-command and --trainer-log need --trainer torchtitan or --trainer megatron")
+        return None
+    from planner.calibrate.logs.common import LEAST_STEPS
+    from planner.validator.trainer_run import LEAST_WARM_UP, TrainerRun
+
+    if command and log:
+        raise PlannerError("--trainer-log reads a run that was made, --trainer-command makes one: give one of them")
+    if flags["steps"] < LEAST_STEPS:
+        raise PlannerError(f"--steps {flags['steps']}: a median of a trainer's steps needs at least {LEAST_STEPS}")
+    if flags["trace"] is not None or flags["rank"]:
+        raise PlannerError("--trace and --rank are of the other rungs; a trainer writes its own traces")
+    return TrainerRun(
+        trainer=name, steps=flags["steps"], warm_up=max(flags["warmup"], LEAST_WARM_UP), timeout=timeout,
+        command=command or "", log=log, keep_log=None if output is None or log else output.with_suffix(".log"),
+    )  # fmt: skip
+
+
+def run_with_trainer(plan: Plan, file: Path, asked: TrainerRun) -> dict[str, Any]:
+    """One plan with its trainer; limits are said before the start."""
+    from planner.validator.trainer_run import run_trainer
+
+    with progress(asked.trainer) as say:
+        return run_trainer(plan, file, asked, say, lambda text: click.echo(text, err=True))
+
+
+def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
+    """The plan files of --finalist, or the best plans of the job for --top; [] without either. Raises PlannerError."""
+    if flags["finalist"]:
+        if flags["top"]:
+            raise PlannerError("--finalist says which plans are run, --top lets a search say it: give one of them")
+        from planner.plan import load_plan
+        from planner.validator.top import given
+
+        return given(plan, {file: load_plan(file) for file in flags["finalist"]})
+    if flags["top"] is None:
+        return []
+    from planner.validator.top import finalists
+
+    with progress("searching") as say:
+        chosen = finalists(plan, flags["top"], say)
+    if len(chosen) < 2:
+        raise PlannerError("--top: the search finds no other plan of this job that fits; validate the one there is")
+    return chosen
+
+
+def run_finalists(
+    chosen: list[Finalist], file: Path, rung: str, run: Callable[[Finalist], dict[str, Any]],
+    keep: Callable[[dict[str, Any]], object],
+) -> dict[str, Any]:  # fmt: skip
+    """Every finalist, what is known kept after each."""
+    from planner.validator.learn import learned
+    from planner.validator.top import validate_all
+
+    def one(finalist: Finalist) -> dict[str, Any]:
+        what = "the plan" if finalist.own else f"finalist {finalist.predicted_rank}"
+        click.echo(f"{what}, predicted {finalist.plan.prediction.step_time_s:.4g} s per step", err=True)
+        name, today = f"{file.stem}-{finalist.predicted_rank}", datetime.date.today().isoformat()
+        return learned(finalist.plan, run(finalist), name=name, date=today)
+
+    return validate_all(chosen, one, keep, file=file, rung=rung)
+
+
+def for_finalist(asked: TrainerRun, finalist: Finalist) -> TrainerRun:
+    """The same with a log of its own."""
+    keep = asked.keep_log
+    if keep is None:
+        return asked
+    return dataclasses.replace(asked, keep_log=keep.with_name(f"{keep.stem}-{finalist.predicted_rank}{keep.suffix}"))
+
+
+def print_finalists(found: dict[str, Any], output: Path | None) -> None:
+    """The ranking, and below it what each finalist teaches."""
+    from planner.report.finalists import finalist_tables
+    from planner.report.learned import learned_lines
+
+    out = console()
+    for part in finalist_tables(found):
+        out.print(part, markup=False) if isinstance(part, str) else out.print(part)
+    lines: dict[str, None] = {}
+    for one in found["validations"]:
+        lines |= dict.fromkeys(learned_lines(one, None if output is None else str(output)))
+    for line in lines:
+        out.print(line, markup=False, soft_wrap=True)

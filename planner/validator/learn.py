@@ -1,0 +1,170 @@
+"""What a validation teaches: the mechanism that is likeliest behind a miss, and the run that calibration reads.
+
+``learned`` adds to what a rung found the keys ``likeliest``, ``no_run`` and ``run``; every rung goes through it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from planner.analysis.doctor import Explanation, Finding, diagnose
+from planner.analysis.pricing import estimate_of, job_of
+from planner.detect import profile_of
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, load_hardware
+from planner.layout import Layout
+from planner.plan import Plan, predict
+from planner.runs import Measured
+from planner.runs.planned import document_of_plan
+from planner.units import GIB
+
+RAN = ("full", "trainer")
+"""Rungs whose step is one that the plan's own ranks really ran; the others measure a part and price the rest."""
+PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "allocated": "allocated"}
+"""Rows of a rank's memory that are a peak, best for a comparison first, and what they are the peak of."""
+
+
+def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str = "plan") -> dict[str, Any]:
+    """What a rung found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
+    if not found.get("layout"):  # it ended before there was anything to compare
+        return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
+    try:
+        return _learned(as_run(plan, found), found, date=date, name=name)
+    except PlannerError as error:  # what was measured is kept, whatever the plan's files have become
+        return {**found, "likeliest": None, "no_run": str(error), "run": None}
+
+
+def _learned(ran: Plan, found: Mapping[str, Any], *, date: str, name: str) -> dict[str, Any]:
+    why_not = no_run(ran, found)
+    run = None if why_not else document_of_plan(
+        ran, measured_of(found), name=name, framework=f"plan validate, rung {found['rung']}, {found['trainer']}",
+        date=date, notes="; ".join(found.get("changes") or ()), where=str(found.get("where") or ""),
+    )  # fmt: skip
+    return {**found, "likeliest": likeliest(ran, found), "no_run": why_not or None, "run": run}
+
+
+def as_run(plan: Plan, found: Mapping[str, Any]) -> Plan:
+    """The plan as it was run and priced: with the trainer and the layout of ``found``, where they are others."""
+    layout = Layout.from_dict(found["layout"])
+    if (found["trainer"], layout) == (plan.load_trainer().name, plan.layout):
+        return plan
+    own = found["trainer"] == plan.load_trainer().name
+    other = dataclasses.replace(plan, trainer=plan.trainer if own else found["trainer"], layout=layout)
+    job = job_of(other)
+    return dataclasses.replace(other, prediction=predict(estimate_of(job, layout), job, plan.kind()))
+
+
+def measured_of(found: Mapping[str, Any]) -> Measured:
+    """Step time, and the highest peak of all ranks in the best kind that was read."""
+    kind, peak = peak_of(found)
+    ran_out = found["outcome"] == "out_of_memory"
+    step = step_of(found)
+    return Measured(
+        step_time=None if ran_out or step is None else step["measured_seconds"], memory=None if ran_out else peak,
+        memory_kind="" if ran_out or peak is None else kind, fits=not ran_out,
+    )  # fmt: skip
+
+
+def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The row of the step among the times, where it is held against the prediction; None where it is not, or was not measured."""
+    row = time_of(found, "step")
+    return row if row and row["predicted_seconds"] is not None and not row.get("note") else None
+
+
+def time_of(found: Mapping[str, Any], what: str) -> Mapping[str, Any] | None:
+    """A row of the times that was measured."""
+    rows = [dict(row) for row in found.get("times") or () if row["what"] == what and row.get("measured_seconds")]
+    return rows[0] if rows else None
+
+
+def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
+    """(kind, bytes) of the highest peak of the ranks; None where none was measured."""
+    for what, kind in PEAKS.items():
+        sizes = [
+            row["measured_gib"] * GIB
+            for rank in found.get("ranks") or ()
+            for row in rank.get("memory") or ()
+            if row["what"] == what and row["measured_gib"]
+        ]
+        if sizes:
+            return kind, max(sizes)
+    return "", None
+
+
+def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
+    """Why nothing was measured that the plan predicts; '' = something was."""
+    if found["rung"] not in RAN:
+        return f"rung {found['rung']} measures a part of the plan and prices the rest"
+    if found["outcome"] not in ("completed", "out_of_memory"):
+        return f"the run ended as {found['outcome'].replace('_', ' ')}"
+    other = other_device(plan.cluster().hardware, found.get("device") or {})
+    if other:
+        return other
+    if found["outcome"] == "completed" and step_of(found) is None and peak_of(found)[1] is None:
+        return "neither a step time nor a peak of memory was measured"
+    step = time_of(found, "step")
+    if step is not None and step.get("note"):
+        return str(step["note"])
+    return ""
+
+
+def other_device(hardware: HardwareProfile, device: Mapping[str, Any]) -> str:
+    """Why a measurement on a device says nothing about a plan for a hardware profile; '' = it does."""
+    kind, name = device.get("kind"), str(device.get("name") or "")
+    if (kind == "cpu") != (hardware.arch == "CPU"):
+        return f"it ran on {'CPUs' if kind == 'cpu' else name or 'GPUs'}, and the plan is for {hardware.device}"
+    if kind == "cpu":
+        return ""
+    known = profile_of(name)
+    arch = load_hardware(known).arch if known else hardware.arch
+    return "" if arch == hardware.arch else f"it ran on {name} ({arch}), and the plan is for {hardware.device}"
+
+
+def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What most plausibly explains a step or a peak outside of the plan's interval; None where both lie within.
+
+    The answer of planner.analysis.doctor. Nothing is said of times that another device gave.
+    """
+    compared = not (found["rung"] in RAN and other_device(plan.cluster().hardware, found.get("device") or {}))
+    if not compared or found["outcome"] != "completed":
+        return None
+    row, (kind, peak) = step_of(found), peak_of(found)
+    step = None if row is None else float(row["measured_seconds"])
+    if step is None and peak is None:
+        return None
+    try:
+        told = diagnose(plan, step, peak, kind or "device")
+    except (
+        PlannerError
+    ) as error:  # the plan's files changed since it was made: then nothing can be said, and that is said
+        return {"mechanism": None, "sentence": f"no mechanism can be named: {error}"}
+    missed = [_said(one, plan) for one in told.findings if not one.inside]
+    return {**missed[0], "also": missed[1:]} if missed else None
+
+
+def _said(one: Finding, plan: Plan) -> dict[str, Any]:
+    """The first explanation of one quantity as plain data."""
+    what = "step" if one.quantity == "step_time" else "peak of memory"
+    gap = f"the {what} is {abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'} the prediction and outside of its interval"
+    base = {"quantity": one.quantity, "gap": one.gap, "model_error_share": one.model_share}
+    if not one.explanations:
+        return {
+            **base, "mechanism": None, "share": None, "check": None, "others": [],
+            "sentence": f"{gap}; nothing that is priced moves it that way: compare the job with the plan, input by input",
+        }  # fmt: skip
+    first, *others = one.explanations
+    sentence = f"{gap}; likeliest: {first.name}, {first.size} ({first.share:.0%} of the explanations' weight)"
+    if one.model_share > first.share:
+        sentence = (
+            f"{gap}; the model's own error weighs most ({one.model_share:.0%}), then {first.name}, {first.size} "
+            f"({first.share:.0%})"
+        )
+    return {
+        **base, "mechanism": first.key, **_plain(first), "others": [_plain(other) for other in others[:2]], "sentence": sentence
+    }  # fmt: skip
+
+
+def _plain(one: Explanation) -> dict[str, Any]:
+    return {"name": one.name, "size": one.size, "share": one.share, "explains": one.explains, "check": one.check}
