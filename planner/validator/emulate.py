@@ -96,7 +96,7 @@ def spread(values: list[float]) -> float | None:
     return (cuts[-1] - cuts[0]) / 2.0 / statistics.median(values)
 
 
-class OneRank(Emulated):
+class OnDevice(Emulated):
     """The run of a rank without neighbours, with numbers: weights, tokens and what comes from neighbours are drawn."""
 
     def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None]) -> None:
@@ -145,7 +145,8 @@ class StoppedClock(Clock):
         first = len(self._stand_ins.log)
         with super().span(kind, stage, microbatch):
             yield
-        self._inside[kind, stage, microbatch].append((first, len(self._stand_ins.log)))
+        if self.on:
+            self._inside[kind, stage, microbatch].append((first, len(self._stand_ins.log)))
 
     def own(self) -> dict[tuple[str, int, int], float]:
         """Seconds of every span since the last call, by kind, stage and microbatch, without the stand-ins inside."""
@@ -226,7 +227,7 @@ def _watch_and_time(
         made, wires = Run(ran, device), Wires()
         stand_ins = stack.enter_context(StandIns(device))
         with witness:
-            run = OneRank(made, witness, say)
+            run = OnDevice(made, witness, say)
             run.warm()
             so_far.phase = "first step"
             witness.start()
@@ -240,9 +241,11 @@ def _watch_and_time(
 
 
 def _time(
-    alone: Alone, run: OneRank, stand_ins: StandIns, device: torch.device, so_far: _Progress, say: Callable[[str], None]
+    alone: Alone, run: OnDevice, stand_ins: StandIns, device: torch.device, so_far: _Progress, say: Callable[[str], None]
 ) -> None:
     """Steps with the clock on; nothing watches them."""
+    for hook in run.hooks:
+        hook.remove()
     clock = StoppedClock(device, stand_ins)
     clock.attach(run.run)
     data = run.inputs(run.split.num_microbatches)

@@ -1,7 +1,8 @@
 """Rung rank: some ranks of the plan, one after the other on one device, and the step that follows from them.
 
 Measured are the passes, the update and the memory of each rank; priced are collectives, the wait for other stages and what
-belongs to the whole job. The two are put together by the cost model's own schedule (``assemble.py``).
+belongs to the whole job. The two are put together by the cost model's own schedule (``assemble.py``): ``assembled_seconds`` of
+the rows, which sum to that of the step; ``measured_seconds`` is there where the rank itself was measured.
 """
 
 from __future__ import annotations
@@ -40,12 +41,12 @@ def _too_large(asked: Question, machine: Machine) -> str:
     """Why the worst rank does not fit into main memory, or ""."""
     from planner.validator.compare import predicted
 
-    needs = max(sum(predicted(asked, stage).values()) for stage in range(min(asked.split.pp, 2))) / GIB
-    last = sum(predicted(asked, asked.split.pp - 1).values()) / GIB
-    if max(needs, last) * GIB < machine.memory:
+    stages = {0, min(1, asked.split.pp - 1), asked.split.pp - 1}
+    needs = max(sum(predicted(asked, stage).values()) for stage in stages)
+    if needs < machine.memory:
         return ""
     return (
-        f"the worst rank allocates {max(needs, last):.1f} GiB and {machine.memory / GIB:.1f} GiB of main memory are free; "
+        f"the worst rank allocates {needs / GIB:.1f} GiB and {machine.memory / GIB:.1f} GiB of main memory are free; "
         "use a GPU, or a smaller model"
     )
 
@@ -178,14 +179,16 @@ def _times(task: Task, priced: Priced, done: list[Emulation]) -> dict[str, Any]:
     currency = "processor" if task.machine.device == "cpu" else "device"
     step = sum(told.values())
     bar = error_bar("step_time", task.asked.trainer, task.asked.cluster.hardware, task.plan.kind())
-    rows = [
-        time_row("step", step, whole.step, spread=_spread(done), interval=bar.interval(step), currency=currency, note=elsewhere)
-    ]
+    interval = None if elsewhere else bar.interval(step)
+    row = time_row("step", step, whole.step, spread=_spread(done), interval=interval, currency=currency, note=elsewhere)
+    rows = [{**row, "assembled_seconds": whole.step}]
     for part, seconds in whole.parts.items():
         if seconds == told[part] == 0.0:
             continue
-        note = elsewhere if part in MEASURED else WALKED if part in ("bubble", "stragglers") else PRICED
-        rows.append(time_row(part, told[part], seconds, currency=currency, note=note))
+        alone = part in MEASURED
+        note = elsewhere if alone else WALKED if part in ("bubble", "stragglers") else PRICED
+        row = time_row(part, told[part], seconds if alone else None, currency=currency, note=note)
+        rows.append({**row, "assembled_seconds": seconds})
     tokens = float(priced.estimate.tokens[0]) * int(priced.dealt.num_gpus)
     flop = float(priced.estimate.flop[0]) / priced.estimate.peak_flops
     return {

@@ -93,6 +93,7 @@ class Rung:
 
 
 RUNGS: tuple[Rung, ...] = (
+    Rung(name="rank", what="some ranks, one after the other on one device", module="planner.validator.one_rank"),
     Rung(name="meta", what="memory on fake tensors, no GPU needed", module="planner.validator.fake"),
 )
 """The highest first."""
