@@ -25,8 +25,10 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.validator import kernels
 from planner.validator.assemble import Seen
 from planner.validator.clock import Clock, Timed, memory, reset_memory
+from planner.validator.full_rank import facts, fill, in_words
 from planner.validator.meta import Emulated, Measured, measured_by, step_of
 from planner.validator.split import Split
 from planner.validator.stand_ins import StandIns, denormals
@@ -75,6 +77,8 @@ class Emulation:
     """Per step: operation, times, bytes of the full buffers, seconds; ``beside`` of them ran on other streams, untimed."""
     failure: dict[str, Any] | None = None
     """Phase, sentence and GiB allocated where it ran out of memory."""
+    not_compiled: dict[str, str] = field(default_factory=dict)
+    """Operators that ran on a GPU as several kernels instead of one, and why."""
 
     def seen(self) -> Seen:
         """Medians over the steps."""
@@ -88,32 +92,13 @@ class Emulation:
         )  # fmt: skip
 
 
-def spread(values: list[float]) -> float | None:
-    """Half the distance of the 5th and the 95th percentile over the median; None of fewer than two."""
-    if len(values) < 2:
-        return None
-    cuts = statistics.quantiles(values, n=20, method="inclusive")
-    return (cuts[-1] - cuts[0]) / 2.0 / statistics.median(values)
-
-
 class OnDevice(Emulated):
     """The run of a rank without neighbours, with numbers: weights, tokens and what comes from neighbours are drawn."""
 
-    def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None]) -> None:
+    def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None], rank: int) -> None:
         super().__init__(run, witness, progress)
-        self._drawn = torch.Generator(device=run.device).manual_seed(run.split.world)
-        with torch.no_grad():
-            for part in run.parts:
-                for name, parameter in part.named_parameters():
-                    self._draw(name, parameter)
-
-    def _draw(self, name: str, parameter: Any) -> None:
-        """This rank's shard of a weight, of the size that keeps activations as they are; norms about 1."""
-        local = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-        bias = name.endswith("bias")
-        local.normal_(generator=self._drawn).mul_(0.1 if bias or "norm" in name else parameter.shape[-1] ** -0.5)
-        if "norm" in name and not bias:
-            local.add_(1.0)
+        self._drawn = torch.Generator(device=run.device).manual_seed(rank)
+        fill(run, rank)
 
     def inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens of ``count`` microbatches and what follows them."""
@@ -148,15 +133,16 @@ class StoppedClock(Clock):
         if self.on:
             self._inside[kind, stage, microbatch].append((first, len(self._stand_ins.log)))
 
-    def own(self) -> dict[tuple[str, int, int], float]:
-        """Seconds of every span since the last call, by kind, stage and microbatch, without the stand-ins inside."""
-        found = {}
-        for one in self.take():
-            key = (one.kind, one.stage, one.microbatch)
-            taken = sum(self._stand_ins.seconds(*window) for window in self._inside[key])
-            found[key] = self.seconds_of(one) - taken
-        self._inside.clear()
-        return found
+    def cut(self) -> list[Any]:
+        """Everything since the last call, not read yet, and the stand-ins inside of it."""
+        inside, self._inside = self._inside, defaultdict(list)
+        return [super().cut(), inside]
+
+    def own(self, batch: list[Any]) -> dict[tuple[str, int, int], float]:
+        """What ``cut`` gave: seconds of every span by kind, stage and microbatch, without the stand-ins inside."""
+        spans, inside = batch
+        return {key: self.seconds_of(one) - sum(self._stand_ins.seconds(*window) for window in inside[key])
+                for one in self.resolve(spans) for key in [(one.kind, one.stage, one.microbatch)]}  # fmt: skip
 
     def seconds_of(self, one: Timed) -> float:
         """Time of the stream on a GPU, of the processor on a CPU: on shared cores wall time says little."""
@@ -192,16 +178,18 @@ def emulate(alone: Alone, split: Split, rank: int, say: Callable[[str], None] = 
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
         _watch_and_time(alone, split, ran, rank, device, so_far, say)
-    except (torch.OutOfMemoryError, MemoryError) as error:
-        held = torch.cuda.memory_allocated() if device.type == "cuda" else None
-        failure = {"phase": so_far.phase, "sentence": str(error).splitlines()[0], "allocated_bytes": held}
+    except Exception as error:
+        known = facts(error, device.type)
+        if not known.get("out_of_memory"):
+            raise
+        failure = {"phase": so_far.phase, "sentence": in_words(error), "allocated_gib": known["allocated_gib"]}
     finally:
         gc.enable()
         dist.destroy_process_group()
     return Emulation(
         rank=rank, stage=rank * split.pp // split.world, memory=so_far.memory, allocator=memory(device),
         samples=dict(so_far.samples), totals=so_far.totals, updates=so_far.updates, microbatches=count,
-        stand_ins=so_far.stand_ins, failure=failure,
+        stand_ins=so_far.stand_ins, failure=failure, not_compiled=dict(kernels.NOT_COMPILED),
     )  # fmt: skip
 
 
@@ -227,7 +215,7 @@ def _watch_and_time(
         made, wires = Run(ran, device), Wires()
         stand_ins = stack.enter_context(StandIns(device))
         with witness:
-            run = OnDevice(made, witness, say)
+            run = OnDevice(made, witness, say, rank)
             run.warm()
             so_far.phase = "first step"
             witness.start()
@@ -249,20 +237,24 @@ def _time(
     clock = StoppedClock(device, stand_ins)
     clock.attach(run.run)
     data = run.inputs(run.split.num_microbatches)
+    batches: list[list[Any]] = []
     for number in range(alone.warmup + alone.steps):
         timed = number >= alone.warmup
         so_far.phase = f"step {number - alone.warmup + 1}" if timed else f"warm-up step {number + 1}"
         say(f"stage {run.run.rank['pp']}: {so_far.phase} of {alone.steps if timed else alone.warmup}")
         if number == alone.warmup:
+            gc.collect()
             reset_memory(device)
-        gc.collect()
-        stand_ins.clear()
+            stand_ins.clear()
         clock.on = timed
         with clock.span("step"):
             run.run.step(*data)
-        if timed:
-            _keep(clock.own(), so_far)
-            so_far.stand_ins = _by_operation(stand_ins)
+        if timed:  # read later: a GPU that waits to be asked idles at the beginning of the next step
+            batches.append(clock.cut())
+    [last] = batches[-1][1]["step", -1, -1]
+    for batch in batches:
+        _keep(clock.own(batch), so_far)
+    so_far.stand_ins = _by_operation(stand_ins, *last)
 
 
 def _keep(own: dict[tuple[str, int, int], float], so_far: _Progress) -> None:
@@ -280,13 +272,14 @@ def _keep(own: dict[tuple[str, int, int], float], so_far: _Progress) -> None:
     so_far.updates.append(own["clip", -1, -1] + own["optimizer", -1, -1])
 
 
-def _by_operation(stand_ins: StandIns) -> list[dict[str, Any]]:
-    """The stand-ins of a step, summed up."""
+def _by_operation(stand_ins: StandIns, first: int, last: int) -> list[dict[str, Any]]:
+    """The stand-ins of a step, those of the log from ``first`` to before ``last``, summed up."""
     times: Counter[str] = Counter()
     size: Counter[str] = Counter()
     beside: Counter[str] = Counter()
     seconds: dict[str, float] = defaultdict(float)
-    for number, (operation, each, _, taken) in enumerate(stand_ins.log):
+    for number in range(first, last):
+        operation, each, _, taken = stand_ins.log[number]
         times[operation] += 1
         size[operation] += each
         beside[operation] += taken is None

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from planner import detect
 from planner.errors import PlannerError
-from planner.units import GIB
+from planner.units import GIB, format_seconds
 from planner.validator.rungs import CPU_ARCH, Machine, Say, Task, pressure
 
 if TYPE_CHECKING:
     from planner.analysis.pricing import Priced
+    from planner.validator.assemble import Assembled
     from planner.validator.compare import Question
     from planner.validator.emulate import Emulation
+    from planner.validator.meta import Measured
 
 PRICED = "priced, not measured: one device has no neighbours"
 WALKED = "priced: the schedule walked with the measured passes"
@@ -66,7 +68,8 @@ def run(task: Task, say: Say) -> dict[str, Any]:
     found = _emulated(task, ranks, say)
     job = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
     content = result(task, price(job, asked.layout), found)
-    content["device"]["pressure"] = {"before": before, "after": pressure()}
+    if task.machine.device == "cpu":
+        content["device"]["pressure"] = {"some_avg10": {"before": before, "after": pressure()}}
     return content
 
 
@@ -92,11 +95,13 @@ def result(task: Task, priced: Priced, found: list[Emulation]) -> dict[str, Any]
         "layout": task.asked.layout.to_dict(), "num_gpus": int(task.asked.layout.num_gpus),
         "outcome": "out_of_memory" if failed else "completed",
         "failure": _failure(failed[0]) if failed else None,
-        "device": {"name": task.machine.name, "kind": task.machine.device, "count": 1},
-        "ranks": [_memory(task, one) for one in found], "stages": [], "times": [], "not_measured": UNTIMED,
+        "device": {"name": task.machine.name, "kind": task.machine.device, "ranks": 1},
+        "ranks": [_memory(task, one, one.memory) for one in found if one.memory is not None],
+        "not_measured": UNTIMED, "failures": [_failure(one) for one in failed],
     }  # fmt: skip
     if done:
         content |= _times(task, priced, done)
+        content["changes"] += content.get("borrowed", [])
     return content
 
 
@@ -120,6 +125,13 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
             f"{ran} microbatches of {split.num_microbatches} were run: passes of the others are taken as the same, and their "
             "receive buffers are added to the memory"
         )
+    copies = max((sum(row["seconds"] for row in one.stand_ins) for one in found), default=0.0)
+    changes.append(
+        f"collectives are local copies of the same bytes; on the stream that computes they took up to {format_seconds(copies)} "
+        "of a step, which is taken off"
+    )
+    for one in found[:1]:
+        changes += [f"{name} ran as several kernels, not as one: {why}" for name, why in one.not_compiled.items()]
     if split.model.is_moe:
         changes.append("every expert gets the same number of tokens: without neighbours routing means nothing")
     return changes
@@ -127,22 +139,16 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
 
 def _failure(one: Emulation) -> dict[str, Any]:
     assert one.failure is not None
-    held = one.failure["allocated_bytes"]
-    return {
-        "rank": one.rank, "phase": one.failure["phase"], "sentence": one.failure["sentence"],
-        "allocated_gib": None if held is None else held / GIB,
-    }  # fmt: skip
+    said = f"rank {one.rank} alone on one device, {one.failure['phase']}: {one.failure['sentence']}"
+    return {"rank": one.rank, **one.failure, "sentence": said}
 
 
-def _memory(task: Task, one: Emulation) -> dict[str, Any]:
-    """One rank's memory as rung meta writes it, what the allocator says, and its stand-ins."""
-    from planner.validator.compare import POSITIONS, position, row, stage_result
+def _memory(task: Task, one: Emulation, memory: Measured) -> dict[str, Any]:
+    """One rank's memory as rung meta writes it, what the allocator says, its update, and its stand-ins."""
+    from planner.validator.compare import row, stage_result
 
     asked = task.asked
-    if one.memory is None:
-        priced_as = POSITIONS[position(one.stage, asked.split.pp)]
-        return {"rank": one.rank, "stage": one.stage, "priced_as": priced_as, "memory": [], "failure": _failure(one)}
-    content = stage_result(asked, one.memory)
+    content = stage_result(asked, memory)
     if task.machine.device != "cpu":
         content["memory"] += [row(name, told, one.allocator[name]) for name, told in _held(asked, one.stage).items()]
     else:
@@ -168,67 +174,91 @@ def _held(asked: Question, stage: int) -> dict[str, float]:
 
 
 def _times(task: Task, priced: Priced, done: list[Emulation]) -> dict[str, Any]:
-    """Passes and updates of the ranks, and the step that they make."""
-    from planner.error_bars import error_bar
-    from planner.validator.assemble import MEASURED, assemble, predicted_parts
-    from planner.validator.record import time_row
-
-    seen = [one.seen() for one in done]
-    whole, told = assemble(priced, seen), predicted_parts(priced)
+    """Passes and updates of the ranks and, where the device is the plan's, the step that they make."""
     elsewhere = other_device(task.asked, task.machine)
     currency = "processor" if task.machine.device == "cpu" else "device"
+    content: dict[str, Any] = {"stages": _stages(priced, done, currency, elsewhere), "times": _updates(priced, done, currency, elsewhere)}
+    if elsewhere:
+        return content
+    from planner.validator.assemble import assemble, predicted_parts
+
+    whole, told = assemble(priced, [one.seen() for one in done]), predicted_parts(priced)
+    step = sum(told.values())
+    content["times"] = _assembled_rows(task, whole, told, _spread(done), currency) + content["times"]
+    content["borrowed"], content["slowest_stage"] = list(whole.borrowed), whole.slowest
+    tokens = float(priced.estimate.tokens[0]) * int(priced.dealt.num_gpus)
+    flop = float(priced.estimate.flop[0]) / priced.estimate.peak_flops
+    content["rates"] = {
+        "tokens_per_second": {"predicted": tokens / step, "measured": tokens / whole.step},
+        "mfu": {"predicted": flop / step, "measured": flop / whole.step}, "loss": None,
+    }  # fmt: skip
+    return content
+
+
+def _assembled_rows(
+    task: Task, whole: Assembled, told: dict[str, float], spread: float | None, currency: str
+) -> list[dict[str, Any]]:
+    """The step and its parts. ``assembled_seconds`` sum to the step; ``measured_seconds`` are there where one rank shows them."""
+    from planner.error_bars import error_bar
+    from planner.validator.assemble import MEASURED
+    from planner.validator.record import time_row
+
     step = sum(told.values())
     bar = error_bar("step_time", task.asked.trainer, task.asked.cluster.hardware, task.plan.kind())
-    interval = None if elsewhere else bar.interval(step)
-    row = time_row("step", step, whole.step, spread=_spread(done), interval=interval, currency=currency, note=elsewhere)
+    row = time_row("step", step, whole.step, spread=spread, interval=bar.interval(step), currency=currency)
     rows = [{**row, "assembled_seconds": whole.step}]
     for part, seconds in whole.parts.items():
         if seconds == told[part] == 0.0:
             continue
         alone = part in MEASURED
-        note = elsewhere if alone else WALKED if part in ("bubble", "stragglers") else PRICED
+        note = "" if alone else WALKED if part in ("bubble", "stragglers") else PRICED
         row = time_row(part, told[part], seconds if alone else None, currency=currency, note=note)
         rows.append({**row, "assembled_seconds": seconds})
-    tokens = float(priced.estimate.tokens[0]) * int(priced.dealt.num_gpus)
-    flop = float(priced.estimate.flop[0]) / priced.estimate.peak_flops
-    return {
-        "times": rows, "stages": _stages(priced, done, currency, elsewhere), "borrowed": list(whole.borrowed),
-        "slowest_stage": whole.slowest,
-        "rates": {
-            "tokens_per_second": {"predicted": tokens / step, "measured": tokens / whole.step},
-            "mfu": {"predicted": flop / step, "measured": flop / whole.step}, "loss": None,
-        },
-    }  # fmt: skip
+    return rows
 
 
 def _spread(done: list[Emulation]) -> float | None:
     """Of the steps of the rank where they differ most."""
-    from planner.validator.emulate import spread
+    from planner.validator.full_times import spread
 
     found = [spread([a + b for a, b in zip(one.totals, one.updates, strict=True)]) for one in done]
     return max((one for one in found if one is not None), default=None)
 
 
+KINDS = {"forward": "F", "backward": "B", "weight": "W"}
+"""Letters of the passes in the table; B is the whole backward pass, also where it is computed in halves, W a part of it."""
+
+
 def _stages(priced: Priced, done: list[Emulation], currency: str, elsewhere: str) -> list[dict[str, Any]]:
-    """Rows of every pass and update of the measured ranks, seconds per microbatch (the update: per step)."""
+    """Rows of every pass of the measured ranks, seconds per microbatch."""
     from planner.validator.assemble import predicted_passes
-    from planner.validator.compare import position
-    from planner.validator.emulate import spread
+    from planner.validator.full_times import spread
     from planner.validator.record import time_row
 
     told, found = predicted_passes(priced), []
     for one in done:
-        where = {"rank": one.rank, "stage": one.stage}
-        for (name, stage), values in sorted(one.samples.items(), key=lambda item: (item[0][1], item[0][0] != "forward")):
+        for (name, stage), values in sorted(one.samples.items(), key=lambda item: (item[0][1], list(KINDS).index(item[0][0]))):
+            predicted = None if elsewhere else float(told.computed[name][stage])
             row = time_row(
-                name, float(told.computed[name][stage]), statistics.median(values), spread=spread(values),
-                currency=currency, note=elsewhere,
-            )  # fmt: skip
-            found.append({**where, "virtual_stage": stage, **row})
-        update = float(priced.shared.optimizer[position(one.stage, int(priced.dealt.pp)), 0])
-        row = time_row(
-            "optimizer", update, statistics.median(one.updates), spread=spread(one.updates), currency=currency,
-            note=elsewhere,
+                KINDS[name], predicted, statistics.median(values), spread=spread(values), currency=currency, note=elsewhere
+            )
+            found.append({"rank": one.rank, "stage": stage, "kind": row.pop("what"), **row})
+    return found
+
+
+def _updates(priced: Priced, done: list[Emulation], currency: str, elsewhere: str) -> list[dict[str, Any]]:
+    """Rows of clipping and update of every measured rank."""
+    from planner.validator.compare import position
+    from planner.validator.full_times import spread
+    from planner.validator.record import time_row
+
+    found = []
+    for one in done:
+        told = float(priced.shared.optimizer[position(one.stage, int(priced.dealt.pp)), 0])
+        found.append(
+            time_row(
+                f"optimizer of rank {one.rank}", None if elsewhere else told, statistics.median(one.updates),
+                spread=spread(one.updates), currency=currency, note=elsewhere,
+            )
         )  # fmt: skip
-        found.append({**where, "virtual_stage": None, **row})
     return found
