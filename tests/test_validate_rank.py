@@ -10,7 +10,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from samples import job
 from test_validate import plan_file, python
@@ -238,13 +237,17 @@ def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[st
     priced = priced_of(model, fields)
     pp, told = int(priced.dealt.pp), predicted_parts(priced)
     found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)]).parts
-    assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(2 * told["optimizer"])
+    assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(
+        2 * told["optimizer"]
+    )
     for part in assemble.EXCHANGED:
         assert found[part] == pytest.approx(told[part])
     assert found["data_communication"] <= told["data_communication"] * (1 + 1e-12)
     if pp > 1:
         assert told["bubble"] < found["bubble"] < 2.05 * told["bubble"]
-    one = assemble.assemble(priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))])
+    one = assemble.assemble(
+        priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))]
+    )
     if pp > 1:  # the slowest stage sets the pace: its own passes, and the others wait
         assert one.slowest == pp - 1 and one.parts["compute"] == pytest.approx(found["compute"], rel=0.35)
 
@@ -256,7 +259,9 @@ def big(model: str, layout: Layout, length: int = 8192) -> Job:
     gpus = int(layout.num_gpus)
     work = Workload(model=load_model(model), sequence_length=length, global_batch_size=int(layout.global_batch_size))
     found = Job(
-        workload=work, cluster=Cluster(hardware=load_hardware("h100-sxm"), num_gpus=gpus), trainer=load_trainer("torchtitan")
+        workload=work,
+        cluster=Cluster(hardware=load_hardware("h100-sxm"), num_gpus=gpus),
+        trainer=load_trainer("torchtitan"),
     )
     check(found, layout)
     return found
@@ -357,7 +362,9 @@ def test_degrees_without_divisors_are_refused() -> None:
         workload=Workload(model=narrow, sequence_length=6144, global_batch_size=1),
         cluster=Cluster(hardware=load_hardware("h100-sxm"), num_gpus=3), trainer=load_trainer("torchtitan"),
     )  # fmt: skip
-    with pytest.raises(PlannerError, match="cannot be truncated to 2 devices with the same shards: none of its degrees"):
+    with pytest.raises(
+        PlannerError, match="cannot be truncated to 2 devices with the same shards: none of its degrees"
+    ):
         shrink(work, layout, 2, 70 * GIB)
 
 
@@ -368,9 +375,30 @@ def test_degrees_without_divisors_are_refused() -> None:
 def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> None:
     """Three layers of a pipeline of two: parts sum to the step, what is priced is not called measured."""
     flags = ("--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16", "--sequence-length", "128")
-    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32, "ffn_size": 352, "vocab_size": 512}
+    sizes = {
+        "num_layers": 4,
+        "hidden_size": 128,
+        "num_heads": 4,
+        "num_kv_heads": 4,
+        "head_dim": 32,
+        "ffn_size": 352,
+        "vocab_size": 512,
+    }
     plan = plan_file(tmp_path, *flags, **sizes)
-    command = [sys.executable, "cli.py", "validate", str(plan), "--rung", "rank", "--device", "cpu", "--steps", "2", "--warmup", "0"]
+    command = [
+        sys.executable,
+        "cli.py",
+        "validate",
+        str(plan),
+        "--rung",
+        "rank",
+        "--device",
+        "cpu",
+        "--steps",
+        "2",
+        "--warmup",
+        "0",
+    ]
     done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
@@ -382,7 +410,10 @@ def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> 
     for one in parts:
         measured = one["what"] in ("compute", "once_per_step", "optimizer")
         assert (one["measured_seconds"] is not None) == measured and one["note"], one
-    assert all("on a CPU, and the plan is for h100-sxm" in one["note"] and one["error"] is None for one in [step, *found["stages"]])
+    assert all(
+        "on a CPU, and the plan is for h100-sxm" in one["note"] and one["error"] is None
+        for one in [step, *found["stages"]]
+    )
     assert any("3 microbatches of 8 were run" in one for one in found["changes"])
     for one in found["ranks"]:
         rows = {row["what"]: row for row in one["memory"]}

@@ -24,6 +24,7 @@ from planner.cost.stage_times import largest_stage
 from planner.cost.timeline import stage_rank, walked_time
 from planner.cost.traffic import data_parallel
 from planner.layout import Layout
+from planner.trainer import Trainer
 from planner.validator.compare import POSITIONS, position
 
 COMPUTED = ("compute", "recompute", "host")
@@ -99,14 +100,21 @@ def predicted_passes(priced: Priced) -> Passes:
     )  # fmt: skip
 
 
-def _data(priced: Priced, forward: Floats, backward: Floats, *, copies: bool = True, **trainer: float) -> Floats:
+def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | None = None) -> Floats:
     """Exposed seconds per step of gradients and weights, by kind of stage, (3, 1)."""
     shared = priced.shared
     exposed, _ = data_parallel(
-        dataclasses.replace(priced.job.trainer, **trainer), Layout.stack([priced.dealt]),  # type: ignore[arg-type]
-        shared.buckets, shared.reduce, shared.gather, shared.copies * copies, forward, backward,
+        trainer or priced.job.trainer, Layout.stack([priced.dealt]), shared.buckets, shared.reduce, shared.gather,
+        shared.copies, forward, backward,
     )  # fmt: skip
     return exposed
+
+
+def _without_copies(priced: Priced, *, gathers: bool) -> Trainer:
+    """The trainer as if it moved nothing into and out of its communication buffers, or (``gathers``) only gathered weights."""
+    trainer = priced.job.trainer
+    kept = trainer.gather_copy_bytes if gathers else 0.0
+    return dataclasses.replace(trainer, reduce_copy_bytes=0.0, gather_copy_bytes=kept)
 
 
 def _copies(priced: Priced) -> tuple[Floats, Floats]:
@@ -115,8 +123,9 @@ def _copies(priced: Priced) -> tuple[Floats, Floats]:
     Weights are copied in for every gather: before the forward pass, and with zero 3 before the backward pass as well.
     """
     forward, backward = priced.shared.forward, priced.shared.backward
-    gathers = (_data(priced, forward, backward, reduce_copy_bytes=0.0) - _data(priced, forward, backward, copies=False))[:, 0]
-    every = (_data(priced, forward, backward) - _data(priced, forward, backward, copies=False))[:, 0]
+    none = _data(priced, forward, backward, _without_copies(priced, gathers=False))
+    gathers = (_data(priced, forward, backward, _without_copies(priced, gathers=True)) - none)[:, 0]
+    every = (_data(priced, forward, backward) - none)[:, 0]
     ahead = gathers / 2.0 if int(priced.dealt.zero) == 3 and int(priced.dealt.pp) == 1 else gathers
     return ahead, every - ahead
 
@@ -124,10 +133,10 @@ def _copies(priced: Priced) -> tuple[Floats, Floats]:
 def predicted_parts(priced: Priced) -> dict[str, float]:
     """The predicted step in the parts of an assembled one; they sum to the predicted step time."""
     told = {name: float(values[0]) for name, values in priced.estimate.time.items()}
-    forward, backward = _windows(priced, 1.0, 1.0)
+    forward, backward = _windows(priced, np.ones(3), np.ones(3))
     exposed = _data(priced, forward, backward)
     end = largest_stage(exposed + priced.shared.optimizer + priced.shared.offload)[0]
-    copies = float(sum(_copies(priced))[end])
+    copies = float(np.add(*_copies(priced))[end])
     pipelined = int(priced.dealt.pp) > 1
     parts = {name: told.get(name, 0.0) for name in PARTS}
     parts["compute"] = sum(told[name] for name in COMPUTED) + (0.0 if pipelined else copies)
@@ -136,15 +145,15 @@ def predicted_parts(priced: Priced) -> dict[str, float]:
     return parts
 
 
-def _windows(priced: Priced, forward: object, backward: object) -> tuple[Floats, Floats]:
+def _windows(priced: Priced, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
     """Seconds per microbatch and kind of stage that traffic hides behind, the predicted ones times a factor each.
 
     [cost.step: each pass with the send that it waits for]
     """
     sent = priced.send[0] * chunks(priced.dealt)
     return (
-        priced.shared.forward * np.reshape(forward, (-1, 1)) + sent,
-        priced.shared.backward * np.reshape(backward, (-1, 1)) + sent,
+        priced.shared.forward * forward[:, None] + sent,
+        priced.shared.backward * backward[:, None] + sent,
     )
 
 
@@ -174,12 +183,17 @@ def assemble(priced: Priced, seen: Sequence[Seen]) -> Assembled:
     told, layout = predicted_passes(priced), priced.dealt
     pp, m = int(layout.pp), int(layout.num_microbatches)
     ratios, borrowed = _ratios(priced, told, seen)
-    computed = {name: told.computed[name] * np.array([ratios[position(r, pp)][name] for r in told.ranks]) for name in told.computed}
+    computed = {
+        name: told.computed[name] * np.array([ratios[position(r, pp)][name] for r in told.ranks])
+        for name in told.computed
+    }
     for one in seen:
         for name in computed:
             for stage, seconds in getattr(one, name).items():
                 computed[name][stage] = seconds
-    waits = {name: np.sum([told.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")}
+    waits = {
+        name: np.sum([told.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
+    }
     forward, backward = computed["forward"] + waits["forward"], computed["backward"] + waits["backward"]
     mine = [[i for i, rank in enumerate(told.ranks) if rank == r] for r in range(pp)]
     slowest = max(range(pp), key=lambda r: float((forward + backward)[mine[r]].sum()))
@@ -189,7 +203,8 @@ def assemble(priced: Priced, seen: Sequence[Seen]) -> Assembled:
 
     parts = dict.fromkeys(PARTS, 0.0)
     parts["compute"] = of_slowest(computed["forward"] + computed["backward"])
-    parts |= {part: of_slowest(sum(told.exchanged[part].values())) for part in EXCHANGED}  # type: ignore[arg-type]
+    for part in EXCHANGED:
+        parts[part] = of_slowest(told.exchanged[part]["forward"] + told.exchanged[part]["backward"])
     busy = sum(parts.values())
     walked = busy
     if pp > 1:
@@ -210,7 +225,7 @@ def _stragglers(priced: Priced, parts: dict[str, float]) -> float:
     predicted = predicted_parts(priced)["compute"]
     share = (told["compute"] + told["recompute"]) / predicted if predicted else 1.0
     slowed = straggling(np.asarray(priced.dealt.num_gpus, dtype=float))
-    return float(slowed) * (parts["compute"] * share + parts["bubble"])  # type: ignore[arg-type]
+    return float(slowed) * (parts["compute"] * share + parts["bubble"])
 
 
 Ratios = dict[int, dict[str, float]]
@@ -255,10 +270,11 @@ def _ends(priced: Priced, ratios: Ratios, seen: Sequence[Seen]) -> dict[str, flo
     """
     kinds = (0, 1, 2)
     pp = int(priced.dealt.pp)
-    windows = _windows(priced, [ratios[k]["forward"] for k in kinds], [ratios[k]["backward"] for k in kinds])
-    exposed = _data(priced, *windows, copies=False)[:, 0]
-    once = np.array(sum(_copies(priced))) if pp > 1 else np.zeros(3)
-    optimizer = priced.shared.optimizer[:, 0] * np.array([ratios[k]["optimizer"] for k in kinds])
+    longer = {name: np.array([ratios[kind][name] for kind in kinds]) for name in ("forward", "backward", "optimizer")}
+    windows = _windows(priced, longer["forward"], longer["backward"])
+    exposed = _data(priced, *windows, _without_copies(priced, gathers=False))[:, 0]
+    once = np.add(*_copies(priced)) if pp > 1 else np.zeros(3)
+    optimizer = priced.shared.optimizer[:, 0] * longer["optimizer"]
     for kind in kinds:
         measured = [one for one in seen if position(one.stage, pp) == kind]
         if measured:
@@ -266,4 +282,8 @@ def _ends(priced: Priced, ratios: Ratios, seen: Sequence[Seen]) -> dict[str, flo
     if pp == 1:
         once[:] = seen[0].once
     end = int(largest_stage((exposed + once + optimizer)[:, None])[0])
-    return {"data_communication": float(exposed[end]), "once_per_step": float(once[end]), "optimizer": float(optimizer[end])}
+    return {
+        "data_communication": float(exposed[end]),
+        "once_per_step": float(once[end]),
+        "optimizer": float(optimizer[end]),
+    }

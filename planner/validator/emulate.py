@@ -205,7 +205,13 @@ def _device(alone: Alone) -> torch.device:
 
 
 def _watch_and_time(
-    alone: Alone, split: Split, ran: Split, rank: int, device: torch.device, so_far: _Progress, say: Callable[[str], None]
+    alone: Alone,
+    split: Split,
+    ran: Split,
+    rank: int,
+    device: torch.device,
+    so_far: _Progress,
+    say: Callable[[str], None],
 ) -> None:
     """The watched step, then the timed ones; what was found goes into ``so_far`` as it comes."""
     started = time.perf_counter()
@@ -229,7 +235,12 @@ def _watch_and_time(
 
 
 def _time(
-    alone: Alone, run: OnDevice, stand_ins: StandIns, device: torch.device, so_far: _Progress, say: Callable[[str], None]
+    alone: Alone,
+    run: OnDevice,
+    stand_ins: StandIns,
+    device: torch.device,
+    so_far: _Progress,
+    say: Callable[[str], None],
 ) -> None:
     """Steps with the clock on; nothing watches them."""
     for hook in run.hooks:

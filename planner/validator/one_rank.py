@@ -177,7 +177,9 @@ def _times(task: Task, priced: Priced, done: list[Emulation]) -> dict[str, Any]:
     """Passes and updates of the ranks and, where the device is the plan's, the step that they make."""
     elsewhere = other_device(task.asked, task.machine)
     currency = "processor" if task.machine.device == "cpu" else "device"
-    content: dict[str, Any] = {"stages": _stages(priced, done, currency, elsewhere), "times": _updates(priced, done, currency, elsewhere)}
+    content: dict[str, Any] = {
+        "stages": _stages(priced, done, currency, elsewhere), "times": _updates(priced, done, currency, elsewhere),
+    }  # fmt: skip
     if elsewhere:
         return content
     from planner.validator.assemble import assemble, predicted_parts
@@ -237,10 +239,17 @@ def _stages(priced: Priced, done: list[Emulation], currency: str, elsewhere: str
 
     told, found = predicted_passes(priced), []
     for one in done:
-        for (name, stage), values in sorted(one.samples.items(), key=lambda item: (item[0][1], list(KINDS).index(item[0][0]))):
+        for (name, stage), values in sorted(
+            one.samples.items(), key=lambda item: (item[0][1], list(KINDS).index(item[0][0]))
+        ):
             predicted = None if elsewhere else float(told.computed[name][stage])
             row = time_row(
-                KINDS[name], predicted, statistics.median(values), spread=spread(values), currency=currency, note=elsewhere
+                KINDS[name],
+                predicted,
+                statistics.median(values),
+                spread=spread(values),
+                currency=currency,
+                note=elsewhere,
             )
             found.append({"rank": one.rank, "stage": stage, "kind": row.pop("what"), **row})
     return found

@@ -172,7 +172,7 @@ def _build(job: Job, layout: Layout, degrees: Degrees, layers: int | None) -> Tr
     )  # fmt: skip
     if degrees.tp == 1:
         small = small.replace(sequence_parallel=0)
-    changes += _ranks_and_rounds(layout, small, own)
+    changes += _ranks_and_rounds(layout, small)
     workload = dataclasses.replace(
         job.workload, model=model, sequence_length=length, global_batch_size=int(small.global_batch_size)
     )
@@ -209,7 +209,9 @@ def _narrower(model: ModelSpec, layout: Layout, degrees: Degrees, changes: list[
             )
         count = model.num_experts * e // ep
         model = dataclasses.replace(model, num_experts=count, published_parameters=0.0, published_active_parameters=0.0)
-        changes.append(f"ep {e} instead of {ep} with {count} experts: the same experts and rows per rank, exchanged with fewer")
+        changes.append(
+            f"ep {e} instead of {ep} with {count} experts: the same experts and rows per rank, exchanged with fewer"
+        )
     return model
 
 
@@ -239,13 +241,13 @@ def _microbatches(layout: Layout, pp: int) -> int:
     return few // pp * pp if few >= pp else few
 
 
-def _ranks_and_rounds(layout: Layout, small: Layout, own: list[int]) -> list[str]:
+def _ranks_and_rounds(layout: Layout, small: Layout) -> list[str]:
     """What fewer stages, replicas and microbatches change."""
     found = []
     pp, dp, m = int(layout.pp), int(layout.dp), int(layout.num_microbatches)
     if int(small.pp) < pp:
-        which = "the first and the last stage" if int(small.pp) == 2 else "the first, the last and some between"
-        kept = f"{which} with their {own[0]} layers" if int(small.pp) > 1 else f"one stage of {own[0]} layers with embedding and head"
+        kept = "one stage with embedding and head" if int(small.pp) == 1 else "the first and the last stage"
+        kept += " and some between" if int(small.pp) > 2 else ""
         found.append(f"pp {int(small.pp)} instead of {pp}: {kept}")
     if int(small.dp) < dp:
         found.append(f"dp {int(small.dp)} instead of {dp}")

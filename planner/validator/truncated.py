@@ -13,7 +13,6 @@ from typing import Any
 from planner.cost.exact import price_exactly
 from planner.plan import Plan, predict
 from planner.rules import Job
-from planner.units import GIB
 from planner.validator import full
 from planner.validator.compare import question
 from planner.validator.one_rank import other_device
