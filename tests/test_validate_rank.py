@@ -11,22 +11,27 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from samples import job
 from test_validate import plan_file, python
 
+from planner import library
 from planner.analysis.pricing import Priced, price
 from planner.cluster import Cluster
 from planner.cost.stages import split_stages, stage_parameters
+from planner.cost.step import PARTS
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
+from planner.report.validation import validation_tables
 from planner.rules import Job, check
 from planner.trainer import load_trainer
 from planner.units import GIB
-from planner.validator import assemble
+from planner.validator import assemble, scale
 from planner.validator.assemble import Seen, predicted_parts, predicted_passes
 from planner.validator.compare import position
+from planner.validator.record import time_row
 from planner.validator.truncate import Truncated, shallower, shrink
 from planner.workload import Workload
 
@@ -70,9 +75,9 @@ def alone(split, rank, say):
     return found, seen
 
 every = run_ranks(of_rank, split.world, split)
-ranks = [1, 6]
+ranks = [6]
 fake = measure_all(split, ranks)
-real = measure_all(split, ranks, manner=Manner(work=alone, at_once=2, fork=True, where="alone"))
+real = measure_all(split, ranks, manner=Manner(work=alone, at_once=1, fork=True, where="alone"))
 for rank, one, (found, seen) in zip(ranks, fake, real):
     collectives = {}
     for row in one.collectives:
@@ -84,8 +89,10 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
         "parts": [one.at_peak, found.memory.at_peak], "parameters": [one.parameters, found.memory.parameters],
         "collectives": [one.collectives == found.memory.collectives, collectives,
                         {row["operation"]: row["times"] for row in found.stand_ins}],
-        "buffers": seen["buffers"], "stage": found.stage, "samples": {f"{k} {s}": len(v) for (k, s), v in found.samples.items()},
-        "sum": [found.microbatches * passes + whole.once, sorted(found.totals)], "stand_in_seconds": [row["seconds"] for row in found.stand_ins],
+        "buffers": seen["buffers"], "stage": found.stage,
+        "samples": {f"{k} {s}": len(v) for (k, s), v in found.samples.items()},
+        "sum": [found.microbatches * passes + whole.once, sorted(found.totals)],
+        "stand_in_seconds": [row["seconds"] for row in found.stand_ins],
     }))
 """
 
@@ -94,7 +101,7 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
 def test_a_rank_alone_is_the_rank_among_others() -> None:
     """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without stand-ins."""
     lines = [json.loads(line.removeprefix("FOUND")) for line in python(ALONE).splitlines() if line.startswith("FOUND")]
-    assert [one["stage"] for one in lines] == [0, 1]
+    assert [one["stage"] for one in lines] == [1]
     for one in lines:
         alone, among = one["shapes"]
         assert alone == among and len(alone) == 19 + one["stage"]  # 9 in each of 2 layers; embedding, or norm and head
@@ -103,7 +110,7 @@ def test_a_rank_alone_is_the_rank_among_others() -> None:
         assert one["parts"][0] == one["parts"][1] and one["parameters"][0] == one["parameters"][1]
         same, issued, replaced = one["collectives"]
         assert same and issued == replaced
-        assert len(one["buffers"]) == 3 or len(one["buffers"]) == 6
+        assert len(one["buffers"]) == 3  # microbatches, activations of the stage before
         for odd, deviation, finite in one["buffers"]:
             assert odd == 0 and finite and 0.5 < deviation < 2.0
         assert set(one["samples"].values()) == {6}  # three microbatches were enough, two steps
@@ -143,7 +150,8 @@ with StandIns(torch.device("cpu")) as stands:
         assert denormals(buffer) == 0 and 0.9 < float(buffer.float().std()) < 1.1
     dist.send(buffer, 0)
     names = [one[0] for one in stands.log]
-    assert names == ["all_gather"] * 2 + ["reduce_scatter", "all_reduce", "broadcast", "all_to_all"] + ["receive"] * 2 + ["send"], names
+    after = ["receive", "receive", "send"]
+    assert names == ["all_gather", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", *after], names
     assert [one[1] for one in stands.log[:6]] == [128, 128, 32, 32, 32, 48] and {one[2] for one in stands.log} == {4}
     assert stands.seconds() > 0 and stands.seconds(0, 2) < stands.seconds()
 kept, before = torch.zeros(3), len(stands.log)
@@ -213,7 +221,8 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
         name: {i: slower * float(told.computed[name][i]) for i in mine if split or name != "weight"}
         for name in ("forward", "backward", "weight")
     }
-    once = float(sum(assemble._copies(priced))[kind]) if pp > 1 else 0.0
+    ahead, behind = assemble._copies(priced)
+    once = float(ahead[kind] + behind[kind]) if pp > 1 else 0.0
     return Seen(stage=rank, **passes, once=slower * once, optimizer=slower * float(priced.shared.optimizer[kind, 0]))
 
 
@@ -371,54 +380,99 @@ def test_degrees_without_divisors_are_refused() -> None:
 # ------------------------------------------------------------------------------------------------ the command
 
 
+def on_this_cpu(folder: Path, *flags: str) -> Path:
+    """A plan of a tiny model for a profile that says it is of a CPU: times are compared, however far off they are."""
+    profile = library.read_yaml(library.find("hardware", "h100-sxm"))
+    (folder / "cpu.yaml").write_text(yaml.safe_dump(profile | {"arch": "CPU", "name": "cpu"}))
+    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32, "ffn_size": 352}
+    more = ("--hardware", str(folder / "cpu.yaml"), "--precision", "fp32", "--sequence-length", "128", *flags)
+    return plan_file(folder, *more, **sizes, vocab_size=512)
+
+
+def validated(plan: Path, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "cli.py", "validate", str(plan), "--device", "cpu", "--warmup", "0", *flags, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["outcome"] == "completed"
+    return found
+
+
 @needs_torch
 def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> None:
-    """Three layers of a pipeline of two: parts sum to the step, what is priced is not called measured."""
-    flags = ("--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16", "--sequence-length", "128")
-    sizes = {
-        "num_layers": 4,
-        "hidden_size": 128,
-        "num_heads": 4,
-        "num_kv_heads": 4,
-        "head_dim": 32,
-        "ffn_size": 352,
-        "vocab_size": 512,
-    }
-    plan = plan_file(tmp_path, *flags, **sizes)
-    command = [
-        sys.executable,
-        "cli.py",
-        "validate",
-        str(plan),
-        "--rung",
-        "rank",
-        "--device",
-        "cpu",
-        "--steps",
-        "2",
-        "--warmup",
-        "0",
-    ]
-    done = subprocess.run([*command, "--json"], cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert found["rung"] == "rank" and found["outcome"] == "completed" and len(found["ranks"]) == 2
-    step, *parts = found["times"]
-    assert step["what"] == "step"
-    assert sum(one["assembled_seconds"] for one in parts) == pytest.approx(step["assembled_seconds"], rel=1e-12)
-    assert sum(one["predicted_seconds"] for one in parts) == pytest.approx(step["predicted_seconds"], rel=1e-12)
+    """The last stage of a pipeline of two: parts sum to the step, what is priced is not called measured."""
+    plan = on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16")
+    found = validated(plan, "--rung", "rank", "--rank", "3", "--steps", "2")
+    assert found["rung"] == "rank" and [one["rank"] for one in found["ranks"]] == [3]
+    rows = {one["what"]: one for one in found["times"]}
+    step, parts = rows.pop("step"), [one for one in rows.values() if "assembled_seconds" in one]
+    for total in ("assembled_seconds", "predicted_seconds"):
+        assert sum(one[total] for one in parts) == pytest.approx(step[total], rel=1e-12)
+    assert step["interval"] is not None and step["error"] == pytest.approx(
+        step["predicted_seconds"] / step["assembled_seconds"] - 1
+    )
     for one in parts:
         measured = one["what"] in ("compute", "once_per_step", "optimizer")
-        assert (one["measured_seconds"] is not None) == measured and one["note"], one
-    assert all(
-        "on a CPU, and the plan is for h100-sxm" in one["note"] and one["error"] is None
-        for one in [step, *found["stages"]]
+        assert (one["measured_seconds"] is not None) == measured == (not one["note"]), one
+    passes = {one["kind"]: one for one in found["stages"]}
+    assert set(passes) == {"F", "B"} and passes["B"]["measured_seconds"] > passes["F"]["measured_seconds"] > 0
+    said = " | ".join(found["changes"])
+    assert "3 microbatches of 8 were run" in said and "first stage not measured" in said and "local copies" in said
+    memory = {row["what"]: row for row in found["ranks"][0]["memory"]}
+    assert memory["weights"]["inside"] and memory["optimizer_states"]["inside"]
+    stands = {row["operation"] for row in found["ranks"][0]["stand_ins"]}
+    assert stands >= {"all_gather", "reduce_scatter", "send", "receive"}
+    tables = "\n".join(str(one) for one in validation_tables(found) if isinstance(one, str))
+    assert "rung rank: asked for" in tables and "priced, not measured" in tables
+
+
+@needs_torch
+def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> None:
+    """tp 2 x pp 4 on two gloo ranks: one stage of one layer; the whole step is the sum of its scaled parts."""
+    plan = on_this_cpu(tmp_path, "--gpus", "8", "--tp", "2", "--pp", "4", "--dp", "1", "--global-batch-size", "8")
+    found = validated(plan, "--rung", "truncated", "--no-parity", "--steps", "1")
+    [small] = found["truncated"]  # one layer has no half
+    assert small["num_gpus"] == 2 and small["layout"]["tp"] == 2 and small["layout"]["pp"] == 1
+    assert small["model"]["num_layers"] == 1 and found["num_gpus"] == 8 and found["layout"]["pp"] == 4
+    assert any("pp 1 instead of 4" in one for one in found["changes"])
+    rows = {one["what"]: one for one in found["times"]}
+    parts = {one["what"]: one for one in found["scaled"]["parts"]}
+    ratio = rows["forward_backward"]["measured_seconds"] / rows["forward_backward"]["predicted_seconds"]
+    assert parts["compute"]["scaled_seconds"] == pytest.approx(parts["compute"]["predicted_seconds"] * ratio)
+    step = found["scaled"]["step"]
+    assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
+    assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
+
+
+def test_scaling_up_multiplies_what_was_seen() -> None:
+    """By hand: passes 1.2 and 1.1 at two depths, update 0.5; on a GPU communication inside of passes with them."""
+    told = dict.fromkeys(PARTS, 0.0) | {
+        "compute": 10.0,
+        "tensor_communication": 2.0,
+        "bubble": 1.0,
+        "optimizer": 0.4,
+        "overhead": 0.1,
+    }
+
+    def rows(passes: float, currency: str) -> list[dict[str, Any]]:
+        return [
+            time_row("forward_backward", 2.0, 2.0 * passes, currency=currency),
+            time_row("optimizer", 0.1, 0.05, currency=currency), time_row("step", 1.0, 9.0, note="not compared"),
+        ]  # fmt: skip
+
+    parts = scale.scaled(told, rows(1.2, "device"), rows(1.1, "device"))
+    whole = scale.summary(parts, (10.0, 16.0), True)
+    assert whole["scaled_seconds"] == pytest.approx(13.0 * 1.2 + 0.2 + 0.1) and whole[
+        "predicted_seconds"
+    ] == pytest.approx(13.5)
+    assert whole["depth_error"] == pytest.approx(13.0 * 0.1 / 15.9) and whole["priced_share"] == pytest.approx(
+        0.1 / 15.9
     )
-    assert any("3 microbatches of 8 were run" in one for one in found["changes"])
-    for one in found["ranks"]:
-        rows = {row["what"]: row for row in one["memory"]}
-        assert rows["weights"]["inside"] and rows["optimizer_states"]["inside"]
-        assert {row["operation"] for row in one["stand_ins"]} >= {"all_gather", "reduce_scatter", "send", "receive"}
+    assert whole["inside"] and whole["error"] == pytest.approx(13.5 / 15.9 - 1)
+    on_cpu = scale.summary(scale.scaled(told, rows(1.2, "processor"), None), (1.0, 2.0), False)
+    assert on_cpu["scaled_seconds"] == pytest.approx(11.0 * 1.2 + 2.0 + 0.2 + 0.1) and on_cpu["depth_error"] is None
+    assert not on_cpu["inside"]
+    assert scale.scaled(told, [time_row("forward_backward", None, 2.0, note="elsewhere")], None) == []
 
 
 @needs_torch

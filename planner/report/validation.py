@@ -113,7 +113,7 @@ def _times(rows: list[dict[str, Any]]) -> Any:
         interval = "" if low_high is None else f"{format_seconds(low_high[0])} to {format_seconds(low_high[1])}"
         inside = "" if row["inside"] is None else "yes" if row["inside"] else "no"
         table.add_row(
-            WORDS.get(row["what"], row["what"]), WORDS.get(row["currency"], row["currency"]),
+            WORDS.get(row["what"], row["what"].replace("_", " ")), WORDS.get(row["currency"], row["currency"]),
             _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]),
             *([_seconds(row.get("assembled_seconds"))] if assembled else []), _spread(row["spread"]),
             _share(row["error"]), interval, inside,
@@ -141,7 +141,7 @@ def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
     for row in parts:
         first, second = (None if row[name] is None else f"{row[name]:.3f}" for name in ("ratio", "shallow_ratio"))
         table.add_row(
-            WORDS.get(row["what"], row["what"]), _seconds(row["predicted_seconds"]), first or "priced", second or "",
+            WORDS.get(row["what"], row["what"].replace("_", " ")), _seconds(row["predicted_seconds"]), first or "priced", second or "",
             _seconds(row["scaled_seconds"]),
         )  # fmt: skip
     table.add_row("step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"]))

@@ -99,7 +99,10 @@ def result(
     rows = second["times"] if second is not None and depths else None
     elsewhere = other_device(task.asked, task.machine)
     parts = [] if elsewhere else scaled(told.time_s, first["times"], rows)
-    changes = [*task.asked.changes, *(f"truncated: {one}" for one in deep.changes)]
+    changes = [
+        *task.asked.changes, *(f"truncated: {one}" for one in deep.changes),
+        f"times and memory of ranks are those of the truncated plan on {int(deep.layout.num_gpus)} devices",
+    ]  # fmt: skip
     if elsewhere:
         changes.append(f"nothing is scaled up: {elsewhere.removeprefix('not compared: ')}")
     return {
