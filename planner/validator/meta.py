@@ -118,9 +118,7 @@ def measure(
         dist.destroy_process_group()
 
 
-def measured_by(
-    run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float
-) -> Measured:
+def measured_by(run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float) -> Measured:
     """What was seen of a rank's step, as if all microbatches of ``split`` had run."""
     unseen = (split.num_microbatches - run.split.num_microbatches) * run.receive_bytes()
     return Measured(
