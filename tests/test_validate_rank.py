@@ -495,3 +495,39 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     assert one_rank.other_device(task.asked, card) == ""
     other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
     assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+
+
+@needs_torch
+def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
+    """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
+    from planner.plan import load_plan
+    from planner.validator import one_rank
+    from planner.validator.compare import question
+    from planner.validator.emulate import Emulation
+    from planner.validator.rungs import Machine, Task
+
+    plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
+    asked = question(plan)
+    task = Task(
+        plan=plan, asked=asked, machine=Machine(device="cpu", gpus=0, name="x", memory=1e9, cores=2, place=None)
+    )
+    layout = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
+    ran = dataclasses.replace(
+        Emulation.lost(2, asked.split, ""), failure=None, totals=[0.35], updates=[0.01],
+        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]},
+    )  # fmt: skip
+    full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "out_of_memory": True}
+    lost = Emulation.lost(0, asked.split, "rank 0: its process ended with code -9 before it was done")
+    found = one_rank.result(task, price(layout, asked.layout), [dataclasses.replace(lost, failure=full), ran])
+    assert found["outcome"] == "out_of_memory" and found["failure"]["allocated_gib"] == 70.5
+    assert "rank 0 alone on one device, step 1: CUDA out of memory" in found["failure"]["sentence"]
+    rows = {one["what"]: one for one in found["times"]}
+    assert rows["compute"]["measured_seconds"] == pytest.approx(8 * 0.10) and rows["once_per_step"][
+        "measured_seconds"
+    ] == (pytest.approx(0.35 - 3 * 0.10))
+    found = one_rank.result(task, price(layout, asked.layout), [lost])
+    assert found["outcome"] == "failed" and "ended with code -9" in found["failure"]["sentence"]
+    from planner.validator.record import complete
+
+    whole = complete({**found, "why": "asked for", "plan": "plan.yaml"})
+    assert any("The run failed" in one for one in validation_tables(whole) if isinstance(one, str))

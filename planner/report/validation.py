@@ -140,10 +140,9 @@ def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
     table = _table("The whole plan, scaled up", "part", "predicted", "measured / predicted", "at half depth", "scaled")
     for row in parts:
         first, second = (None if row[name] is None else f"{row[name]:.3f}" for name in ("ratio", "shallow_ratio"))
-        table.add_row(
-            WORDS.get(row["what"], row["what"].replace("_", " ")), _seconds(row["predicted_seconds"]), first or "priced", second or "",
-            _seconds(row["scaled_seconds"]),
-        )  # fmt: skip
+        name = WORDS.get(row["what"], row["what"].replace("_", " "))
+        told, found_ = _seconds(row["predicted_seconds"]), _seconds(row["scaled_seconds"])
+        table.add_row(name, told, first or "priced", second or "", found_)
     table.add_row("step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"]))
     yield table
     low, high = step["interval"]

@@ -76,9 +76,18 @@ class Emulation:
     stand_ins: list[dict[str, Any]]
     """Per step: operation, times, bytes of the full buffers, seconds; ``beside`` of them ran on other streams, untimed."""
     failure: dict[str, Any] | None = None
-    """Phase, sentence and GiB allocated where it ran out of memory."""
+    """Phase, sentence, GiB allocated and whether it ran out of memory; None when it got through."""
     not_compiled: dict[str, str] = field(default_factory=dict)
     """Operators that ran on a GPU as several kernels instead of one, and why."""
+
+    @classmethod
+    def lost(cls, rank: int, split: Split, sentence: str) -> Emulation:
+        """A rank whose process ended without an answer."""
+        failure = {"phase": "its process", "sentence": sentence, "allocated_gib": None, "out_of_memory": False}
+        return cls(
+            rank=rank, stage=rank * split.pp // split.world, memory=None, allocator={}, samples={}, totals=[], updates=[],
+            microbatches=step_of(split), stand_ins=[], failure=failure,
+        )  # fmt: skip
 
     def seen(self) -> Seen:
         """Medians over the steps."""
@@ -182,7 +191,7 @@ def emulate(alone: Alone, split: Split, rank: int, say: Callable[[str], None] = 
         known = facts(error, device.type)
         if not known.get("out_of_memory"):
             raise
-        failure = {"phase": so_far.phase, "sentence": in_words(error), "allocated_gib": known["allocated_gib"]}
+        failure = {"phase": so_far.phase, "sentence": in_words(error), **known}
     finally:
         gc.enable()
         dist.destroy_process_group()

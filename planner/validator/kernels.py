@@ -32,6 +32,11 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def run(*arguments: Any) -> Any:
         if not ready:
+            import torch._inductor.config
+
+            torch._inductor.config.compile_threads = (
+                1  # a dozen small kernels: no processes of its own to start and end
+            )
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
             ready.append(torch.compile(function, dynamic=False))
         with torch.no_grad():

@@ -74,16 +74,22 @@ def run(task: Task, say: Say) -> dict[str, Any]:
 
 
 def _emulated(task: Task, ranks: list[int], say: Say) -> list[Emulation]:
-    """Each in a process of its own, one at a time: they share the device, and times are taken."""
+    """Each in a process of its own, one at a time: they share the device, and times are taken. One that is lost is a result."""
     from functools import partial
 
-    from planner.validator.emulate import Alone, emulate
+    from planner.validator.emulate import Alone, Emulation, emulate
     from planner.validator.workers import Manner, measure_all
 
     alone = Alone(device=task.machine.device, warmup=task.warmup, steps=task.steps)
     on_gpu = task.machine.device != "cpu"
     manner = Manner(work=partial(emulate, alone), at_once=1, fork=not on_gpu, where="alone on one device")
-    return measure_all(task.asked.split, ranks, say, manner)
+    found: list[Emulation] = []
+    for rank in ranks:
+        try:
+            found += measure_all(task.asked.split, [rank], say, manner)
+        except PlannerError as error:
+            found.append(Emulation.lost(rank, task.asked.split, str(error)))
+    return found
 
 
 def result(task: Task, priced: Priced, found: list[Emulation]) -> dict[str, Any]:
@@ -93,8 +99,7 @@ def result(task: Task, priced: Priced, found: list[Emulation]) -> dict[str, Any]
     content: dict[str, Any] = {
         "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)],
         "layout": task.asked.layout.to_dict(), "num_gpus": int(task.asked.layout.num_gpus),
-        "outcome": "out_of_memory" if failed else "completed",
-        "failure": _failure(failed[0]) if failed else None,
+        "outcome": _outcome(failed), "failure": _failure(failed[0]) if failed else None,
         "device": {"name": task.machine.name, "kind": task.machine.device, "ranks": 1},
         "ranks": [_memory(task, one, one.memory) for one in found if one.memory is not None],
         "not_measured": UNTIMED, "failures": [_failure(one) for one in failed],
@@ -137,10 +142,23 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
     return changes
 
 
+def _outcome(failed: list[Emulation]) -> str:
+    """How it ended: for the first rank that did not get through."""
+    if not failed:
+        return "completed"
+    assert failed[0].failure is not None
+    return "out_of_memory" if failed[0].failure["out_of_memory"] else "failed"
+
+
 def _failure(one: Emulation) -> dict[str, Any]:
     assert one.failure is not None
     said = f"rank {one.rank} alone on one device, {one.failure['phase']}: {one.failure['sentence']}"
-    return {"rank": one.rank, **one.failure, "sentence": said}
+    return {
+        "rank": one.rank,
+        "phase": one.failure["phase"],
+        "sentence": said,
+        "allocated_gib": one.failure["allocated_gib"],
+    }
 
 
 def _memory(task: Task, one: Emulation, memory: Measured) -> dict[str, Any]:
