@@ -225,9 +225,11 @@ def test_bad_flags_are_one_sentence(tmp_path: Path) -> None:
     cases = [
         (["--nodes", "3", "--print-commands"], "--nodes 3: the plan's 2 GPUs cannot be shared out evenly"),
         (["--rung", "fool"], "unknown rung 'fool', nearest: full"),
+        (["--output", str(tmp_path / "no" / "v.yaml")], "--output"),
     ]
     if importlib.util.find_spec("torch"):
         cases += [
+            (["--rung", "full", "--rank", "1"], "it runs all ranks and --rank names some"),
             (["--timeout", "0s"], "--timeout 0s: it must be above zero"),
             (["--timeout", "soon"], "--timeout"),
             (["--trace", str(tmp_path / "no" / "t.json")], "--trace"),

@@ -71,8 +71,9 @@ def _outcome(
     memory: dict[str, float] = next((one["memory"] for one in entries if one["rank"] == verdict.rank), {})
     known = memory.get("allocated", memory.get("peak"))
     allocated = verdict.facts.get("allocated_gib", None if known is None else known / GIB)
+    more = "; if a step only needs longer, raise --timeout" if outcome == "hung" else ""
     return outcome, {
-        "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase, "sentence": verdict.sentence,
+        "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase, "sentence": verdict.sentence + more,
         "allocated_gib": allocated,
     }  # fmt: skip
 

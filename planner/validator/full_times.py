@@ -269,6 +269,9 @@ def predicted_passes(run: Run, streams: Sequence[str] = ()) -> dict[tuple[int, s
     for stage in {stage for stage, _ in found}:
         if (stage, "I") in found:
             found[stage, "B"] = found[stage, "I"] + found.get((stage, "W"), 0.0)
+    if (0, "I") in found:  # tokens have no gradient: torch's first stage does its whole backward pass as W
+        found[0, "W"] = found[0, "B"]
+        del found[0, "I"]
     return found
 
 
