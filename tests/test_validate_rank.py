@@ -24,11 +24,12 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
+from planner.plan import plan_from_dict
 from planner.report.validation import validation_tables
 from planner.rules import Job, check
 from planner.trainer import load_trainer
 from planner.units import GIB
-from planner.validator import assemble, scale
+from planner.validator import assemble, scale, truncated
 from planner.validator.assemble import Seen, predicted_parts, predicted_passes
 from planner.validator.compare import position
 from planner.validator.record import time_row
@@ -495,6 +496,26 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     assert one_rank.other_device(task.asked, card) == ""
     other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
     assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+
+
+def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
+    """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
+    from planner.plan import load_plan
+    from planner.validator.compare import question
+    from planner.validator.rungs import Machine, Task, choose
+
+    plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
+    machine = Machine(device="cuda", gpus=8, name="NVIDIA H100 80GB HBM3", memory=100 * GIB, cores=8, place=None)
+    task = Task(plan=plan, asked=question(plan), machine=machine)
+    rung, why = choose(task, "auto")
+    assert rung.name == "truncated" and "not full: the plan has 16 ranks and this machine 8 GPUs" in why
+    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=1)), "auto")
+    assert rung.name == "rank" and "not truncated: rung truncated needs at least 2 devices" in why
+    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=0, device="cpu")), "auto")
+    assert rung.name == "meta" and "whose times a CPU says nothing about" in why
+    small = truncated.plan_of(task, truncated._small(task))
+    assert small.num_gpus == 8 and small.layout.tp == 2 and small.layout.dp == 4 and small.trainer == "torchtitan"
+    assert plan_from_dict(small.to_dict()) == small  # torchrun's ranks read it again
 
 
 @needs_torch

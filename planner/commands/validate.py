@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rung", metavar="NAME", default="auto", help="full, truncated, rank, meta or auto: the highest. [auto]")
-@click.option("--rank", type=int, multiple=True, metavar="R", help="rank, meta: this one; repeatable. [of three stages]")
+@click.option("--rank", type=int, multiple=True, metavar="R", help="rank, meta: this one; repeatable. [3 stages]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What runs it. [cuda where there is a GPU]")
 @click.option("--steps", type=click.IntRange(1, 1000), default=5, metavar="N", help="Steps that are measured. [5]")
 @click.option("--warmup", type=click.IntRange(0, 1000), default=2, metavar="N", help="Steps before them. [2]")
