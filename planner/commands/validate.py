@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--rung", metavar="NAME", default="auto", help="full, meta, or auto: the highest possible. [auto]")
-@click.option("--rank", type=int, multiple=True, metavar="R", help="meta: this rank, from 0; repeatable. [worst stage]")
+@click.option("--rung", metavar="NAME", default="auto", help="full, truncated, rank, meta or auto: the highest. [auto]")
+@click.option("--rank", type=int, multiple=True, metavar="R", help="rank, meta: this one; repeatable. [3 stages]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What runs it. [cuda where there is a GPU]")
 @click.option("--steps", type=click.IntRange(1, 1000), default=5, metavar="N", help="Steps that are measured. [5]")
 @click.option("--warmup", type=click.IntRange(0, 1000), default=2, metavar="N", help="Steps before them. [2]")
@@ -62,8 +62,10 @@ def validate(
     """Hold a plan against what torch does with it. PLAN is a file written by --output of `plan` or `plan estimate`.
 
     Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
-    (--print-commands shows how), or with gloo on the CPU. Rung `meta` needs no GPU: the modules, the optimizer and one
-    step of a rank, at full size, on fake tensors; memory and collectives are compared. Exit codes: 0 it ran, 1 it ran out of
+    (--print-commands shows how), or with gloo on the CPU. Rung `truncated` runs fewer layers and replicas with the same shards
+    on a few devices, and scales up. Rung `rank` runs some ranks alone on one device: computation and memory are measured,
+    communication is priced. Rung `meta` needs no GPU: the modules, the optimizer and one step of a rank, at full size, on
+    fake tensors; memory and collectives are compared. Exit codes: 0 it ran, 1 it ran out of
     memory, hung, lost a rank or trains differently than one process (recorded in --output), 2 the input is wrong.
 
     \b
@@ -71,6 +73,7 @@ def validate(
       plan --model llama-70b --gpus 64 --trainer torchtitan --output plan.yaml
       plan validate plan.yaml --rung meta
       plan validate plan.yaml --rung meta --rank 63 --output validation.yaml
+      plan validate plan.yaml --rung rank --rank 0 --rank 63
       plan validate plan.yaml --print-commands --nodes 8
       plan validate plan.yaml --steps 10 --output validation.yaml
       plan validate plan.yaml --trainer megatron --steps 10 --output validation.yaml

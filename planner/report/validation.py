@@ -42,6 +42,8 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     if found["stages"]:
         yield _stages(found["stages"])
     yield from _notes(found)
+    if found.get("scaled"):
+        yield from _scaled(found["scaled"])
     yield from _rates(found["rates"])
     ranks = sorted(found["ranks"], key=_peak, reverse=True)
     for one in ranks[:MOST_RANKS]:
@@ -104,14 +106,17 @@ def _spread(value: float | None) -> str:
 
 
 def _times(rows: list[dict[str, Any]]) -> Any:
-    table = _table("Time of a step", "", "clock", "predicted", "measured", "spread", "error", "interval", "inside")
+    assembled = any("assembled_seconds" in row for row in rows)  # rung rank: of measured and of priced parts
+    columns = ["predicted", "measured", *(["together"] if assembled else []), "spread", "error", "interval", "inside"]
+    table = _table("Time of a step", "", "clock", *columns)
     for row in rows:
         low_high = row["interval"]
         interval = "" if low_high is None else f"{format_seconds(low_high[0])} to {format_seconds(low_high[1])}"
         inside = "" if row["inside"] is None else "yes" if row["inside"] else "no"
         table.add_row(
-            WORDS.get(row["what"], row["what"]), CLOCKS[row["currency"]],
-            _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]), _spread(row["spread"]),
+            WORDS.get(row["what"], row["what"].replace("_", " ")), CLOCKS.get(row["currency"], row["currency"]),
+            _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]),
+            *([_seconds(row.get("assembled_seconds"))] if assembled else []), _spread(row["spread"]),
             _share(row["error"]), interval, inside,
         )  # fmt: skip
     return table
@@ -128,6 +133,27 @@ def _stages(rows: list[dict[str, Any]]) -> Any:
             _share(row["error"]),
         )  # fmt: skip
     return table
+
+
+def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
+    """Rung truncated: the whole plan's step by the ratios of the smaller one."""
+    step, parts = found["step"], found["parts"]
+    table = _table("The whole plan, scaled up", "part", "predicted", "measured / predicted", "at half depth", "scaled")
+    for row in parts:
+        first, second = (None if row[name] is None else f"{row[name]:.3f}" for name in ("ratio", "shallow_ratio"))
+        name = WORDS.get(row["what"], row["what"].replace("_", " "))
+        told, found_ = _seconds(row["predicted_seconds"]), _seconds(row["scaled_seconds"])
+        table.add_row(name, told, first or "priced", second or "", found_)
+    table.add_row("step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"]))
+    yield table
+    low, high = step["interval"]
+    yield (
+        f"predicted {step['error']:+.1%}, scaled step {'inside' if step['inside'] else 'outside'} of {format_seconds(low)} to "
+        f"{format_seconds(high)}; the two depths differ by {_spread(step['depth_error']) or 'nothing known: one depth'}"
+    )
+    unseen = [row["note"] for row in parts if row["note"]]
+    if unseen:
+        yield f"priced, not measured, {step['priced_share']:.1%} of it: {'; '.join(unseen)}"
 
 
 def _notes(found: dict[str, Any]) -> Iterator[str]:

@@ -21,16 +21,34 @@ HALF = (torch.bfloat16, torch.float16)
 """What the flash kernel of CUDA takes."""
 
 
+NOT_COMPILED: dict[str, str] = {}
+"""Operators that run as several plain kernels because no compiler made one of them, and why: slower and larger than planned."""
+
+
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The same function as one generated kernel, compiled when it is first called; each shape on its own."""
     ready: list[Callable[..., Any]] = []
+    name = function.__name__.lstrip("_")
 
     def run(*arguments: Any) -> Any:
         if not ready:
+            import torch._inductor.config
+
+            torch._inductor.config.compile_threads = (
+                1  # a dozen small kernels: no processes of its own to start and end
+            )
             torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
             ready.append(torch.compile(function, dynamic=False))
         with torch.no_grad():
-            return ready[0](*arguments)
+            if name in NOT_COMPILED:
+                return function(*arguments)
+            try:
+                return ready[0](*arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # of every stage of the compiler: no Triton, no C compiler
+                NOT_COMPILED[name] = (str(error).splitlines() or [type(error).__name__])[0]
+                return function(*arguments)
 
     return run
 

@@ -144,10 +144,10 @@ class Emulated:
             p for part in run.parts for p in part.parameters()
         ]  # shards: in a pass modules hold gathered weights
         witness.is_("weights", [p for part in self.run.parts for p in part.parameters()])
+        self.hooks: list[Any] = []
         for part in self.run.parts:
-            part.register_forward_pre_hook(self._accumulated)
-            for layer in part.layers.values():
-                layer.register_forward_hook(self._tick)
+            self.hooks.append(part.register_forward_pre_hook(self._accumulated))
+            self.hooks += [layer.register_forward_hook(self._tick) for layer in part.layers.values()]
 
     def _accumulated(self, *_: Any) -> None:
         """Gradients of the microbatches before this one."""

@@ -1,4 +1,4 @@
-"""Ranks on fake tensors in processes of their own, as many at once as the machine has cores."""
+"""Ranks that run alone, on fake or on real tensors, in processes of their own."""
 
 from __future__ import annotations
 
@@ -6,21 +6,39 @@ import multiprocessing
 import os
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 
 from planner.errors import PlannerError
-from planner.validator.meta import Measured, measure
+from planner.validator.meta import measure
 from planner.validator.split import Split
 
 
-def _work(split: Split, rank: int, pipe: Any) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Manner:
+    """How ranks are run."""
+
+    work: Callable[[Split, int, Callable[[str], None]], Any]
+    """What a process does with its rank; the last argument is told how far it is. Travels to the process."""
+    at_once: int
+    """Processes that run side by side."""
+    fork: bool
+    """Start them as copies of this process, which is quick; no GPU survives it."""
+    where: str
+    """In words, for a rank that failed."""
+
+
+ON_FAKE_TENSORS = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors")
+
+
+def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     """One process: measures, says how far it is, sends what it found or how it failed."""
     torch.set_num_threads(1)
     try:
-        found = measure(split, rank, lambda text: pipe.send(("progress", text)))
+        found = manner.work(split, rank, lambda text: pipe.send(("progress", text)))
         pipe.send(("found", found))
     except KeyboardInterrupt:
         os._exit(130)
@@ -30,17 +48,19 @@ def _work(split: Split, rank: int, pipe: Any) -> None:
         pipe.send(("failed", f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"))
 
 
-def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lambda _: None) -> list[Measured]:
+def measure_all(
+    split: Split, ranks: list[int], say: Callable[[str], object] = lambda _: None, manner: Manner = ON_FAKE_TENSORS
+) -> list[Any]:
     """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted."""
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
     waiting, found = list(ranks), {}
     running: dict[Any, tuple[int, Any]] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < (os.cpu_count() or 1):
+            while waiting and len(running) < manner.at_once:
                 rank = waiting.pop(0)
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(split, rank, there), daemon=True)
+                process = context.Process(target=_work, args=(manner, split, rank, there), daemon=True)
                 process.start()
                 there.close()
                 running[here] = (rank, process)
@@ -51,7 +71,7 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
                     say(f"rank {rank}, {content}")
                     continue
                 if kind == "failed":
-                    raise PlannerError(f"rank {rank} failed on fake tensors: {content}")
+                    raise PlannerError(f"rank {rank} failed {manner.where}: {content}")
                 found[rank] = content
                 del running[pipe]
                 process.join()

@@ -1,0 +1,554 @@
+"""Rungs rank and truncated of plan validate: a rank alone does what it does among others; a step from its passes; small plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from samples import job
+from test_validate import plan_file, python
+
+from planner import library
+from planner.analysis.pricing import Priced, price
+from planner.cluster import Cluster
+from planner.cost.stages import split_stages, stage_parameters
+from planner.cost.step import PARTS
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.layout import Layout
+from planner.model import load_model
+from planner.plan import plan_from_dict
+from planner.report.validation import validation_tables
+from planner.rules import Job, check
+from planner.trainer import load_trainer
+from planner.units import GIB
+from planner.validator import assemble, scale, truncated
+from planner.validator.assemble import Seen, predicted_parts, predicted_passes
+from planner.validator.compare import position
+from planner.validator.record import time_row
+from planner.validator.truncate import Truncated, shallower, shrink
+from planner.workload import Workload
+
+ROOT = Path(__file__).resolve().parent.parent
+needs_torch = pytest.mark.skipif(
+    importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
+)
+
+# ------------------------------------------------------------------------------------------------ one rank alone
+
+ALONE = """
+import dataclasses, json
+import torch
+from functools import partial
+from planner.validator import emulate, parity
+from planner.validator.ranks import run_ranks
+from planner.validator.training import Run
+from planner.validator.workers import Manner, measure_all
+
+small = parity.tiny(hidden_size=128, ffn_size=352, vocab_size=1024, head_dim=32)
+fields = {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "recompute": "full"}
+split = dataclasses.replace(parity.combination("llama", **fields), model=small, sequence_length=128, precision="fp32")
+
+def shapes(run):
+    local = lambda p: p.to_local() if hasattr(p, "to_local") else p
+    return {name: list(local(p).shape) for part in run.parts for name, p in part.named_parameters()}
+
+def of_rank(split):
+    return shapes(Run(split, torch.device("cpu")).allocate(fill=False))
+
+def alone(split, rank, say):
+    seen = {}
+    timed = emulate._time
+    def kept(alone, run, stand_ins, device, so_far, say):
+        seen["shapes"] = shapes(run.run)
+        timed(alone, run, stand_ins, device, so_far, say)
+        buffers = run.receive_buffers()
+        seen["buffers"] = [[emulate.denormals(one), float(one.std()), bool(one.isfinite().all())] for one in buffers]
+    emulate._time = kept
+    found = emulate.emulate(emulate.Alone(device="cpu", warmup=1, steps=2), split, rank, say)
+    return found, seen
+
+every = run_ranks(of_rank, split.world, split)
+ranks = [6]
+fake = measure_all(split, ranks)
+real = measure_all(split, ranks, manner=Manner(work=alone, at_once=1, fork=True, where="alone"))
+for rank, one, (found, seen) in zip(ranks, fake, real):
+    collectives = {}
+    for row in one.collectives:
+        collectives[row["operation"]] = collectives.get(row["operation"], 0) + row["times"]
+    whole = found.seen()
+    passes = sum(whole.forward.values()) + sum(whole.backward.values())
+    print("FOUND", json.dumps({
+        "shapes": [seen["shapes"], every[rank]], "peak": [one.peak, found.memory.peak],
+        "parts": [one.at_peak, found.memory.at_peak], "parameters": [one.parameters, found.memory.parameters],
+        "collectives": [one.collectives == found.memory.collectives, collectives,
+                        {row["operation"]: row["times"] for row in found.stand_ins}],
+        "buffers": seen["buffers"], "stage": found.stage,
+        "samples": {f"{k} {s}": len(v) for (k, s), v in found.samples.items()},
+        "sum": [found.microbatches * passes + whole.once, sorted(found.totals)],
+        "stand_in_seconds": [row["seconds"] for row in found.stand_ins],
+    }))
+"""
+
+
+@needs_torch
+def test_a_rank_alone_is_the_rank_among_others() -> None:
+    """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without stand-ins."""
+    lines = [json.loads(line.removeprefix("FOUND")) for line in python(ALONE).splitlines() if line.startswith("FOUND")]
+    assert [one["stage"] for one in lines] == [1]
+    for one in lines:
+        alone, among = one["shapes"]
+        assert alone == among and len(alone) == 19 + one["stage"]  # 9 in each of 2 layers; embedding, or norm and head
+        fake, real = one["peak"]
+        assert abs(fake - real) < 0.03 * 2**20 and real > 2 * 2**20
+        assert one["parts"][0] == one["parts"][1] and one["parameters"][0] == one["parameters"][1]
+        same, issued, replaced = one["collectives"]
+        assert same and issued == replaced
+        assert len(one["buffers"]) == 3  # microbatches, activations of the stage before
+        for odd, deviation, finite in one["buffers"]:
+            assert odd == 0 and finite and 0.5 < deviation < 2.0
+        assert set(one["samples"].values()) == {6}  # three microbatches were enough, two steps
+        total, (low, high) = one["sum"]
+        assert low <= total <= high and total > 0
+        assert all(seconds >= 0 for seconds in one["stand_in_seconds"]) and sum(one["stand_in_seconds"]) > 0
+
+
+STANDS = """
+import torch, torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from planner.validator.stand_ins import StandIns, denormals
+
+dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+x = torch.arange(1.0, 9.0)
+with StandIns(torch.device("cpu")) as stands:
+    out = torch.zeros(32)
+    dist.all_gather_into_tensor(out, x)
+    assert torch.equal(out, x.repeat(4))
+    gathered = functional.wait_tensor(functional.all_gather_single(x, 0, dist.group.WORLD)) if hasattr(
+        functional, "all_gather_single") else functional.wait_tensor(functional.all_gather_tensor(x, 0, dist.group.WORLD))
+    assert torch.equal(gathered, x.repeat(4))
+    mine = torch.zeros(2)
+    dist.reduce_scatter_tensor(mine, x)
+    assert torch.equal(mine, x.view(4, 2).sum(0))
+    kept = x.clone()
+    dist.all_reduce(kept)
+    dist.broadcast(kept, 0)
+    assert torch.equal(kept, x)
+    got = functional.wait_tensor(functional.all_to_all_single(x, [1, 2, 3, 6], [2, 2, 2, 2], dist.group.WORLD))
+    assert torch.equal(got, torch.cat([x, x[:4]]))
+    for kind in (torch.float32, torch.bfloat16):
+        buffer = torch.full((70001,), 1e-40).to(kind)
+        assert denormals(buffer) == 70001
+        dist.recv(buffer, 0)
+        assert denormals(buffer) == 0 and 0.9 < float(buffer.float().std()) < 1.1
+    dist.send(buffer, 0)
+    names = [one[0] for one in stands.log]
+    after = ["receive", "receive", "send"]
+    assert names == ["all_gather", "all_gather", "reduce_scatter", "all_reduce", "broadcast", "all_to_all", *after], names
+    assert [one[1] for one in stands.log[:6]] == [128, 128, 32, 32, 32, 48] and {one[2] for one in stands.log} == {4}
+    assert stands.seconds() > 0 and stands.seconds(0, 2) < stands.seconds()
+kept, before = torch.zeros(3), len(stands.log)
+dist.all_reduce(kept)
+assert len(stands.log) == before
+print("DONE")
+"""
+
+
+KERNELS = """
+import torch
+from planner.validator import kernels, operators
+aten = torch.ops.aten
+torch.manual_seed(0)
+q, k, v, g = (torch.randn(2, heads, 24, 16, dtype=torch.float64) for heads in (6, 2, 2, 6))
+for causal in (True, False):
+    out, normaliser = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    mine = kernels.attention(q, k, v, causal)
+    theirs = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, normaliser, 0.0, causal)
+    back = kernels.attention_backward(g, q, k, v, *mine, causal)
+    for a, b in zip((out, normaliser, *theirs), (*mine, *back), strict=True):
+        assert a.shape == b.shape and float((a - b).abs().max()) < 1e-13
+x, g, w = (torch.randn(64, 32).bfloat16(), torch.randn(64, 48).bfloat16(), torch.randn(4, 48, 32).bfloat16())
+rows = [16, 8, 24, 16]
+assert torch.equal(kernels.grouped(x, w, rows), operators._grouped(x, w, rows))
+assert torch.equal(kernels.grouped(g, w.transpose(1, 2), rows), operators._grouped(g, w.transpose(1, 2), rows))
+assert torch.equal(kernels.grouped_weight_gradient(g, x, rows), operators._grouped_weight_gradient(g, x, rows))
+def odd(x):
+    return x + 1
+torch.compile = lambda function, **_: (lambda *_: (_ for _ in ()).throw(RuntimeError("no compiler\\nat all")))
+assert kernels.compiled(odd)(torch.ones(1)) == 2 and kernels.NOT_COMPILED == {"odd": "no compiler"}
+print("DONE")
+"""
+
+
+@needs_torch
+def test_stand_ins_and_kernels_of_a_gpu() -> None:
+    """Stand-ins: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, attention by its
+    definition and grouped products; a missing compiler is written down."""
+    assert python(STANDS + KERNELS).split() == ["DONE", "DONE"]
+
+
+# ------------------------------------------------------------------------------------------------ a step from its passes
+
+LAYOUTS: list[tuple[str, dict[str, Any]]] = [
+    ("gqa", {"tp": 2, "pp": 4, "dp": 2, "zero": 2, "num_microbatches": 8, "sequence_parallel": 1}),
+    ("gqa", {"dp": 8, "zero": 3, "num_microbatches": 2}),
+    ("gqa", {"pp": 2, "dp": 4, "zero": 2, "num_microbatches": 8, "vpp": 2, "schedule": 2}),
+    ("gqa", {"pp": 4, "dp": 2, "zero": 2, "num_microbatches": 8, "vpp": 2, "schedule": 4}),
+    ("gqa", {"pp": 2, "dp": 2, "cp": 2, "zero": 2, "num_microbatches": 40, "recompute": 2, "cp_method": 2}),
+    ("moe", {"dp": 8, "ep": 8, "zero": 3, "num_microbatches": 2}),
+]
+
+
+def priced_of(model: str, fields: dict[str, Any]) -> Priced:
+    layout = Layout(**fields)
+    return price(job(model, "torchtitan", int(layout.num_gpus), batch=int(layout.global_batch_size)), layout)
+
+
+def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
+    """A rank that computes what is predicted, or so many times longer."""
+    told, pp = predicted_passes(priced), int(priced.dealt.pp)
+    mine = [i for i, where in enumerate(told.ranks) if where == rank]
+    kind = position(rank, pp)
+    split = bool(told.computed["weight"].any())
+    passes = {
+        name: {i: slower * float(told.computed[name][i]) for i in mine if split or name != "weight"}
+        for name in ("forward", "backward", "weight")
+    }
+    ahead, behind = assemble._copies(priced)
+    once = float(ahead[kind] + behind[kind]) if pp > 1 else 0.0
+    return Seen(stage=rank, **passes, once=slower * once, optimizer=slower * float(priced.shared.optimizer[kind, 0]))
+
+
+@pytest.mark.parametrize(("model", "fields"), LAYOUTS)
+def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: dict[str, Any]) -> None:
+    """Part by part, from all stages, from three, from one; and its parts sum to it."""
+    priced = priced_of(model, fields)
+    pp, told = int(priced.dealt.pp), predicted_parts(priced)
+    assert sum(told.values()) == pytest.approx(priced.step_time, rel=1e-12)
+    for ranks in (range(pp), sorted({0, min(1, pp - 1), pp - 1}), [pp - 1]):
+        found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks])
+        assert found.step == sum(found.parts.values()) == pytest.approx(priced.step_time, rel=1e-12)
+        assert found.parts == pytest.approx(told, rel=1e-9, abs=1e-15)
+        others = len({position(rank, pp) for rank in range(pp)} - {position(rank, pp) for rank in ranks})
+        assert len(found.borrowed) == others
+
+
+@pytest.mark.parametrize(("model", "fields"), LAYOUTS[:3])
+def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[str, Any]) -> None:
+    """Twice the computation: twice compute and update; collectives as priced; traffic hides behind longer passes."""
+    priced = priced_of(model, fields)
+    pp, told = int(priced.dealt.pp), predicted_parts(priced)
+    found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)]).parts
+    assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(
+        2 * told["optimizer"]
+    )
+    for part in assemble.EXCHANGED:
+        assert found[part] == pytest.approx(told[part])
+    assert found["data_communication"] <= told["data_communication"] * (1 + 1e-12)
+    if pp > 1:
+        assert told["bubble"] < found["bubble"] < 2.05 * told["bubble"]
+    one = assemble.assemble(
+        priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))]
+    )
+    if pp > 1:  # the slowest stage sets the pace: its own passes, and the others wait
+        assert one.slowest == pp - 1 and one.parts["compute"] == pytest.approx(found["compute"], rel=0.35)
+
+
+# ------------------------------------------------------------------------------------------------ small plans
+
+
+def big(model: str, layout: Layout, length: int = 8192) -> Job:
+    gpus = int(layout.num_gpus)
+    work = Workload(model=load_model(model), sequence_length=length, global_batch_size=int(layout.global_batch_size))
+    found = Job(
+        workload=work,
+        cluster=Cluster(hardware=load_hardware("h100-sxm"), num_gpus=gpus),
+        trainer=load_trainer("torchtitan"),
+    )
+    check(found, layout)
+    return found
+
+
+def shard(work: Job, layout: Layout) -> dict[str, float]:
+    """What one rank holds of a layer, before states are sharded."""
+    model, tp = work.model, int(layout.tp)
+    return {
+        "heads": model.num_heads / tp, "key heads": model.num_kv_heads / tp, "ffn": model.ffn_size / tp,
+        "vocabulary": model.vocab_size / tp, "tokens": work.workload.sequence_length / int(layout.cp),
+        "experts": model.num_experts / int(layout.ep), "hidden": model.hidden_size,
+        "sequences": int(layout.micro_batch_size),
+    }  # fmt: skip
+
+
+WHOLE = Layout(dp=64, zero=3, num_microbatches=2)
+PLANS: list[tuple[str, Layout]] = [
+    ("llama-3-8b", WHOLE),
+    ("llama-3-8b", Layout(tp=8, dp=8, zero=2, num_microbatches=2, sequence_parallel=1)),
+    ("llama-3-8b", Layout(cp=4, dp=16, zero=3, num_microbatches=1, cp_method=2)),
+    ("llama-3-70b", Layout(tp=2, pp=4, dp=8, zero=2, num_microbatches=16, sequence_parallel=1, recompute=2)),
+    ("llama-3-70b", Layout(tp=8, pp=4, dp=4, dp_shard=2, zero=2, num_microbatches=16, sequence_parallel=1)),
+    ("qwen3-30b-a3b", Layout(dp=64, ep=8, zero=3, num_microbatches=1, recompute=2)),
+]
+
+
+@pytest.mark.parametrize(("name", "layout"), PLANS)
+def test_a_truncated_plan_has_the_same_shards(name: str, layout: Layout) -> None:
+    """On 2, 4, 8 and 16 devices: every shard of a layer, the parameters of a layer on a rank, and more devices keep more."""
+    whole = big(name, layout)
+    before: Truncated | None = None
+    for devices in (2, 4, 8, 16):
+        small = shrink(whole, layout, devices, 70 * GIB)
+        check(small.job, small.layout)
+        assert 2 <= int(small.layout.num_gpus) <= devices and small.job.cluster.num_gpus == int(small.layout.num_gpus)
+        assert shard(small.job, small.layout) == shard(whole, layout)
+        assert of_a_layer(small.job, small.layout) == pytest.approx(of_a_layer(whole, layout), rel=1e-12)
+        assert small.changes and all(one == one.strip() and len(one) < 200 for one in small.changes)
+        if before is not None:
+            assert int(small.layout.num_gpus) >= int(before.layout.num_gpus)
+            for degree in ("tp", "ep", "cp"):
+                assert int(getattr(small.layout, degree)) >= int(getattr(before.layout, degree))
+        before = small
+        less = shallower(whole, layout, small)
+        assert less is not None and less.layers == small.layers // 2 and less.layout == small.layout
+
+
+def of_a_layer(work: Job, layout: Layout) -> float:
+    """Parameters of one layer on one rank before states are sharded, but for the router, which counts all experts: the
+    difference of two depths."""
+    counts = []
+    for layers in (2, 4):
+        model = dataclasses.replace(work.model, num_layers=layers, num_dense_layers=0)
+        one = Layout.stack([layout.replace(pp=1, vpp=1, first_stage_layers=0, last_stage_layers=0)])
+        workload = dataclasses.replace(work.workload, model=model)
+        found = stage_parameters(workload, one, split_stages(model, one))
+        counts.append(float(found.dense[0, 0] + found.expert[0, 0]) - layers * model.num_experts * model.hidden_size)
+    return (counts[1] - counts[0]) / 2
+
+
+def test_a_64_gpu_plan_of_8b_on_two_devices() -> None:
+    """FSDP over 64: the states of 32 layers do not fit on two, of 18 they do; everything that differs is said."""
+    whole = big("llama-3-8b", WHOLE)
+    small = shrink(whole, WHOLE, 2, 70 * GIB)
+    assert int(small.layout.dp) == 2 and small.job.model.num_layers == small.layers == 18
+    said = " | ".join(small.changes)
+    assert "18 layers instead of 32" in said and "what fits into 70.0 GiB" in said and "dp 2 instead of 64" in said
+    assert "sharded over 2 instead of 64 ranks: 32 times the bytes" in said
+    layers = [shrink(whole, WHOLE, 2, memory * GIB).layers for memory in (24, 40, 70, 200)]
+    assert layers == sorted(layers) and layers[0] < layers[-1] == 32
+    pipeline = PLANS[3][1]
+    two = shrink(big("llama-3-70b", pipeline), pipeline, 8, 500 * GIB)
+    assert (int(two.layout.tp), int(two.layout.pp), int(two.layout.dp)) == (2, 2, 2)
+    assert two.job.model.num_layers == 40 and two.layers == 20  # two of four stages, whole
+    assert "pp 2 instead of 4" in " | ".join(two.changes)
+
+
+@pytest.mark.parametrize(
+    ("layout", "devices", "memory", "says"),
+    [
+        (WHOLE, 1, 70, "needs at least 2 devices for real collectives, this machine has 1; --rung rank"),
+        (WHOLE, 64, 70, "the plan has 64 GPUs and this machine 64: nothing to truncate; use --rung full"),
+        (WHOLE, 2, 4, "one layer per stage of the truncated plan needs .* of 4.0 GiB on each of 2 devices, because"),
+        (Layout(tp=8, dp=8, zero=2, sequence_parallel=1), 0, 70, "this machine has 0"),
+    ],
+)
+def test_what_cannot_be_truncated_is_a_sentence(layout: Layout, devices: int, memory: float, says: str) -> None:
+    with pytest.raises(PlannerError, match=says):
+        shrink(big("llama-3-8b", layout), layout, devices, memory * GIB)
+
+
+def test_degrees_without_divisors_are_refused() -> None:
+    """tp 3 on two devices: nothing is left that two ranks could share."""
+    narrow = dataclasses.replace(load_model("llama-3-8b"), num_heads=24, num_kv_heads=6, num_layers=6)
+    layout = Layout(tp=3, zero=0, sequence_parallel=1)
+    work = Job(
+        workload=Workload(model=narrow, sequence_length=6144, global_batch_size=1),
+        cluster=Cluster(hardware=load_hardware("h100-sxm"), num_gpus=3), trainer=load_trainer("torchtitan"),
+    )  # fmt: skip
+    with pytest.raises(
+        PlannerError, match="cannot be truncated to 2 devices with the same shards: none of its degrees"
+    ):
+        shrink(work, layout, 2, 70 * GIB)
+
+
+# ------------------------------------------------------------------------------------------------ the command
+
+
+def on_this_cpu(folder: Path, *flags: str) -> Path:
+    """A plan of a tiny model for a profile that says it is of a CPU: times are compared, however far off they are."""
+    profile = library.read_yaml(library.find("hardware", "h100-sxm"))
+    (folder / "cpu.yaml").write_text(yaml.safe_dump(profile | {"arch": "CPU", "name": "cpu"}))
+    sizes = {"num_layers": 4, "hidden_size": 128, "num_heads": 4, "num_kv_heads": 4, "head_dim": 32, "ffn_size": 352}
+    more = ("--hardware", str(folder / "cpu.yaml"), "--precision", "fp32", "--sequence-length", "128", *flags)
+    return plan_file(folder, *more, **sizes, vocab_size=512)
+
+
+def validated(plan: Path, *flags: str) -> dict[str, Any]:
+    command = [sys.executable, "cli.py", "validate", str(plan), "--device", "cpu", "--warmup", "0", *flags, "--json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["outcome"] == "completed"
+    return found
+
+
+@needs_torch
+def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> None:
+    """The last stage of a pipeline of two: parts sum to the step, what is priced is not called measured."""
+    plan = on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16")
+    found = validated(plan, "--rung", "rank", "--rank", "3", "--steps", "2")
+    assert found["rung"] == "rank" and [one["rank"] for one in found["ranks"]] == [3]
+    rows = {one["what"]: one for one in found["times"]}
+    step, parts = rows.pop("step"), [one for one in rows.values() if "assembled_seconds" in one]
+    for total in ("assembled_seconds", "predicted_seconds"):
+        assert sum(one[total] for one in parts) == pytest.approx(step[total], rel=1e-12)
+    assert step["interval"] is not None and step["error"] == pytest.approx(
+        step["predicted_seconds"] / step["assembled_seconds"] - 1
+    )
+    for one in parts:
+        measured = one["what"] in ("compute", "once_per_step", "optimizer")
+        assert (one["measured_seconds"] is not None) == measured == (not one["note"]), one
+    passes = {one["kind"]: one for one in found["stages"]}
+    assert set(passes) == {"F", "B"} and passes["B"]["measured_seconds"] > passes["F"]["measured_seconds"] > 0
+    said = " | ".join(found["changes"])
+    assert "3 microbatches of 8 were run" in said and "first stage not measured" in said and "local copies" in said
+    memory = {row["what"]: row for row in found["ranks"][0]["memory"]}
+    assert memory["weights"]["inside"] and memory["optimizer_states"]["inside"]
+    stands = {row["operation"] for row in found["ranks"][0]["stand_ins"]}
+    assert stands >= {"all_gather", "reduce_scatter", "send", "receive"}
+    tables = "\n".join(str(one) for one in validation_tables(found) if isinstance(one, str))
+    assert "rung rank: asked for" in tables and "priced, not measured" in tables
+
+
+@needs_torch
+def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> None:
+    """tp 2 x pp 4 on two gloo ranks: one stage of one layer; the whole step is the sum of its scaled parts."""
+    plan = on_this_cpu(tmp_path, "--gpus", "8", "--tp", "2", "--pp", "4", "--dp", "1", "--global-batch-size", "8")
+    found = validated(plan, "--rung", "truncated", "--no-parity", "--steps", "1")
+    [small] = found["truncated"]  # one layer has no half
+    assert small["num_gpus"] == 2 and small["layout"]["tp"] == 2 and small["layout"]["pp"] == 1
+    assert small["model"]["num_layers"] == 1 and found["num_gpus"] == 8 and found["layout"]["pp"] == 4
+    assert any("pp 1 instead of 4" in one for one in found["changes"])
+    rows = {one["what"]: one for one in found["times"]}
+    parts = {one["what"]: one for one in found["scaled"]["parts"]}
+    ratio = rows["forward_backward"]["measured_seconds"] / rows["forward_backward"]["predicted_seconds"]
+    assert parts["compute"]["scaled_seconds"] == pytest.approx(parts["compute"]["predicted_seconds"] * ratio)
+    step = found["scaled"]["step"]
+    assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
+    assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
+
+
+def test_scaling_up_multiplies_what_was_seen() -> None:
+    """By hand: passes 1.2 and 1.1 at two depths, update 0.5; on a GPU communication inside of passes with them."""
+    told = dict.fromkeys(PARTS, 0.0) | {
+        "compute": 10.0,
+        "tensor_communication": 2.0,
+        "bubble": 1.0,
+        "optimizer": 0.4,
+        "overhead": 0.1,
+    }
+
+    def rows(passes: float, currency: str) -> list[dict[str, Any]]:
+        return [
+            time_row("forward_backward", 2.0, 2.0 * passes, currency=currency),
+            time_row("optimizer", 0.1, 0.05, currency=currency), time_row("step", 1.0, 9.0, note="not compared"),
+        ]  # fmt: skip
+
+    parts = scale.scaled(told, rows(1.2, "device"), rows(1.1, "device"))
+    whole = scale.summary(parts, (10.0, 16.0), True)
+    assert whole["scaled_seconds"] == pytest.approx(13.0 * 1.2 + 0.2 + 0.1) and whole[
+        "predicted_seconds"
+    ] == pytest.approx(13.5)
+    assert whole["depth_error"] == pytest.approx(13.0 * 0.1 / 15.9) and whole["priced_share"] == pytest.approx(
+        0.1 / 15.9
+    )
+    assert whole["inside"] and whole["error"] == pytest.approx(13.5 / 15.9 - 1)
+    on_cpu = scale.summary(scale.scaled(told, rows(1.2, "processor"), None), (1.0, 2.0), False)
+    assert on_cpu["scaled_seconds"] == pytest.approx(11.0 * 1.2 + 2.0 + 0.2 + 0.1) and on_cpu["depth_error"] is None
+    assert not on_cpu["inside"]
+    assert scale.scaled(told, [time_row("forward_backward", None, 2.0, note="elsewhere")], None) == []
+
+
+@needs_torch
+def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
+    from planner.plan import load_plan
+    from planner.validator import one_rank
+    from planner.validator.compare import question
+    from planner.validator.rungs import Machine, Task
+
+    plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
+    place = Machine(device="cpu", gpus=0, name="processor", memory=0.5 * GIB, cores=2, place=None)
+    task = Task(plan=plan, asked=question(plan), machine=place)
+    assert "GiB and 0.5 GiB of main memory are free; use a GPU" in one_rank.obstacle(task)
+    roomy = dataclasses.replace(task, machine=dataclasses.replace(place, memory=100 * GIB))
+    assert one_rank.obstacle(roomy) == ""
+    with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
+        one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
+    assert "not compared: on a CPU" in one_rank.other_device(task.asked, place)
+    card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
+    assert one_rank.other_device(task.asked, card) == ""
+    other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
+    assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+
+
+def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
+    """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
+    from planner.plan import load_plan
+    from planner.validator.compare import question
+    from planner.validator.rungs import Machine, Task, choose
+
+    plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
+    machine = Machine(device="cuda", gpus=8, name="NVIDIA H100 80GB HBM3", memory=100 * GIB, cores=8, place=None)
+    task = Task(plan=plan, asked=question(plan), machine=machine)
+    rung, why = choose(task, "auto")
+    assert rung.name == "truncated" and "not full: the plan has 16 ranks and this machine 8 GPUs" in why
+    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=1)), "auto")
+    assert rung.name == "rank" and "not truncated: rung truncated needs at least 2 devices" in why
+    rung, why = choose(dataclasses.replace(task, machine=dataclasses.replace(machine, gpus=0, device="cpu")), "auto")
+    assert rung.name == "meta" and "whose times a CPU says nothing about" in why
+    small = truncated.plan_of(task, truncated._small(task))
+    assert small.num_gpus == 8 and small.layout.tp == 2 and small.layout.dp == 4 and small.trainer == "torchtitan"
+    assert plan_from_dict(small.to_dict()) == small  # torchrun's ranks read it again
+
+
+@needs_torch
+def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
+    """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
+    from planner.plan import load_plan
+    from planner.validator import one_rank
+    from planner.validator.compare import question
+    from planner.validator.emulate import Emulation
+    from planner.validator.rungs import Machine, Task
+
+    plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
+    asked = question(plan)
+    task = Task(
+        plan=plan, asked=asked, machine=Machine(device="cpu", gpus=0, name="x", memory=1e9, cores=2, place=None)
+    )
+    layout = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
+    ran = dataclasses.replace(
+        Emulation.lost(2, asked.split, ""), failure=None, totals=[0.35], updates=[0.01],
+        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]},
+    )  # fmt: skip
+    full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "out_of_memory": True}
+    lost = Emulation.lost(0, asked.split, "rank 0: its process ended with code -9 before it was done")
+    found = one_rank.result(task, price(layout, asked.layout), [dataclasses.replace(lost, failure=full), ran])
+    assert found["outcome"] == "out_of_memory" and found["failure"]["allocated_gib"] == 70.5
+    assert "rank 0 alone on one device, step 1: CUDA out of memory" in found["failure"]["sentence"]
+    rows = {one["what"]: one for one in found["times"]}
+    assert rows["compute"]["measured_seconds"] == pytest.approx(8 * 0.10) and rows["once_per_step"][
+        "measured_seconds"
+    ] == (pytest.approx(0.35 - 3 * 0.10))
+    found = one_rank.result(task, price(layout, asked.layout), [lost])
+    assert found["outcome"] == "failed" and "ended with code -9" in found["failure"]["sentence"]
+    from planner.validator.record import complete
+
+    whole = complete({**found, "why": "asked for", "plan": "plan.yaml"})
+    assert any("The run failed" in one for one in validation_tables(whole) if isinstance(one, str))
