@@ -70,8 +70,8 @@ def _run(
         with open(f"/run/netns/{spaces[rank]}", "rb") as space:
             assert ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK) == 0
         os.environ["GLOO_SOCKET_IFNAME"] = f"v{spaces[rank]}"
+    from planner.launch.place import Place
     from planner.profiler.operations import quiet
-    from planner.profiler.place import Place
 
     quiet()
     place = Place(

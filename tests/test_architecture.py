@@ -41,13 +41,14 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (5, "explain explicit accuracy."),
     (5, "advice calibrate."),
     (5, "analysis."),
+    (5, "launch."),
     (5, "export. report. profiler. validator."),
     (5, "readback."),
     (6, "commands."),
     (6, "cli"),
 )
 HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
-MAY_USE_TORCH = ("profiler.", "validator.", "export.check.")
+MAY_USE_TORCH = ("launch.", "profiler.", "validator.", "export.check.")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
 FACTORS_OUTSIDE_UNITS = {
     "curves/attention.py": 2,  # tables of profiles hold microseconds

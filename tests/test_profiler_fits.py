@@ -19,7 +19,10 @@ from hypothesis import strategies as st
 from planner.curves import COLLECTIVES
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.profiler import assemble, fit_links, launch
+from planner.launch import torchrun as launch
+from planner.launch.place import commands, first_host, place_from
+from planner.launch.watch import Watch
+from planner.profiler import assemble, fit_links
 from planner.profiler.journal import Journal
 from planner.profiler.odd_ones import odd_group, odd_one, rank_point
 from planner.profiler.patterns import (
@@ -32,10 +35,8 @@ from planner.profiler.patterns import (
     plain_patterns,
     sizes,
 )
-from planner.profiler.place import commands, first_host, place_from
 from planner.profiler.points import Measured
 from planner.profiler.settings import Settings
-from planner.profiler.watch import Watch
 
 # ------------------------------------------------------------------------------------------------ groups
 
@@ -227,12 +228,12 @@ def test_printed_commands_are_shell(run: Any) -> None:
     assert done.exit_code == 0, done.output
     assert "torchrun --nnodes=4 --nproc-per-node=8 --max-restarts=0 --rdzv-backend=c10d" in done.output
     assert "#SBATCH --job-name=profile --nodes=4 --ntasks-per-node=1 --gpus-per-node=8" in done.output
-    text = commands(4, 8, ["--no-python", "plan", "profile", "--output", "my cluster.yaml"])
+    text = commands("profile", 4, 8, ["--no-python", "plan", "profile", "--output", "my cluster.yaml"])
     assert "--no-python plan profile --output 'my cluster.yaml'" in text and "--rdzv-endpoint=$head:29400" in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
-    assert "--standalone" in commands(1, 8, ["--no-python", "plan"])
+    assert "--standalone" in commands("profile", 1, 8, ["--no-python", "plan"])
     with pytest.raises(PlannerError, match="at least 1"):
-        commands(0, 8, [])
+        commands("profile", 0, 8, [])
 
 
 @pytest.mark.parametrize(
@@ -254,8 +255,8 @@ def test_printed_commands_are_shell(run: Any) -> None:
     ],
 )
 def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.profiler.launch.need_torch", lambda: None)
-    monkeypatch.setattr("planner.profiler.launch.count_by_torch", lambda: 0)
+    monkeypatch.setattr("planner.launch.torchrun.need_torch", lambda: None)
+    monkeypatch.setattr("planner.launch.torchrun.count_by_torch", lambda: 0)
     done = run("profile", *flags)
     assert done.exit_code == 2 and words in done.output, done.output
 
@@ -313,7 +314,7 @@ def entry(kind: str, doing: str = "all_reduce of 4 MiB", text: str = "", ranks: 
 )  # fmt: skip
 def test_sentences(posts: Any, gone: list[int], words: str) -> None:
     watch = Watch(None, 0, ["a", "a", "b", "b"], 30.0, ended=lambda _: None, leave=lambda _: None)
-    assert words in watch.sentence(posts, gone)
+    assert words in watch.judge(posts, gone).sentence
 
 
 # ------------------------------------------------------------------------------------------------ the file

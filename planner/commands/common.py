@@ -169,6 +169,21 @@ def progress(text: str) -> Any:
     return spin()
 
 
+def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
+    """This command as torchrun starts it, less some flags: the installed program, or the script of a checkout."""
+    from pathlib import Path
+
+    script, *rest = sys.argv
+    arguments: list[str] = []
+    skip = False
+    for word in rest:
+        flag, equals, _ = word.partition("=")
+        if not skip and word not in without and flag not in without_with_value:
+            arguments.append(word)
+        skip = not skip and word in without_with_value and not equals
+    return [str(Path(script).resolve()), *arguments] if script.endswith(".py") else ["--no-python", "plan", *arguments]
+
+
 def console() -> Console:
     """Standard output; colours off and 120 columns wide when it is piped."""
     from rich.console import Console

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console
+from planner.commands.common import console, this_program
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.hardware import HardwareProfile
-    from planner.profiler.place import Place
+    from planner.launch.place import Place
     from planner.profiler.settings import Settings
 
 BUDGET = {"cpu": "1m", "cuda": "10m"}
@@ -58,13 +58,15 @@ def profile(
       plan profile --output my-cluster.yaml --print-commands --nodes 4
       plan --model llama-8b --gpus 8 --hardware my-node.yaml
     """
-    from planner.profiler.place import commands, place_from
+    from planner.launch.place import commands, place_from
 
     if output is None:
         raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
     if print_commands:
         default = max(_gpus(), 1) if ranks is None else ranks
-        click.echo(commands(nodes, default, _program()), nl=False)
+        click.echo(
+            commands("profile", nodes, default, this_program({"--print-commands"}, {"--nodes", "--ranks"})), nl=False
+        )
         return
     place = place_from(os.environ)
     settings = _settings(output, flags)
@@ -76,8 +78,8 @@ def profile(
 
 def _settings(output: str, flags: dict[str, Any]) -> Settings:
     """The flags, checked."""
+    from planner.launch.torchrun import need_torch
     from planner.model import load_model
-    from planner.profiler.launch import need_torch
     from planner.profiler.settings import PARTS, Settings
     from planner.units import parse
 
@@ -134,7 +136,7 @@ def _gpus() -> int:
 
 def _ranks(ranks: int | None, device: str) -> int:
     """Processes of this machine. Raises PlannerError."""
-    from planner.profiler.launch import count_by_torch
+    from planner.launch.torchrun import count_by_torch
 
     most = (_gpus() or count_by_torch()) if device == "cuda" else MOST_ON_CPU
     if most == 0:
@@ -149,30 +151,18 @@ def _ranks(ranks: int | None, device: str) -> int:
     return ranks
 
 
-def _program() -> list[str]:
-    """This command as torchrun starts it: the installed program, or the script of a checkout."""
-    script, *rest = sys.argv
-    arguments: list[str] = []
-    skip = False
-    for word in rest:
-        flag, equals, _ = word.partition("=")
-        if not skip and word != "--print-commands" and flag not in ("--nodes", "--ranks"):
-            arguments.append(word)
-        skip = not skip and word in ("--nodes", "--ranks") and not equals
-    return [str(Path(script).resolve()), *arguments] if script.endswith(".py") else ["--no-python", "plan", *arguments]
-
-
 def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
     """One machine: torchrun is started, the profile is made of the journal."""
+    from planner.launch.state import Bar
+    from planner.launch.torchrun import InterruptedRunError
     from planner.profiler.assemble import write_profile
-    from planner.profiler.launch import InterruptedProfileError, run_here
-    from planner.profiler.state import Bar
+    from planner.profiler.launch import profile_here
 
     kept = f"what was measured is kept in {settings.journal}; --resume goes on"
     try:
         with Bar() as bar:
-            seconds = run_here(settings, ranks, bar.show)
-    except InterruptedProfileError:
+            seconds = profile_here(settings, ranks, bar.show)
+    except InterruptedRunError:
         raise PlannerError(f"stopped; {kept}") from None
     except PlannerError as error:
         raise PlannerError(f"{error}; {kept}" if settings.journal.exists() else str(error)) from error
@@ -183,8 +173,8 @@ def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
     """One of many ranks that torchrun or srun started; the first one writes and reports."""
     import time
 
+    from planner.launch.state import Bar
     from planner.profiler.assemble import write_profile
-    from planner.profiler.state import Bar
     from planner.profiler.worker import work
 
     begun = time.monotonic()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,70 +13,125 @@ from planner.commands.common import console, progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
-    from planner.validator.compare import Question
+    from planner.validator.rungs import Task
 
 
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
-@click.option(
-    "--rung", metavar="NAME", default="meta", show_default=True, help="What to run: meta, memory on fake tensors."
-)
-@click.option("--rank", type=int, multiple=True, metavar="R", help="This rank, from 0; may be repeated. [worst stage]")
+@click.option("--rung", metavar="NAME", default="auto", help="full, meta, or auto: the highest possible. [auto]")
+@click.option("--rank", type=int, multiple=True, metavar="R", help="meta: this rank, from 0; repeatable. [worst stage]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What runs it. [cuda where there is a GPU]")
+@click.option("--steps", type=click.IntRange(1, 1000), default=5, metavar="N", help="Steps that are measured. [5]")
+@click.option("--warmup", type=click.IntRange(0, 1000), default=2, metavar="N", help="Steps before them. [2]")
+@click.option("--timeout", default="60s", metavar="TIME", help="A step that takes longer has hung. [60s]")
+@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Trace one more step.")
+@click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")
+@click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
+@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, for --print-commands. [by the plan]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write validation.yaml."
 )
-def validate(file: Path, rung: str, rank: tuple[int, ...], as_json: bool, output: Path | None) -> None:
+def validate(
+    file: Path, rung: str, device: str | None, print_commands: bool, nodes: int | None, as_json: bool,
+    output: Path | None, **flags: Any,
+) -> None:  # fmt: skip
     """Hold a plan against what torch does with it. PLAN is a file written by --output of `plan` or `plan estimate`.
 
-    Rung `meta` needs no GPU: the modules, the optimizer and one step of a rank, at full size, on fake tensors. It
-    prints the memory that torch would allocate beside the predicted one, and the collectives that the rank issues. Without
-    --rank it runs the first, the second and the last pipeline stage and names the worst.
+    Rung `full` runs the plan on all its ranks: on the GPUs of this machine, under torchrun or srun on many machines
+    (--print-commands shows how), or with gloo on the CPU. Rung `meta` needs no GPU: the modules, the optimizer and one
+    step of a rank, at full size, on fake tensors; memory and collectives are compared. Exit codes: 0 it ran, 1 it ran out of
+    memory, hung, lost a rank or trains differently than one process (recorded in --output), 2 the input is wrong.
 
     \b
     Examples:
       plan --model llama-70b --gpus 64 --trainer torchtitan --output plan.yaml
       plan validate plan.yaml --rung meta
       plan validate plan.yaml --rung meta --rank 63 --output validation.yaml
+      plan validate plan.yaml --print-commands --nodes 8
+      plan validate plan.yaml --steps 10 --output validation.yaml
     """
-    if rung != "meta":
-        raise PlannerError(f"unknown rung '{rung}'; known: meta (memory on fake tensors, no GPU needed)")
     from planner.plan import load_plan
+    from planner.validator.rungs import choose, named
 
+    named(rung)
     plan = load_plan(file)
+    if print_commands:
+        click.echo(_commands(*_per_node(plan, nodes)), nl=False)
+        return
+
+    def report(found: dict[str, Any]) -> None:
+        _report(found, file, output, as_json)
+
     _require_torch()
+    task = _task(plan, device, flags, report)
+    chosen, why = choose(task, rung)
+    with progress(f"rung {chosen.name}") as say:
+        found = chosen.run(task, say)
+    if not found:
+        return
+    report({"rung": chosen.name, "why": why, **found})
+    if found.get("outcome", "completed") != "completed":
+        sys.exit(1)
+
+
+def _task(plan: Any, device: str | None, flags: dict[str, Any], report: Any) -> Task:
+    """The flags, checked, and what there is to run on."""
+    from planner.units import parse
     from planner.validator.compare import question
+    from planner.validator.rungs import Task, machine_here
+
+    timeout = parse(flags["timeout"], "seconds", what="--timeout")
+    if timeout <= 0:
+        raise PlannerError(f"--timeout {flags['timeout']}: it must be above zero")
+    trace = flags["trace"]
+    if trace is not None and not trace.resolve().parent.is_dir():
+        raise PlannerError(f"--trace {trace}: there is no directory {trace.resolve().parent}")
+    return Task(
+        plan=plan, asked=question(plan), machine=machine_here(device, os.environ), ranks=flags["rank"],
+        steps=flags["steps"], warmup=flags["warmup"], timeout=timeout, parity=not flags["no_parity"], trace=trace,
+        report=report,
+    )  # fmt: skip
+
+
+def _report(found: dict[str, Any], file: Path, output: Path | None, as_json: bool) -> None:
+    """Writes and prints what was found; what is printed is all in the file."""
     from planner.validator.record import record
 
-    asked = question(plan)
-    found = record(_measure(asked, rank), file)
+    written = record(found, file)
     if output is not None:
         from planner import library
 
-        library.write_whole(output, library.dump_yaml(found))
+        library.write_whole(output, library.dump_yaml(written))
     if as_json:
         import json
 
-        click.echo(json.dumps(found))
-        return
-    from planner.report.validation import validation_tables
+        click.echo(json.dumps(written))
+    else:
+        from planner.report.validation import validation_tables
 
-    for part in validation_tables(found):
-        console().print(part)
+        for part in validation_tables(written):
+            console().print(part)
+    if written["failure"] is not None:
+        click.echo(f"error: {written['failure']['sentence']}", err=True)
 
 
-def _measure(asked: Question, ranks: tuple[int, ...]) -> dict[str, Any]:
-    """The ranks asked for, or one of each stage that may be the worst."""
-    from planner.validator.compare import result
-    from planner.validator.meta import stage_ranks
-    from planner.validator.workers import measure_all
+def _per_node(plan: Any, nodes: int | None) -> tuple[int, int]:
+    """Nodes and ranks on each. Raises PlannerError."""
+    on_one = plan.cluster().hardware.gpus_per_node
+    count = max(1, -(-plan.num_gpus // on_one)) if nodes is None else nodes
+    if plan.num_gpus % count:
+        raise PlannerError(
+            f"--nodes {count}: the plan's {plan.num_gpus} GPUs cannot be shared out evenly; use a divisor"
+        )
+    return count, plan.num_gpus // count
 
-    for one in ranks:
-        if not 0 <= one < asked.split.world:
-            raise PlannerError(f"--rank {one}: the plan has ranks 0 to {asked.split.world - 1}")
-    wanted = list(dict.fromkeys(ranks)) or stage_ranks(asked.split)
-    with progress(f"running {len(wanted)} ranks of {asked.split.world} on fake tensors") as say:
-        return result(asked, measure_all(asked.split, wanted, say))
+
+def _commands(nodes: int, per_node: int) -> str:
+    from planner.commands.common import this_program
+    from planner.launch.place import commands
+
+    return commands("validate", nodes, per_node, this_program({"--print-commands"}, {"--nodes"}))
 
 
 def _require_torch() -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError
-from planner.profiler.launch import DIRECTORY
-from planner.profiler.place import place_from
+from planner.launch.place import place_from
+from planner.launch.torchrun import DIRECTORY
 from planner.profiler.settings import Settings
 
 

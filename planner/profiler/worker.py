@@ -17,20 +17,20 @@ import torch.distributed as dist
 
 from planner import detect, library, units
 from planner.errors import PlannerError
+from planner.launch.place import Place
+from planner.launch.state import State, Teller, to_file
+from planner.launch.torchrun import DIRECTORY
 from planner.profiler.collectives import measure_collective
 from planner.profiler.journal import Journal
-from planner.profiler.launch import DIRECTORY
 from planner.profiler.machine_facts import header, pressure
 from planner.profiler.odd_ones import measure_ranks, rank_point
 from planner.profiler.operations import Buffers, quiet
 from planner.profiler.overlap import measure_overlap, overlap_points
 from planner.profiler.patterns import coarse_first, collective_points, in_words, sizes
-from planner.profiler.place import Place
 from planner.profiler.points import Measured, Point
 from planner.profiler.ranks import Ranks, join
 from planner.profiler.settings import Settings
 from planner.profiler.sizes import largest_buffer
-from planner.profiler.state import State, Teller, to_file
 
 SHARE = 0.5
 """Part of the budget for what one rank measures alone, where both are wanted."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import zlib
-from contextlib import nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class Run:
         self.parts = [self._part(number) for number in self.mine]
         self.has_first, self.has_last = 0 in self.mine, len(split.stages) - 1 in self.mine
         self.replica = self.rank["replica"] * split.dp_shard + self.rank["shard"]
+        self.span: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
+        """Put around passes (kind, stage, microbatch), clipping and the update; a clock replaces it."""
         self.optimizers: list[Any] = []
         self.stages: list[Any] = []
         self.schedule = self._schedule() if split.pp > 1 else None
@@ -184,8 +187,10 @@ class Run:
                 pairs = list(zip(inputs.chunk(count), targets.chunk(count), strict=True))
                 for number, (x, y) in enumerate(pairs):
                     self._sync(self.split.zero > 1 or number == count - 1)
-                    loss = self.loss(self.parts[0](x), y)
-                    loss.backward()
+                    with self.span("F", 0, number):
+                        loss = self.loss(self.parts[0](x), y)
+                    with self.span("B", 0, number):
+                        loss.backward()
                     found.append(loss.detach())
         return torch.stack(found).sum() if found else torch.zeros((), device=self.device, dtype=torch.float32)
 
@@ -201,10 +206,13 @@ class Run:
         """One optimizer step: loss of this rank, and the norm of the gradient over all ranks."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        loss = self.gradients(inputs, targets)
-        norm = self.clip()
-        for optimizer in self.optimizers:
-            optimizer.step()
+        with self.span("passes"):
+            loss = self.gradients(inputs, targets)
+        with self.span("clip"):
+            norm = self.clip()
+        with self.span("optimizer"):
+            for optimizer in self.optimizers:
+                optimizer.step()
         return loss, norm
 
     def total_loss(self, loss: Tensor) -> float:

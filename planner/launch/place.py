@@ -1,4 +1,4 @@
-"""Where a process of the profile stands: alone, or a rank that torchrun or srun started; and the commands for many nodes."""
+"""Where a process stands: alone, or a rank that torchrun or srun started; and the commands for many nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
         values = {name: _whole(environment, name) for name in names if name in environment}
         for name in ("LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR"):
             if name not in environment:
-                raise PlannerError(f"RANK and WORLD_SIZE are set but {name} is not; start the profile with torchrun")
+                raise PlannerError(f"RANK and WORLD_SIZE are set but {name} is not; start it with torchrun")
         local = _whole(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else values["WORLD_SIZE"]
         return _checked(Place(
             rank=values["RANK"], world=values["WORLD_SIZE"], local_rank=values["LOCAL_RANK"],
@@ -95,35 +95,37 @@ def first_host(nodes: str) -> str:
     return "".join(part or "" for part in match.groups())
 
 
-def torchrun_command(nodes: int, per_node: int, host: str, program: list[str], port: int = PORT) -> list[str]:
-    """torchrun on each of ``nodes`` machines; ``host`` is the first one."""
+def torchrun_command(
+    name: str, nodes: int, per_node: int, host: str, program: list[str], port: int = PORT
+) -> list[str]:
+    """torchrun on each of ``nodes`` machines; ``host`` is the first one, ``name`` what the job is called."""
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={per_node}", *program]
     return [
         "torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--max-restarts=0", "--rdzv-backend=c10d",
-        "--rdzv-id=profile", f"--rdzv-endpoint={host}:{port}", *program,
+        f"--rdzv-id={name}", f"--rdzv-endpoint={host}:{port}", *program,
     ]  # fmt: skip
 
 
-def commands(nodes: int, per_node: int, program: list[str]) -> str:
+def commands(name: str, nodes: int, per_node: int, program: list[str]) -> str:
     """What to type for ``nodes`` machines: torchrun by hand, and a batch file for SLURM. Raises PlannerError."""
     if nodes < 1 or per_node < 1:
         raise PlannerError(f"{nodes} nodes of {per_node} ranks: both must be at least 1")
-    by_hand = shlex.join(torchrun_command(nodes, per_node, "FIRST_HOST", program))
+    by_hand = shlex.join(torchrun_command(name, nodes, per_node, "FIRST_HOST", program))
     where = (
         "On the machine"
         if nodes == 1
         else f"On each of the {nodes} machines at the same time (FIRST_HOST is one of them)"
     )
-    inner = torchrun_command(max(nodes, 1), per_node, "$head", program)
+    inner = torchrun_command(name, max(nodes, 1), per_node, "$head", program)
     batch = " ".join(word if "$head" in word else shlex.quote(word) for word in inner)
     tasks = f"--nodes={nodes} --ntasks-per-node={per_node} --gpus-per-node={per_node} --distribution=block"
     return f"""# {where}:
 {by_hand}
 
-# With SLURM: put this into profile.sbatch, then: sbatch profile.sbatch
+# With SLURM: put this into {name}.sbatch, then: sbatch {name}.sbatch
 #!/bin/bash
-#SBATCH --job-name=profile --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={per_node} --exclusive --time=00:30:00
+#SBATCH --job-name={name} --nodes={nodes} --ntasks-per-node=1 --gpus-per-node={per_node} --exclusive --time=00:30:00
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 {batch}
 

@@ -1,4 +1,4 @@
-"""A rank that dies, a link that hangs: the profile ends within a stated time, with a sentence that names them.
+"""A rank that dies, a link that hangs: the run ends within a stated time, with a sentence that names them.
 
 Every rank says in the store what it is about to do and, from a thread, that it is alive. When an operation raises, or does
 not end within its time, or another rank has failed, the rank posts that, waits GRACE for the others and ends; one of
@@ -13,6 +13,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from planner.errors import PlannerError
@@ -22,9 +23,25 @@ TICK = 0.25
 GRACE = 1.5
 """Seconds that the ranks wait for each other when something has failed: silent for that long is gone."""
 FAILED = 3
-"""Exit code of a rank of a failed profile."""
+"""Exit code of a rank of a failed run."""
 CONNECTION = ("connection", "closed by peer", "timed out", "timeout", "nccl", "broken pipe", "socket", "gloo")
 """Words in an exception that say that a peer or link failed, not this rank."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What went wrong, as the one rank that reports found it."""
+
+    kind: str
+    """error (an exception of a rank), said (a sentence for the user), died, hung, link, stopped, store."""
+    rank: int
+    """The rank that is to blame; -1 = none alone."""
+    phase: str
+    """What was being done."""
+    sentence: str
+    """All of it for the user."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the rank said of itself."""
 
 
 class Watch:
@@ -41,6 +58,8 @@ class Watch:
         self._doing = ("starting", tuple(range(len(hosts))))
         self._deadline = float("inf")
         self._posted = False
+        self.verdict: Verdict | None = None
+        """What went wrong; set on the rank that reports before ``ended`` is called."""
         self._parent = os.getppid()
         self._lock = threading.Lock()
         self._stop = threading.Event()
@@ -78,19 +97,20 @@ class Watch:
         return self._posted
 
     def silence(self) -> None:
-        """The user or launcher ends the profile: nothing is to be reported."""
+        """The user or launcher ends the run: nothing is to be reported."""
         self._posted = True
         self._stop.set()
 
-    def fail(self, error: BaseException) -> None:
-        """Ends this rank because of an exception."""
-        text = str(error).strip() or type(error).__name__
+    def fail(self, error: BaseException, facts: dict[str, Any] | None = None, text: str = "") -> None:
+        """Ends this rank because of an exception; ``facts`` come with the verdict, ``text`` says it better than it does.
+        With facts the error is this rank's own, whatever words it uses."""
+        text = text or str(error).strip() or type(error).__name__
         if isinstance(error, PlannerError):
             self._end("said", text)
             return
         lost = any(word in text.lower() for word in CONNECTION) and isinstance(error, RuntimeError | OSError)
-        kind = "lost" if lost else "error"
-        self._end(kind, text.splitlines()[0][:300])
+        kind = "lost" if lost and not facts else "error"
+        self._end(kind, text.splitlines()[0][:300], facts)
 
     def terminated(self) -> None:
         """The launcher ends this rank: because another one died, which is then named, or because somebody stopped it."""
@@ -115,7 +135,7 @@ class Watch:
                 self._end("late", "")
                 return
 
-    def _end(self, kind: str, text: str) -> None:
+    def _end(self, kind: str, text: str, facts: dict[str, Any] | None = None) -> None:
         with self._lock:  # the thread and the main program may both come here
             if self._posted:
                 return
@@ -123,16 +143,17 @@ class Watch:
         sentence = ""
         if kind == "store":
             sentence = f"{self.where(0)} no longer answers rank {self.rank}, which was at: {self._doing[0]} ({text})"
+            self.verdict = Verdict(kind="store", rank=0, phase=self._doing[0], sentence=sentence)
         else:
             with contextlib.suppress(Exception):
-                sentence = self._report(kind, text)
+                sentence = self._report(kind, text, facts or {})
         self._ended(sentence)
         self._leave(FAILED)
 
-    def _report(self, kind: str, text: str) -> str:
+    def _report(self, kind: str, text: str, facts: dict[str, Any]) -> str:
         """Posts, waits, and on the rank that comes first here returns the sentence."""
         words, ranks = self._doing
-        post = {"kind": kind, "text": text, "doing": words, "ranks": list(ranks)}
+        post = {"kind": kind, "text": text, "doing": words, "ranks": list(ranks), "facts": facts}
         self.store.set(f"failed/{self.rank}", json.dumps(post))
         self.store.set("failure", "1")
         before = self._lives()
@@ -146,7 +167,8 @@ class Watch:
         ]  # fmt: skip
         if self.store.add("reporter", 1) != 1:
             return ""
-        return self.sentence(posts, gone)
+        self.verdict = self.judge(posts, gone)
+        return self.verdict.sentence
 
     def _lives(self) -> list[str]:
         return [self._get(f"alive/{rank}") for rank in range(len(self.hosts))]
@@ -158,31 +180,40 @@ class Watch:
         """``rank 2 (node b)``."""
         return f"rank {rank} ({self.hosts[rank]})"
 
-    def sentence(self, posts: dict[int, dict[str, Any]], gone: list[int]) -> str:
+    def judge(self, posts: dict[int, dict[str, Any]], gone: list[int]) -> Verdict:
         """What happened, in one sentence: own errors first, then the ranks that are gone, then who waited in vain."""
         own = {rank: entry for rank, entry in posts.items() if entry["kind"] == "error"}
         waiting = {rank: entry for rank, entry in posts.items() if entry["kind"] in ("late", "lost")}
-        said = [entry["text"] for entry in posts.values() if entry["kind"] == "said"]
+        said = {rank: entry["text"] for rank, entry in posts.items() if entry["kind"] == "said"}
+        doing = next(iter((own or waiting or posts).values()))["doing"]
         if said:
-            return str(said[0])
-        shown = next(iter((own or waiting or posts).values()))
-        doing = shown["doing"]
+            rank = next(iter(said))
+            return Verdict(kind="said", rank=rank, phase=doing, sentence=str(said[rank]))
         if own:
             rank = min(own)
-            return f"{self.where(rank)} failed at {own[rank]['doing']}: {own[rank]['text']}"
+            doing = own[rank]["doing"]
+            sentence = f"{self.where(rank)} failed at {doing}: {own[rank]['text']}"
+            return Verdict(kind="error", rank=rank, phase=doing, sentence=sentence, facts=own[rank].get("facts", {}))
         if gone:
             names = " and ".join(self.where(rank) for rank in gone[:4]) + (" and others" if len(gone) > 4 else "")
             late = all(entry["kind"] == "late" for entry in waiting.values()) and waiting
             how = f"stopped answering for {self.timeout:g} s" if late else "died"
-            return f"{names} {how} during {doing}"
+            return Verdict(
+                kind="hung" if late else "died", rank=gone[0], phase=doing, sentence=f"{names} {how} during {doing}"
+            )
         if not waiting:
-            return f"the launcher ended the profile during {doing}"
+            return Verdict(kind="stopped", rank=-1, phase=doing, sentence=f"the launcher ended the run during {doing}")
+        return self._stuck(waiting, doing)
+
+    def _stuck(self, waiting: dict[int, dict[str, Any]], doing: str) -> Verdict:
+        """All ranks are alive and wait."""
         ranks = sorted({rank for entry in waiting.values() for rank in entry["ranks"]}) or sorted(waiting)
         hosts = sorted({self.hosts[rank] for rank in ranks})
         names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         lost = [f"rank {rank}: {entry['text']}" for rank, entry in waiting.items() if entry["kind"] == "lost"]
         why = lost[0] if lost else f"no answer within {self.timeout:g} s"
-        return (
+        sentence = (
             f"{doing} did not end although all ranks are alive ({why}): the link between ranks {names} on "
             f"{', '.join(hosts[:4])} hangs"
         )
+        return Verdict(kind="link", rank=min(waiting), phase=doing, sentence=sentence)
