@@ -174,10 +174,10 @@ def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
 
 def is_terminated(place: Any, say: Callable[[Any], None], died: bool) -> None:
     """The launcher ends ranks 0 and 1, which talk to nobody, after the last rank ``died``, or all of them."""
-    from planner.profiler.worker import heed_signals
+    from planner.launch.watch import heed_signals
 
     ranks = joined(place, say)
-    heed_signals(ranks)
+    heed_signals(ranks.watch)
     with ranks.watch.doing("a product of 8 x 8", [place.rank]):
         time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGKILL if died and place.rank == place.world - 1 else signal.SIGTERM)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +68,8 @@ def validate(
     _require_torch()
     task = _task(plan, device, flags, report)
     chosen, why = choose(task, rung)
-    with progress(f"rung {chosen.name}") as say:
+    task = replace(task, why=why)
+    with nullcontext(lambda _: None) if chosen.shows_itself else progress(f"rung {chosen.name}") as say:
         found = chosen.run(task, say)
     if not found:
         return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -217,3 +218,18 @@ class Watch:
             f"{', '.join(hosts[:4])} hangs"
         )
         return Verdict(kind="link", rank=min(waiting), phase=doing, sentence=sentence)
+
+
+def heed_signals(watch: Watch) -> None:
+    """Ctrl-C ends a rank in order, and what it has is written on the way out. SIGTERM comes from a launcher that has lost a
+    rank, often before this one has noticed: it is reported. A report that is under way is not cut short."""
+
+    def stop(number: int, _: object) -> None:
+        if watch.ending:
+            return
+        if number == signal.SIGTERM:
+            watch.terminated()
+        raise KeyboardInterrupt
+
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, stop)

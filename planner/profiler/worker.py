@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -20,6 +19,7 @@ from planner.errors import PlannerError
 from planner.launch.place import Place
 from planner.launch.state import State, Teller, to_file
 from planner.launch.torchrun import DIRECTORY
+from planner.launch.watch import heed_signals
 from planner.profiler.collectives import measure_collective
 from planner.profiler.journal import Journal
 from planner.profiler.machine_facts import header, pressure
@@ -83,7 +83,7 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
             _last_words(sentence, directory)
 
     ranks = join(place, settings.device, settings.timeout, ended)
-    heed_signals(ranks)
+    heed_signals(ranks.watch)
     try:
         kept = _journal(settings, ranks)
         journal.append(kept)
@@ -105,21 +105,6 @@ def work(settings: Settings, place: Place, show: Callable[[State], object] | Non
         (Path(directory) / f"done-{place.rank}").touch()
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
-
-
-def heed_signals(ranks: Ranks) -> None:
-    """Ctrl-C ends a rank in order, and the journal is written on the way out. SIGTERM comes from a launcher that has lost a
-    rank, often before this one has noticed: it is reported. A report that is under way is not cut short."""
-
-    def stop(number: int, _: object) -> None:
-        if ranks.watch.ending:
-            return
-        if number == signal.SIGTERM:
-            ranks.watch.terminated()
-        raise KeyboardInterrupt
-
-    for one in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(one, stop)
 
 
 def _last_words(sentence: str, directory: str | None) -> None:

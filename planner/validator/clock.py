@@ -117,12 +117,20 @@ class Clock:
 
         return loss
 
-    def take(self) -> list[Timed]:
-        """Everything since the last call, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
-        if self.cuda:
-            torch.cuda.synchronize()
+    def cut(self) -> list[Any]:
+        """Everything since the last call, not read yet."""
         spans, self._open = self._open, []
-        origin = next(begun for kind, _, _, begun, _ in spans if kind == "step")
+        return spans
+
+    def take(self) -> list[Timed]:
+        """Everything since the last call, see ``resolve``."""
+        return self.resolve(self.cut())
+
+    def resolve(self, spans: list[Any]) -> list[Timed]:
+        """What ``cut`` gave, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
+        origin, end = next((begun, ended) for kind, _, _, begun, ended in spans if kind == "step")
+        if self.cuda:
+            end.synchronize()
         found: dict[tuple[str, int, int], Timed] = {}
         for kind, stage, number, begun, ended in spans:
             one = self._timed(kind, stage, number, origin, begun, ended)

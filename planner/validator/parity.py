@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
@@ -23,6 +26,7 @@ from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.validator.experts import Experts
 from planner.validator.model import Part, Place
+from planner.validator.parallel import Meshes
 from planner.validator.ranks import run_ranks
 from planner.validator.split import SCHEDULES, Split, Stage, deal
 from planner.validator.training import Run, initial, locate, tokens
@@ -84,8 +88,10 @@ def serial(split: Split) -> Found:
         micro_batch_size=split.global_batch_size, num_microbatches=1,
         stages=(Stage(rank=0, layers=tuple(range(split.model.num_layers))),),
     )  # fmt: skip
+    before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     part = Part(alone, 0, locate(Place(), alone, 0, torch.device("cpu")))
+    torch.set_default_dtype(before)
     if split.model.tied_embeddings:
         part.head.weight = part.embedding.weight  # type: ignore[union-attr]
     with torch.no_grad():
@@ -104,9 +110,13 @@ def serial(split: Split) -> Found:
     return Found(losses, norms, {name: one.detach() for name, one in part.named_parameters()})
 
 
-def of_rank(split: Split) -> tuple[list[float], list[float], dict[str, Any]]:
+OfRank = tuple[list[float], list[float], dict[str, Any]]
+"""Losses, norms, and by name the number of the first row and the rows of a parameter."""
+
+
+def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | None = None) -> OfRank:
     """Trains; what this rank has of the parameters afterwards, experts by the number of the first."""
-    run = Run(split, torch.device("cpu")).allocate()
+    run = Run(split, device or torch.device("cpu"), meshes).allocate()
     losses, norms = [], []
     for step in range(STEPS):
         loss, norm = run.step(*run.data(step))
@@ -121,7 +131,7 @@ def of_rank(split: Split) -> tuple[list[float], list[float], dict[str, Any]]:
             first = 0
             if id(parameter) in experts and run.meshes.experts is not None:
                 first = run.meshes.experts.get_local_rank("ep") * value.shape[0]
-            found[name] = (first, value.numpy())
+            found[name] = (first, value.cpu().numpy())
     return losses, norms, found
 
 
@@ -129,20 +139,46 @@ def compare(split: Split) -> dict[str, Any]:
     """Both runs of one combination and their largest differences."""
     expected = serial(split)
     ranks = run_ranks(of_rank, split.world, split)
-    worst, places = 0.0, set()
-    for _, _, found in ranks:
-        for name, (first, value) in found.items():
-            whole = expected.parameters[name]
-            want = whole[first : first + len(value)]
-            if want.shape != value.shape:
-                raise PlannerError(f"{name}: {value.shape} instead of {tuple(want.shape)}")
-            worst = max(worst, float((torch.from_numpy(value) - want).abs().max() / whole.abs().max()))
-            places |= {(name, first + i) for i in range(len(value))}
+    return _judged(expected, [differences(expected, one) for one in ranks])
+
+
+def among_ranks(split: Split, device: torch.device, meshes: Meshes) -> dict[str, Any]:
+    """The same inside of a running job, by all its ranks, each of which trains the one-process run for itself."""
+    expected = serial(split)
+    mine = differences(expected, of_rank(split, device, meshes))
+    every: list[Any] = [None] * split.world
+    dist.all_gather_object(every, mine)
+    return {**_judged(expected, every), "tolerance": TOLERANCE}
+
+
+Differences = tuple[float, float, list[tuple[str, int, int]]]
+"""Of parameters, of losses and norms, and which rows of which parameters: name, first, behind the last."""
+
+
+def differences(expected: Found, found: OfRank) -> Differences:
+    """Largest error of what one rank has, parameters relative to the largest value of each."""
+    losses, norms, parameters = found
+    worst, rows = 0.0, []
+    for name, (first, value) in parameters.items():
+        whole = expected.parameters[name]
+        want = whole[first : first + len(value)]
+        if want.shape != value.shape:
+            raise PlannerError(f"{name}: {value.shape} instead of {tuple(want.shape)}")
+        error = float((torch.from_numpy(value) - want).abs().max() / whole.abs().max())
+        worst = max(worst, error if math.isfinite(error) else math.inf)
+        rows.append((name, first, first + len(value)))
+    pairs = [*zip(losses, expected.losses, strict=True), *zip(norms, expected.norms, strict=True)]
+    scalars = [abs(got - want) / abs(want) for got, want in pairs]
+    return worst, max(one if math.isfinite(one) else math.inf for one in scalars), rows
+
+
+def _judged(expected: Found, every: Sequence[Differences]) -> dict[str, Any]:
+    """All ranks together. Raises PlannerError where parameters are missing."""
+    places = {(name, row) for _, _, rows in every for name, first, end in rows for row in range(first, end)}
     count = sum(len(value) for value in expected.parameters.values())
     if len(places) != count:
         raise PlannerError(f"{len(places)} rows of parameters came back, {count} were trained")
-    pairs = [(r[0], expected.losses) for r in ranks] + [(r[1], expected.norms) for r in ranks]
-    scalars = max(abs(a - b) / abs(b) for got, want in pairs for a, b in zip(got, want, strict=True))
+    worst, scalars = max(one[0] for one in every), max(one[1] for one in every)
     return {
         "parameters": len(expected.parameters),
         "values": sum(one.numel() for one in expected.parameters.values()),

@@ -66,6 +66,8 @@ class Task:
     """Train a tiny model with the same degrees first and compare it with one process."""
     trace: Path | None = None
     """Where a trace of the torch profiler goes; None = none."""
+    why: str = ""
+    """Why this rung, in one sentence."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
 
@@ -80,6 +82,8 @@ class Rung:
     """What it does, in a few words."""
     module: str
     """Of this package; has run(task, say) and obstacle(task)."""
+    shows_itself: bool = False
+    """It draws a progress bar of its own."""
 
     def obstacle(self, task: Task) -> str:
         """Why the machine cannot run it, a part of a sentence; "" when it can."""
@@ -93,6 +97,7 @@ class Rung:
 
 
 RUNGS: tuple[Rung, ...] = (
+    Rung(name="full", what="the plan itself on all its ranks", module="planner.validator.full", shows_itself=True),
     Rung(name="meta", what="memory on fake tensors, no GPU needed", module="planner.validator.fake"),
 )
 """The highest first."""

@@ -63,10 +63,11 @@ def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place
 class Run:
     """The parts of this rank and how they take a step. The process group must exist."""
 
-    def __init__(self, split: Split, device: torch.device) -> None:
-        """Modules split over the ranks, without memory: ``allocate`` gives it to them."""
+    def __init__(self, split: Split, device: torch.device, meshes: Meshes | None = None) -> None:
+        """Modules split over the ranks, without memory: ``allocate`` gives it to them. ``meshes`` of a run with the same
+        degrees are used again: every one has communicators of its own."""
         self.split, self.device = split, device
-        self.meshes = Meshes(split, device.type)
+        self.meshes = meshes or Meshes(split, device.type)
         self.rank = {name: self.meshes.all.get_local_rank(name) for name in ("pp", "replica", "shard", "cp", "tp")}
         self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"))
         self.mine = split.stages_of(self.rank["pp"])
