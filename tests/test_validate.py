@@ -85,7 +85,7 @@ small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
 fields = json.loads(sys.argv[1])
 split = dataclasses.replace(parity.combination("llama", **fields), model=small, sequence_length=256, precision="fp32")
 [fake] = measure_all(split, [0])
-step, start, seen = meta._Emulated.measured, meta.Witness.start, {}
+step, start, seen = meta.Emulated.measured, meta.Witness.start, {}
 
 def watched(self):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
@@ -100,7 +100,7 @@ def begun(self):
     start(self)
     seen["before"] = self.total
 
-meta._Emulated.measured, meta.Witness.start = watched, begun
+meta.Emulated.measured, meta.Witness.start = watched, begun
 meta.measure(split, 0, real=True)
 print("FOUND", json.dumps([fake.peak, seen["before"] + seen["top"], sum(fake.at_peak.values())]))
 """

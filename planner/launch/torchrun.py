@@ -93,6 +93,7 @@ def _environment(directory: Path) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(part for part in (package, os.environ.get("PYTHONPATH", "")) if part)
     environment = {**os.environ, DIRECTORY: str(directory), "PYTHONPATH": paths, "PYTHONUNBUFFERED": "1"}
+    environment["TMPDIR"] = str(directory)  # what torch leaves behind goes with it
     environment["PYTHONSAFEPATH"] = "1"  # a directory named planner where the user stands is not this package
     environment.setdefault("OMP_NUM_THREADS", "1")
     environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")

@@ -99,35 +99,42 @@ def measure(
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
         with ExitStack() as stack:
-            stack.enter_context(_real_meshes())
+            stack.enter_context(RealMeshes())
             witness = Witness()
             stack.enter_context(witness.patches())
             made = Run(ran, torch.device("cpu"))  # before tensors are fake: shards of nothing are made quickly
             if not real:
                 stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             stack.enter_context(witness)
-            run, wires = _Emulated(made, witness, progress), Wires()
+            run, wires = Emulated(made, witness, progress), Wires()
             run.warm()
             witness.start()
             with wires:
                 run.measured()
             witness.is_("gradients", run.gradient_tensors())
-            unseen = (split.num_microbatches - count) * run.receive_bytes()
-            return Measured(
-                rank=rank, stage=run.run.rank["pp"], held=_with(witness.largest, unseen), at_peak=_with(run.peak.parts, unseen),
-                peak=run.peak.total + unseen, parameters=run.parameters, microbatches=count, unseen_receive_bytes=unseen,
-                collectives=_listed(wires), seconds=time.perf_counter() - started,
-            )  # fmt: skip
+            return measured_by(run, witness, wires, split, rank, time.perf_counter() - started)
     finally:
         gc.enable()
         dist.destroy_process_group()
+
+
+def measured_by(
+    run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float
+) -> Measured:
+    """What was seen of a rank's step, as if all microbatches of ``split`` had run."""
+    unseen = (split.num_microbatches - run.split.num_microbatches) * run.receive_bytes()
+    return Measured(
+        rank=rank, stage=run.run.rank["pp"], held=_with(witness.largest, unseen), at_peak=_with(run.peak.parts, unseen),
+        peak=run.peak.total + unseen, parameters=run.parameters, microbatches=run.split.num_microbatches,
+        unseen_receive_bytes=unseen, collectives=_listed(wires), seconds=seconds,
+    )  # fmt: skip
 
 
 def _with(parts: dict[str, int], unseen: int) -> dict[str, int]:
     return {**parts, "temporary": parts["temporary"] + unseen}
 
 
-class _Emulated:
+class Emulated:
     """The run of a rank whose neighbours do not exist."""
 
     def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None]) -> None:
@@ -203,10 +210,10 @@ class _Emulated:
         return total
 
 
-class _real_meshes(ExitStack):  # noqa: N801
+class RealMeshes(ExitStack):
     """Meshes are joined with real tensors, also under fake ones."""
 
-    def __enter__(self) -> _real_meshes:
+    def __enter__(self) -> RealMeshes:
         original = DeviceMesh._concatenate
 
         def joined(*arguments: Any) -> Any:
@@ -227,4 +234,4 @@ def _listed(wires: Wires) -> list[dict[str, Any]]:
     return found
 
 
-__all__ = ["CATEGORIES", "Measured", "measure", "stage_ranks", "step_of"]
+__all__ = ["CATEGORIES", "Emulated", "Measured", "measure", "measured_by", "stage_ranks", "step_of"]

@@ -1,8 +1,8 @@
 """Fused operators of the torch model: norm, SwiGLU, rotary embedding, grouped products, cross entropy; flash attention.
 
 Compiled or hand-written GPU code runs each of them as one kernel that keeps its inputs and small statistics. Here each is one
-operator of a torch library, with its gradient: on fake tensors it allocates what the kernel would, elsewhere it computes
-by plain torch. Without ``fused`` the model uses plain torch operations instead.
+operator of a torch library, with its gradient: on fake tensors it allocates what the kernel would, on a CPU it computes
+by plain torch, on a GPU by the kernels of ``kernels.py``. Without ``fused`` the model uses plain torch operations instead.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch.distributed._functional_collectives as collectives
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
+
+from planner.validator import kernels
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
@@ -109,6 +111,7 @@ for _name, _real, _fake in (
     ("loss_gradient", _loss_gradient, lambda logits, normaliser, targets, scale: torch.empty_like(logits)),
 ):  # fmt: skip
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
+    _LIBRARY.impl(_name, kernels.READY.get(_name) or kernels.compiled(_real), "CUDA")
     torch.library.register_fake(f"planner::{_name}", _fake, lib=_LIBRARY)
 
 OPS = torch.ops.planner
@@ -217,7 +220,17 @@ ATEN = torch.ops.aten
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    if q.is_cuda:
+        return kernels.attention(q, k, v, causal)
     return ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+
+
+def _flash_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    if q.is_cuda:
+        return kernels.attention_backward(gradient, q, k, v, out, normaliser, causal)
+    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, normaliser, 0.0, causal)
 
 
 class FlashAttention(Function):
@@ -247,10 +260,9 @@ class FlashAttention(Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
         """Gradients of q, k and v."""
         q, k, v, out, normaliser = ctx.saved_tensors
-        backward = ATEN._scaled_dot_product_flash_attention_for_cpu_backward
         out, gradient = _padded(out, q), _padded(gradient, q)
         if ctx.group is None:
-            found = backward(gradient, q, k, _padded(v, q), out, normaliser, 0.0, True)
+            found = _flash_backward(gradient, q, k, _padded(v, q), out, normaliser, True)
             return found[0], found[1], found[2][..., : ctx.narrow], None
         keys, values = _gathered(k, ctx.group), _padded(_gathered(v, ctx.group), q)
         to_q, to_k, to_v = [], torch.zeros_like(keys), torch.zeros_like(values)
@@ -260,7 +272,7 @@ class FlashAttention(Function):
             both = [(slice(start, end), True)] + ([(slice(0, start), False)] if start else [])
             total = None
             for where, causal in both:
-                one = backward(g, mine, keys[:, :, where], values[:, :, where], o, n.contiguous(), 0.0, causal)
+                one = _flash_backward(g, mine, keys[:, :, where], values[:, :, where], o, n.contiguous(), causal)
                 total = one[0] if total is None else total + one[0]
                 to_k[:, :, where] += one[1]
                 to_v[:, :, where] += one[2]

@@ -1,0 +1,117 @@
+"""What the torch model runs on a GPU in place of plain torch operations: flash attention, fused and grouped kernels.
+
+Operators that plain torch composes of several kernels are compiled to one each, so that they take the time and the memory of
+a compiled trainer; products of experts are one grouped kernel. On a CPU ``operators.py`` computes by itself. Written from torch's
+own schemas and tested on the CPU where the operations exist there; not yet run on a GPU.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ATEN = torch.ops.aten
+HALF = (torch.bfloat16, torch.float16)
+"""What the flash kernel of CUDA takes."""
+
+
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as one generated kernel, compiled when it is first called; each shape on its own."""
+    ready: list[Callable[..., Any]] = []
+
+    def run(*arguments: Any) -> Any:
+        if not ready:
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+            ready.append(torch.compile(function, dynamic=False))
+        with torch.no_grad():
+            return ready[0](*arguments)
+
+    return run
+
+
+def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """Output (batch, heads, tokens, width) and the normaliser of each row, ln sum exp, (batch, heads, tokens).
+
+    k and v may have fewer heads. Half precision by the flash kernel; else, for comparisons of small models, by the definition.
+    """
+    if q.dtype in HALF and q.is_cuda:
+        found = ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)
+        return found[0], found[1]
+    return _by_definition(q, k, v, causal)
+
+
+def attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k and v."""
+    if q.dtype in HALF and q.is_cuda:
+        unused = q.new_empty(2, dtype=torch.uint64)  # state of a dropout that there is not
+        return ATEN._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+            gradient, q, k, v, out, normaliser, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
+        )
+    return _backward_by_definition(gradient, q, k, v, out, normaliser, causal)
+
+
+def _spread(x: Tensor, heads: int) -> Tensor:
+    """Each key or value head as often as queries share it."""
+    return x.repeat_interleave(heads // x.shape[1], 1)
+
+
+def _scores(q: Tensor, k: Tensor, causal: bool) -> Tensor:
+    """q k^T / sqrt(d), minus infinity where a query must not look; causal ones are aligned at the first token."""
+    scores = (q @ k.transpose(-1, -2)) / math.sqrt(q.shape[-1])
+    if causal:
+        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
+        scores = scores.masked_fill(hidden, -math.inf)
+    return scores
+
+
+def _by_definition(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+    """softmax(q k^T / sqrt(d)) v; memory grows with the square of the sequence."""
+    scores = _scores(q, _spread(k, q.shape[1]), causal)
+    normaliser = scores.logsumexp(-1)
+    return (scores - normaliser[..., None]).exp() @ _spread(v, q.shape[1]), normaliser
+
+
+def _backward_by_definition(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dS = P (dP - sum(dO O)), dP = dO V^T.  [FlashAttention, arXiv 2205.14135, appendix B.2]"""
+    heads = q.shape[1]
+    keys, values = _spread(k, heads), _spread(v, heads)
+    p = (_scores(q, keys, causal) - normaliser[..., None]).exp()
+    inner = p * (gradient @ values.transpose(-1, -2) - (gradient * out).sum(-1, keepdim=True)) / math.sqrt(q.shape[-1])
+    shared = k.shape[:2]
+    to_k = (inner.transpose(-1, -2) @ q).unflatten(1, (shared[1], -1)).sum(2)
+    to_v = (p.transpose(-1, -2) @ gradient).unflatten(1, (shared[1], -1)).sum(2)
+    return inner @ keys, to_k, to_v
+
+
+@cache
+def _ends(rows: tuple[int, ...], device: torch.device) -> Tensor:
+    """Where each group of rows ends."""
+    return torch.tensor(list(itertools.accumulate(rows)), dtype=torch.int32, device=device)
+
+
+def grouped(x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
+    """Rows of x times the transposed weights of their group, as one kernel in half precision."""
+    if x.dtype != torch.bfloat16:
+        return torch.cat([part @ weight.T for part, weight in zip(x.split(rows), weights, strict=True)])
+    return torch._grouped_mm(x, weights.transpose(1, 2), offs=_ends(tuple(rows), x.device))
+
+
+def grouped_weight_gradient(gradient: Tensor, x: Tensor, rows: list[int]) -> Tensor:
+    """Transposed gradients times rows, group by group: (groups, out, in)."""
+    if x.dtype != torch.bfloat16:
+        return torch.stack([g.T @ part for g, part in zip(gradient.split(rows), x.split(rows), strict=True)])
+    return torch._grouped_mm(gradient.transpose(0, 1), x, offs=_ends(tuple(rows), x.device))
+
+
+READY: dict[str, Callable[..., Any]] = {"grouped": grouped, "grouped_weight_gradient": grouped_weight_gradient}
+"""Operators that need no compiler, by their names in ``operators.py``."""
