@@ -174,18 +174,24 @@ def filled(run: Run) -> Run:
     return run
 
 
-def small(split: Split) -> Split:
-    """The same degrees around layers without work, one on each stage: what is left is the host's."""
-    model = split.model.replace(
-        name="small", num_layers=len(split.stages), hidden_size=8 * split.model.num_heads, head_dim=8, ffn_size=8 * split.tp,
+def small(split: Split, layers: int, tp: int) -> Split:
+    """Layers without work on one stage, split by tp ranks and replicated by the others: what is left is the host's."""
+    model = dataclasses.replace(
+        split.model, name="small", num_layers=layers, hidden_size=8 * split.model.num_heads, head_dim=8, ffn_size=8 * split.tp,
         vocab_size=8 * split.tp,
     )  # fmt: skip
-    stages = tuple(Stage(rank=stage.rank, layers=(i,)) for i, stage in enumerate(split.stages))
-    return dataclasses.replace(split, model=model, sequence_length=2 * split.tp, stages=stages)
+    rest = split.world // tp
+    return dataclasses.replace(
+        split, model=model, sequence_length=2 * split.tp, tp=tp, pp=1, dp=rest, dp_shard=rest, zero=1, num_microbatches=4,
+        stages=(Stage(rank=0, layers=tuple(range(layers))),),
+    )  # fmt: skip
 
 
 Passes = dict[tuple[int, str, int], float]
 """Processor seconds by stage, kind and microbatch."""
+Host = dict[str, tuple[float, float]]
+"""Processor seconds of the host by kind of pass: for a layer, and for embedding and head together."""
+NO_HOST: Host = {"F": (0.0, 0.0), "B": (0.0, 0.0)}
 
 
 def timed_step(run: Run, clock: Clock, number: int) -> Passes:
@@ -195,11 +201,11 @@ def timed_step(run: Run, clock: Clock, number: int) -> Passes:
     return {(t.stage, t.kind, t.microbatch): t.thread for t in clock.take() if t.microbatch >= 0}
 
 
-def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], list[Passes], dict[str, float]]:
-    """Seconds of each point by round, of the passes by round, and what DTensor adds to both passes of a layer."""
+def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], list[Passes], Host]:
+    """Seconds of each point by round, of the passes by round, and what DTensor adds."""
     split, device = asked.split(), torch.device("cpu")
     runs = [operator(point, asked.model.head_dim) for point in points]
-    host = dtensor_seconds(split) if split.tp > 1 else {"F": 0.0, "B": 0.0}
+    host = dtensor_seconds(split) if split.tp > 1 else NO_HOST
     run, clock = filled(Run(split, device)), Clock(device)
     clock.attach(run)
     clock.on = True
@@ -218,20 +224,22 @@ def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], l
     return samples, steps, host
 
 
-def dtensor_seconds(split: Split) -> dict[str, float]:
-    """Seconds that DTensor adds to the passes of one layer, forward and backward: layers without work, with and without it."""
+def dtensor_seconds(split: Split) -> Host:
+    """What DTensor adds: layers without work, with and without it; one layer and three tell a layer from the ends."""
     device, found = torch.device("cpu"), {}
-    tiny = small(split)
-    for name, one in (
-        ("split", tiny),
-        ("whole", dataclasses.replace(tiny, tp=1, dp=split.dp * split.tp, dp_shard=split.dp)),
-    ):
-        run, clock = filled(Run(one, device)), Clock(device)
-        clock.attach(run)
-        clock.on = True
-        steps = [timed_step(run, clock, number_) for number_ in range(4)][1:]
-        found[name] = {kind: statistics.median(_middle(steps, kind)) for kind in ("F", "B")}
-    return {kind: max(found["split"][kind] - found["whole"][kind], 0.0) for kind in ("F", "B")}
+    for layers in (1, 3):
+        for tp in (1, split.tp):
+            run, clock = filled(Run(small(split, layers, tp), device)), Clock(device)
+            clock.attach(run)
+            clock.on = True
+            steps = [timed_step(run, clock, number_) for number_ in range(4)][1:]
+            found[layers, tp] = {kind: statistics.median(_middle(steps, kind)) for kind in ("F", "B")}
+    host = {}
+    for kind in ("F", "B"):
+        one, three = (max(found[layers, split.tp][kind] - found[layers, 1][kind], 0.0) for layers in (1, 3))
+        layer = max(three - one, 0.0) / 2.0
+        host[kind] = (layer, max(one - layer, 0.0))
+    return host
 
 
 def _middle(steps: Iterable[Passes], kind: str) -> list[float]:
@@ -300,11 +308,10 @@ def compare(asked: Asked) -> dict[str, Any]:
     samples = [[t for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     told, measured = computed(priced), _mean_passes(step for rank in ranks for step in rank[1])
-    host = {kind: statistics.fmean(rank[2][kind] for rank in ranks) for kind in ("F", "B")}
     for kind in told:
-        told[kind] = told[kind] + host["F" if kind == "F" else "B"] * np.array(
-            [len(one.layers) for one in split.stages]
-        )
+        layer, ends = (statistics.fmean(rank[2][kind][i] for rank in ranks) for i in range(2))
+        told[kind] = told[kind] + layer * np.array([float(len(one.layers)) for one in split.stages])
+        told[kind][[0, -1]] += ends / 2.0 if len(split.stages) > 1 else ends
     return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
 
 
