@@ -12,7 +12,8 @@ through the schedule, as a step. All times are processor time of the thread that
 What this adds to the plain use of a profile, because a processor needs it: operators count with their mean, not their
 median (a pass is the sum of hundreds of them, and a core that is slow a fifth of the time is so within every pass); the rotary
 embedding and SwiGLU are timed as torch runs them uncompiled, chains of kernels; gradients are added up by kernels of their own; and
-what DTensor does around each operator is work of the same core, timed on a layer that is too small for anything else.
+what torch does around the operators (modules, hooks of FSDP, DTensor, autograd) is work of the same core, which no device hides:
+it is timed on layers that are too small for anything else, less the launches that each operator's own time has.
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.layers import layer
+from planner.cost.operators import Shard
 from planner.cost.step import estimate
 from planner.cost.timeline import program, walk
 from planner.hardware import HardwareProfile, load_hardware
@@ -174,15 +177,15 @@ def filled(run: Run) -> Run:
     return run
 
 
-def small(split: Split, layers: int, tp: int) -> Split:
-    """Layers without work on one stage, split by tp ranks and replicated by the others: what is left is the host's."""
+def small(split: Split, layers: int) -> Split:
+    """Layers without work on one stage, split by as many ranks: what is left is the host's."""
     model = dataclasses.replace(
         split.model, name="small", num_layers=layers, hidden_size=8 * split.model.num_heads, head_dim=8, ffn_size=8 * split.tp,
         vocab_size=8 * split.tp,
     )  # fmt: skip
-    rest = split.world // tp
+    rest = split.world // split.tp
     return dataclasses.replace(
-        split, model=model, sequence_length=2 * split.tp, tp=tp, pp=1, dp=rest, dp_shard=rest, zero=1, num_microbatches=4,
+        split, model=model, sequence_length=2 * split.tp, pp=1, dp=rest, dp_shard=rest, zero=1, num_microbatches=4,
         stages=(Stage(rank=0, layers=tuple(range(layers))),),
     )  # fmt: skip
 
@@ -191,7 +194,6 @@ Passes = dict[tuple[int, str, int], float]
 """Processor seconds by stage, kind and microbatch."""
 Host = dict[str, tuple[float, float]]
 """Processor seconds of the host by kind of pass: for a layer, and for embedding and head together."""
-NO_HOST: Host = {"F": (0.0, 0.0), "B": (0.0, 0.0)}
 
 
 def timed_step(run: Run, clock: Clock, number: int) -> Passes:
@@ -202,10 +204,10 @@ def timed_step(run: Run, clock: Clock, number: int) -> Passes:
 
 
 def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], list[Passes], Host]:
-    """Seconds of each point by round, of the passes by round, and what DTensor adds."""
+    """Seconds of each point by round, of the passes by round, and of the host."""
     split, device = asked.split(), torch.device("cpu")
     runs = [operator(point, asked.model.head_dim) for point in points]
-    host = dtensor_seconds(split) if split.tp > 1 else NO_HOST
+    host = host_seconds(split)
     run, clock = filled(Run(split, device)), Clock(device)
     clock.attach(run)
     clock.on = True
@@ -224,21 +226,19 @@ def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], l
     return samples, steps, host
 
 
-def dtensor_seconds(split: Split) -> Host:
-    """What DTensor adds: layers without work, with and without it; one layer and three tell a layer from the ends."""
+def host_seconds(split: Split) -> Host:
+    """Passes over layers without work: one layer and three tell a layer from the ends."""
     device, found = torch.device("cpu"), {}
     for layers in (1, 3):
-        for tp in (1, split.tp):
-            run, clock = filled(Run(small(split, layers, tp), device)), Clock(device)
-            clock.attach(run)
-            clock.on = True
-            steps = [timed_step(run, clock, number_) for number_ in range(4)][1:]
-            found[layers, tp] = {kind: statistics.median(_middle(steps, kind)) for kind in ("F", "B")}
+        run, clock = filled(Run(small(split, layers), device)), Clock(device)
+        clock.attach(run)
+        clock.on = True
+        steps = [timed_step(run, clock, number_) for number_ in range(4)][1:]
+        found[layers] = {kind: statistics.median(_middle(steps, kind)) for kind in ("F", "B")}
     host = {}
     for kind in ("F", "B"):
-        one, three = (max(found[layers, split.tp][kind] - found[layers, 1][kind], 0.0) for layers in (1, 3))
-        layer = max(three - one, 0.0) / 2.0
-        host[kind] = (layer, max(one - layer, 0.0))
+        each = max(found[3][kind] - found[1][kind], 0.0) / 2.0
+        host[kind] = (each, max(found[1][kind] - each, 0.0))
     return host
 
 
@@ -286,6 +286,16 @@ def computed(priced: Priced) -> dict[str, Floats]:
     }  # fmt: skip
 
 
+def launches(priced: Priced) -> dict[str, float]:
+    """Kernels that both passes over a layer launch, as the model counts them."""
+    job = priced.job
+    shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.layout]), ep_stride=1.0)
+    each = [one.launches for one in layer(shard, moe=False)[0]]
+    return {
+        kind: float(sum(np.mean(np.asarray(one[number_])) for one in each)) for number_, kind in enumerate(("F", "B"))
+    }
+
+
 def replayed(split: Split, schedule: int, passes: Passes) -> float:
     """Seconds from the first to the last pass when each takes what it took, in the order of the schedule."""
     if split.pp == 1:
@@ -309,8 +319,9 @@ def compare(asked: Asked) -> dict[str, Any]:
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     told, measured = computed(priced), _mean_passes(step for rank in ranks for step in rank[1])
     for kind in told:
-        layer, ends = (statistics.fmean(rank[2][kind][i] for rank in ranks) for i in range(2))
-        told[kind] = told[kind] + layer * np.array([float(len(one.layers)) for one in split.stages])
+        each, ends = (statistics.fmean(rank[2][kind][i] for rank in ranks) for i in range(2))
+        each = max(each - launches(priced)[kind] * priced.job.cluster.hardware.launch_floor, 0.0)
+        told[kind] = told[kind] + each * np.array([float(len(one.layers)) for one in split.stages])
         told[kind][[0, -1]] += ends / 2.0 if len(split.stages) > 1 else ends
     return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
 
