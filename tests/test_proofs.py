@@ -85,17 +85,22 @@ print(json.dumps(processor_time.compare(dataclasses.replace(asked, rounds=3))))
 
 def test_real_passes_take_the_processor_time_that_is_priced() -> None:
     """``python -m planner.validator.processor_time`` holds larger models to 8 %; here a small one, on a machine that others use,
-    and one whose first layer works twice: both its stage's passes are a third too long, the other stage's are not."""
+    and one whose first layer works twice, so that its stage takes half as long again as is priced, and the other does not."""
     found, heavier = python(PROCESSOR)
-    assert {(one["stage"], one["kind"]) for one in found["passes"]} == {(0, "F"), (0, "B"), (1, "F"), (1, "B")}
-    assert found["median_error"] < TOLERANCE and abs(found["step"]["error"]) < TOLERANCE, found
-    error = {(one["stage"], one["kind"]): one["error"] for one in heavier["passes"]}
-    assert error[0, "F"] < -0.2 and error[0, "B"] < -0.2, heavier
-    assert abs(error[1, "F"]) < 0.2 and abs(error[1, "B"]) < 0.2, heavier
+    both = {(0, "F"), (0, "B"), (1, "F"), (1, "B")}
+    error, slow = (
+        {(one["stage"], one["kind"]): 1.0 + one["error"] for one in run["passes"]} for run in (found, heavier)
+    )
+    assert set(error) == set(slow) == both
+    quiet = max(one if one is not None else 100.0 for one in found["pressure"]) < 10.0
+    tolerance = (
+        0.15 if quiet else 0.3
+    )  # others empty the caches and change the clock of the core, not equally for both sides
+    assert found["median_error"] < tolerance and abs(found["step"]["error"]) < tolerance, found
+    for kind in "FB":  # what the machine does to both stages cancels
+        assert 0.8 < error[0, kind] / error[1, kind] < 1.25, found
+        assert slow[0, kind] / slow[1, kind] < 0.78, heavier
 
-
-TOLERANCE = 0.15
-"""Of processor time while others use the machine: it depends on what they do to caches and clocks."""
 
 # ------------------------------------------------------------------------------------------------ two nodes
 

@@ -24,14 +24,13 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
@@ -44,10 +43,9 @@ from planner.cost.timeline import program, walk
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
-from planner.profiler import operators
 from planner.profiler.assemble import profile_data
 from planner.profiler.compute_profile import base_of, fit_compute, measure_compute
-from planner.profiler.definitions import number
+from planner.profiler.definitions import memory_bound
 from planner.profiler.journal import Journal
 from planner.profiler.machine_facts import header, pressure
 from planner.profiler.points import Measured, Point
@@ -55,11 +53,10 @@ from planner.profiler.settings import Settings
 from planner.profiler.shapes import layout_points
 from planner.rules import Job
 from planner.trainer import Trainer, load_trainer
-from planner.validator.clock import Clock
-from planner.validator.model import Place, turn
+from planner.units import MIB
 from planner.validator.ranks import run_ranks
-from planner.validator.split import SCHEDULES, Split, Stage, deal
-from planner.validator.training import Run
+from planner.validator.split import SCHEDULES, Split, deal
+from planner.validator.turns import Passes, middle, on_rank
 from planner.workload import Workload
 
 BOUND = 0.08
@@ -96,7 +93,7 @@ class Asked:
     def split(self) -> Split:
         """What the torch model runs."""
         names = ("micro_batch_size", "num_microbatches", "tp", "pp", "dp", "zero")
-        fields: dict[str, int] = {name: int(getattr(self.layout, name)) for name in names}
+        fields: dict[str, Any] = {name: int(getattr(self.layout, name)) for name in names}
         return Split(
             model=self.model, sequence_length=self.sequence_length, dp_shard=int(self.layout.dp), precision="fp32",
             schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=deal(self.model.num_layers, self.layout),
@@ -119,11 +116,11 @@ class Asked:
         found = layout_points(
             job, self.layout, estimate(job.workload, job.cluster, job.trainer, one), "fp32", largest=TRAFFIC
         )
-        copy = Point.of("memory_bound", op="copy", rows=512.0, columns=512.0, dtype="fp32", **{"pass": "forward"})
+        copy = memory_bound("copy", "forward", 512, 512, "fp32")
         return [*found, *([] if any(one.identity == copy.identity for one in found) else [copy])]
 
 
-TRAFFIC = 16.0 * 2**20
+TRAFFIC = 16.0 * MIB
 """Bytes of a memory-bound point at most, as for every profile of a CPU."""
 
 
@@ -142,110 +139,6 @@ def uncompiled() -> Trainer:
         host_time=0.0,
         step_overhead=0.0,
     )
-
-
-# ------------------------------------------------------------------------------------------------ on a rank
-
-
-def operator(point: Point, width: int) -> tuple[Callable[[], object], int]:
-    """What to time for a point, and how many times it does the operator. ``width`` is that of a head."""
-    op = point.values.get("op")
-    if op not in ("rope", "swiglu"):
-        return operators.operator(point, "cpu"), 1
-    rows, columns = int(number(point, "rows")), int(number(point, "columns"))
-    if op == "swiglu":
-        gate, up = (torch.randn(rows, columns, requires_grad=True) for _ in range(2))
-        if point["pass"] == "forward":
-            return lambda: functional.silu(gate.detach()) * up.detach(), 1
-        out = functional.silu(gate) * up
-        upstream = torch.randn_like(out)
-        return lambda: torch.autograd.grad(out, (gate, up), upstream, retain_graph=True), 1
-    heads = max(columns // width, 1)
-    x = torch.randn(1, rows, heads, width, requires_grad=True)
-    place = Place(cosine=torch.randn(1, rows, 1, width // 2), sine=torch.randn(1, rows, 1, width // 2))
-    upstream = torch.randn_like(x)
-    return lambda: torch.autograd.grad(turn(x, place, False), x, upstream), 2
-
-
-def filled(run: Run) -> Run:
-    """Memory with small numbers in it."""
-    run.allocate(fill=False)
-    with torch.no_grad():
-        for part in run.parts:
-            for parameter in part.parameters():
-                (parameter.to_local() if hasattr(parameter, "to_local") else parameter).normal_(0.0, 0.02)
-    return run
-
-
-def small(split: Split, layers: int) -> Split:
-    """Layers without work on one stage, split by as many ranks: what is left is the host's."""
-    model = dataclasses.replace(
-        split.model, name="small", num_layers=layers, hidden_size=8 * split.model.num_heads, head_dim=8, ffn_size=8 * split.tp,
-        vocab_size=8 * split.tp,
-    )  # fmt: skip
-    rest = split.world // split.tp
-    return dataclasses.replace(
-        split, model=model, sequence_length=2 * split.tp, pp=1, dp=rest, dp_shard=rest, zero=1, num_microbatches=4,
-        stages=(Stage(rank=0, layers=tuple(range(layers))),),
-    )  # fmt: skip
-
-
-Passes = dict[tuple[int, str, int], float]
-"""Processor seconds by stage, kind and microbatch."""
-Host = dict[str, tuple[float, float]]
-"""Processor seconds of the host by kind of pass: for a layer, and for embedding and head together."""
-
-
-def timed_step(run: Run, clock: Clock, number: int) -> Passes:
-    """Takes a step."""
-    with clock.span("step"):
-        run.step(*run.data(number))
-    return {(t.stage, t.kind, t.microbatch): t.thread for t in clock.take() if t.microbatch >= 0}
-
-
-def on_rank(asked: Asked, points: Sequence[Point]) -> tuple[list[list[float]], list[Passes], Host]:
-    """Seconds of each point by round, of the passes by round, and of the host."""
-    split, device = asked.split(), torch.device("cpu")
-    runs = [operator(point, asked.model.head_dim) for point in points]
-    host = host_seconds(split)
-    run, clock = filled(Run(split, device)), Clock(device)
-    clock.attach(run)
-    clock.on = True
-    samples: list[list[float]] = [[] for _ in points]
-    steps = []
-    for number_ in range(1 + asked.rounds):  # the first round warms up
-        for found, (work, times) in zip(samples, runs, strict=True):
-            start = time.thread_time()
-            work()
-            found.append((time.thread_time() - start) / times)
-        steps.append(timed_step(run, clock, number_))
-        if number_ == 0:
-            for found in samples:
-                found.clear()
-            steps.clear()
-    return samples, steps, host
-
-
-def host_seconds(split: Split) -> Host:
-    """Passes over layers without work: one layer and three tell a layer from the ends."""
-    device, found = torch.device("cpu"), {}
-    for layers in (1, 3):
-        run, clock = filled(Run(small(split, layers), device)), Clock(device)
-        clock.attach(run)
-        clock.on = True
-        steps = [timed_step(run, clock, number_) for number_ in range(4)][1:]
-        found[layers] = {kind: statistics.median(_middle(steps, kind)) for kind in ("F", "B")}
-    host = {}
-    for kind in ("F", "B"):
-        each = max(found[3][kind] - found[1][kind], 0.0) / 2.0
-        host[kind] = (each, max(found[1][kind] - each, 0.0))
-    return host
-
-
-def _middle(steps: Iterable[Passes], kind: str) -> list[float]:
-    """Passes of all microbatches but the first, which gathers weights, and the last, which reduces gradients."""
-    last = max(number_ for step in steps for _, _, number_ in step)
-    return [t for step in steps for (_, k, number_), t in step.items() if k == kind and 0 < number_ < last]
 
 
 # ------------------------------------------------------------------------------------------------ predicted and measured
@@ -314,7 +207,9 @@ def compare(asked: Asked) -> dict[str, Any]:
     """Profile and run in turns; errors of each pass and of the step."""
     torch.set_num_threads(1)
     points, split, before, begun = asked.points(), asked.split(), pressure(), time.monotonic()
-    ranks = run_ranks(on_rank, split.world, asked, points, limit=120.0 + 60.0 * asked.rounds * split.world)
+    ranks = run_ranks(
+        on_rank, split.world, split, points, asked.rounds, limit=120.0 + 60.0 * asked.rounds * split.world
+    )
     samples = [[t for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     told, measured = computed(priced), _mean_passes(step for rank in ranks for step in rank[1])
@@ -337,11 +232,12 @@ def _mean_passes(steps: Iterable[Passes]) -> Passes:
 
 def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str, Any]:
     split, schedule = asked.split(), int(asked.layout.schedule)
-    passes = []
+    passes, errors = [], []
     for kind, stages in told.items():
         for stage, seconds in enumerate(stages):
-            mine = _middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
+            mine = middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
             took = statistics.fmean(mine)
+            errors.append(abs(float(seconds) / took - 1.0))
             passes.append({"stage": stage, "kind": kind, "predicted_seconds": float(seconds), "measured_seconds": took,
                            "error": float(seconds) / took - 1.0})  # fmt: skip
     if split.pp > 1:
@@ -354,7 +250,7 @@ def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str
         step = split.num_microbatches * float(told["F"][0] + told["B"][0])
     took = replayed(split, schedule, measured)
     return {
-        "passes": passes, "median_error": statistics.median(abs(one["error"]) for one in passes),
+        "passes": passes, "median_error": statistics.median(errors),
         "step": {"predicted_seconds": step, "measured_seconds": took, "error": step / took - 1.0},
     }  # fmt: skip
 

@@ -90,7 +90,7 @@ class _Input(Function):
         return x.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         time.sleep(ctx.seconds)
         return gradient.contiguous(), None, None  # of a sum it is one number in every place, which cannot be sent
 
@@ -104,7 +104,7 @@ class _Weight(Function):
         return weight.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         time.sleep(ctx.seconds)
         return gradient, None
 
@@ -138,7 +138,7 @@ def _measure(case: Case, group: Any, rank: int, steps: int) -> list[tuple[float,
                           output_args=example.clone().requires_grad_(), group=group)
         )  # fmt: skip
     schedule = kind(
-        stages if issubclass(kind, PipelineScheduleMulti) else stages[0],  # type: ignore[arg-type]
+        stages if issubclass(kind, PipelineScheduleMulti) else stages[0],
         case.num_microbatches, loss_fn=lambda output, _: output.sum(), scale_grads=False,
     )  # fmt: skip
     rows = torch.zeros(case.num_microbatches, 8)
@@ -147,7 +147,7 @@ def _measure(case: Case, group: Any, rank: int, steps: int) -> list[tuple[float,
     gc.disable()  # a collection in a pass is no part of a schedule
     for number in range(1 + steps):
         for stage in stages:
-            stage.submod.awake = number == 0  # type: ignore[assignment]
+            stage.submod.awake = number == 0
         dist.barrier(group)
         start = time.monotonic()
         schedule.step(*((rows,) if 0 in mine else ()), target=rows if count - 1 in mine else None, return_outputs=False)
@@ -174,11 +174,11 @@ def measure(cases: Sequence[Case], steps: int = STEPS) -> list[dict[str, Any]]:
     rows = []
     for number, case in enumerate(cases):
         spans = [one[number] for one in ranks if one[number] is not None]
-        steps = [max(end for _, end in each) - min(start for start, _ in each) for each in zip(*spans, strict=True)]
-        measured, predicted = statistics.median(steps), case.predicted()
+        took = [max(end for _, end in each) - min(start for start, _ in each) for each in zip(*spans, strict=True)]
+        measured, predicted = statistics.median(took), case.predicted()
         rows.append({
             **asdict(case), "what": str(case), "predicted_seconds": predicted, "measured_seconds": measured,
-            "spread": (max(steps) - min(steps)) / measured, "error": predicted / measured - 1.0,
+            "spread": (max(took) - min(took)) / measured, "error": predicted / measured - 1.0,
         })  # fmt: skip
     return rows
 
