@@ -46,7 +46,7 @@ for row in confirmed(subset()):
 def test_walked_schedules_take_as_long_as_torchs() -> None:
     """Stages that sleep, every schedule; ``python -m planner.validator.sleeping`` runs them on 2, 4 and 8 processes."""
     from planner.layout import Schedule
-    from planner.validator.sleeping import BOUND, HEAVY, Case
+    from planner.validator.sleeping import BOUND, HEAVY, UNIT, Case
     from planner.validator.split import SCHEDULES
 
     rows = python(SLEEPING)
@@ -54,7 +54,9 @@ def test_walked_schedules_take_as_long_as_torchs() -> None:
     for row in rows:
         assert -BOUND < row["error"] < 0.01, row  # never faster than its sleep
     # that it can fail: held against the walk of another schedule, or of equal stages
-    measured = {(row["schedule"], row["heavy"]): row["measured_seconds"] for row in rows if row["pp"] == 4}
+    measured = {
+        (row["schedule"], row["heavy"]): row["measured_seconds"] * UNIT / row["unit"] for row in rows if row["pp"] == 4
+    }
     other = Case(schedule=Schedule.ONE_F_ONE_B, pp=4)
     assert other.predicted() / measured[Schedule.ZB_H1, 1.0] - 1 > 0.01
     assert other.predicted() / measured[Schedule.ONE_F_ONE_B, HEAVY] - 1 < -BOUND
