@@ -97,7 +97,7 @@ def test_v_shaped_closed_form_is_near_the_walk(schedule: int, vpp: int) -> None:
 
 @pytest.mark.parametrize(("schedule", "vpp"), EXACT + V_SHAPED)
 def test_in_flight_is_the_peak_of_the_actions(schedule: int, vpp: int) -> None:
-    """Forwards less (input-gradient) backwards along the order of every rank; V orders stay at or below."""
+    """Forwards less (input-gradient) backwards along the order of every rank; V orders of few microbatches stay below."""
     for pp, m in SIZES:
         if not legal(schedule, pp, m):
             continue
@@ -106,7 +106,7 @@ def test_in_flight_is_the_peak_of_the_actions(schedule: int, vpp: int) -> None:
             change = [{"F": 1, "B": -1, "I": -1, "W": 0}[kind] for _, kind, _ in order]
             peak = max(itertools.accumulate(change)) / vpp
             stated = float(in_flight(layout, np.full((1, 3), float(rank)))[0, 0])
-            if (schedule, vpp) in V_SHAPED:
+            if (schedule, vpp) in V_SHAPED and m < 2 * pp:
                 assert stated / 2 - 1 <= peak <= stated
             else:
                 assert peak == stated, f"p {pp}, m {m}, rank {rank}"
