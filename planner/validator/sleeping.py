@@ -18,7 +18,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -163,8 +163,6 @@ def _measure(case: Case, group: Any, rank: int, steps: int) -> list[tuple[float,
 
 def _on_rank(cases: Sequence[Case], steps: int) -> list[list[tuple[float, float]] | None]:
     """All cases one after the other; the larger ones use all ranks, the others the first few."""
-    with contextlib.suppress(PermissionError):  # of root: woken at once, however busy the machine is
-        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     rank = dist.get_rank()
     groups = {size: dist.new_group(list(range(size))) for size in sorted({case.pp for case in cases})}
     found = []
@@ -174,10 +172,24 @@ def _on_rank(cases: Sequence[Case], steps: int) -> list[list[tuple[float, float]
     return found
 
 
+@contextlib.contextmanager
+def _first_in_line() -> Iterator[None]:
+    """Of root: what is started inside, with all its threads, is woken at once, however busy the machine is."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(PermissionError):
+            os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
 def measure(cases: Sequence[Case], steps: int = STEPS) -> list[dict[str, Any]]:
     """Predicted and measured seconds of each case; measured is the median of the steps."""
     limit = 60.0 + 3.0 * steps * sum(case.predicted() for case in cases)
-    ranks = run_ranks(_on_rank, max(case.pp for case in cases), list(cases), steps, limit=limit)
+    with _first_in_line():
+        ranks = run_ranks(_on_rank, max(case.pp for case in cases), list(cases), steps, limit=limit)
     rows = []
     for number, case in enumerate(cases):
         spans = [one[number] for one in ranks if one[number] is not None]

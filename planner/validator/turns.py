@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from planner.profiler import operators
-from planner.profiler.definitions import number
+from planner.profiler.definitions import gemm, number, text
 from planner.profiler.points import Point
 from planner.validator.clock import Clock
 from planner.validator.model import Place, turn
@@ -19,9 +19,11 @@ from planner.validator.split import Split, Stage
 from planner.validator.training import Run
 
 
-def operator(point: Point, width: int) -> tuple[Callable[[], object], int]:
-    """What to time for a point, and how many times it does the operator. ``width`` is that of a head."""
-    op = point.values.get("op")
+def operator(point: Point, split: Split) -> tuple[Callable[[], object], int]:
+    """What to time for a point, and how many times it does the operator."""
+    op, width = point.values.get("op"), split.model.head_dim
+    if point.family == "gemm":
+        return product(point, split), 1
     if op not in ("rope", "swiglu"):
         return operators.operator(point, "cpu"), 1
     rows, columns = int(number(point, "rows")), int(number(point, "columns"))
@@ -37,6 +39,30 @@ def operator(point: Point, width: int) -> tuple[Callable[[], object], int]:
     place = Place(cosine=torch.randn(1, rows, 1, width // 2), sine=torch.randn(1, rows, 1, width // 2))
     upstream = torch.randn_like(x)
     return lambda: torch.autograd.grad(turn(x, place, False), x, upstream), 2
+
+
+def product(point: Point, split: Split) -> Callable[[], object]:
+    """A product as the model has it: queries, keys and values apart, and gate and up; their input's gradients are added."""
+    model, tp = split.model, split.tp
+    heads = (model.query_size, model.key_size, model.value_size)
+    whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
+    if model.gated:
+        whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
+    n, k = int(number(point, "n")), int(number(point, "k"))
+    sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
+    dtype, pass_, m = text(point, "dtype"), text(point, "pass"), number(point, "m")
+    each = [size // tp for size in sizes] or [n]
+    apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
+    if pass_ != "dgrad":
+        return lambda: [one() for one in apart]
+
+    def gradient() -> object:
+        first, *others = (one() for one in apart)
+        for other in others:
+            first = torch.add(first, other)
+        return first
+
+    return gradient
 
 
 def filled(run: Run) -> Run:
@@ -78,7 +104,7 @@ def timed_step(run: Run, clock: Clock, number: int) -> Passes:
 def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[list[float]], list[Passes], Host]:
     """Seconds of each point by round, of the passes by round, and of the host."""
     device = torch.device("cpu")
-    runs = [operator(point, split.model.head_dim) for point in points]
+    runs = [operator(point, split) for point in points]
     host = host_seconds(split)
     run, clock = filled(Run(split, device)), Clock(device)
     clock.attach(run)
