@@ -47,7 +47,9 @@ def test_split_jobs_train_like_one_process() -> None:
 
     assert [row["row"] for row in rows] == list(SUBSET)
     for row in rows:
-        assert row["equal"] and row["parameter_error"] < 1e-12 and row["loss_and_norm_error"] < 1e-12, row
+        tolerance = 0.15 if "bf16" in row["split"] else 1e-12  # in bf16 twice what rounding alone does, here below 0.1
+        assert row["equal"] and row["parameter_error"] < tolerance and row["loss_and_norm_error"] < tolerance, row
+        assert row["tolerance"] <= tolerance
         assert row["parameters"] >= 38 and row["values"] > 35000  # 9 tensors in each of 4 layers, and the ends
 
 
@@ -69,8 +71,10 @@ from planner.validator import model, parity
 model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
 found = parity.compare(parity.combination("llama", tp=2))
 print(found["equal"], found["parameter_error"] > 1e-4)
+found = parity.compare(parity.combination("llama", tp=2, precision="bf16"))
+print(found["equal"], found["tolerance"] < 0.15, found["parameter_error"] > 0.2)
 """
-    assert python(code).split() == ["False", "True"]
+    assert python(code).split() == ["False", "True", "False", "True", "True"]
 
 
 # ------------------------------------------------------------------------------------------------ fake memory is real

@@ -57,6 +57,8 @@ def validate(
     from planner.validator.rungs import choose, named
 
     named(rung)
+    if output is not None and not output.resolve().parent.is_dir():  # found out before anything runs
+        raise PlannerError(f"--output {output}: there is no directory {output.resolve().parent}")
     plan = load_plan(file)
     if print_commands:
         click.echo(_commands(*_per_node(plan, nodes)), nl=False)

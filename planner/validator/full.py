@@ -30,6 +30,8 @@ START = 120.0
 def obstacle(task: Task) -> str:
     """Too few GPUs, too little memory, or another number of ranks than the plan has."""
     world, place = task.asked.split.world, task.machine.place
+    if task.ranks:
+        return "it runs all ranks and --rank names some; leave --rank out"
     if place is not None:
         if place.world != world:
             return f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
@@ -115,7 +117,8 @@ def _verdict(directory: Path, sentence: str) -> Verdict:
     """What the rank that reports has found out; where none could, what torchrun said."""
     with contextlib.suppress(OSError, ValueError, TypeError):
         return Verdict(**json.loads((directory / "verdict.json").read_text(encoding="utf-8")))
-    return Verdict(kind="died", rank=-1, phase="", sentence=sentence)
+    kind = "said" if (directory / "failure.txt").is_file() else "died"
+    return Verdict(kind=kind, rank=-1, phase="", sentence=sentence)
 
 
 def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
@@ -138,7 +141,7 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
         try:
             work(orders, place, report, bar.show)
         except KeyboardInterrupt:
-            raise PlannerError("stopped; what was measured is kept") from None
+            sys.exit(1)  # the first rank has reported
     return told[0] if told else {}
 
 

@@ -251,45 +251,25 @@ def fill(run: Run, rank: int) -> None:
 # ------------------------------------------------------------------------------------------------ the process
 
 
-def work(
-    orders: Orders, place: Place, report: Callable[[list[dict[str, Any]], Verdict | None], None],
-    show: Callable[[State], object] | None = None,
-) -> None:  # fmt: skip
-    """Runs this rank. ``report`` gets what all ranks have left and what went wrong, on one rank: the first, or the one
-    that found out; not where the ranks were started by another process of this machine, which reads their files."""
+Report = Callable[[list[dict[str, Any]], Verdict | None], None]
+"""Gets what all ranks have left and what went wrong (None: nothing), on one rank."""
+
+
+def work(orders: Orders, place: Place, report: Report, show: Callable[[State], object] | None = None) -> None:
+    """Runs this rank. ``report`` is called on the first rank, or on the one that found out what is wrong; not where the ranks
+    were started by another process of this machine, which reads their files."""
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_flush_denormal(True)
     directory = os.environ.get(DIRECTORY)
     show = to_file(Path(directory) / "state.json") if directory else show
-    ledger = Ledger(directory)
-    watches: list[Watch] = []
-
-    def ended(sentence: str) -> None:
-        verdict = watches[0].verdict if watches else None
-        if not sentence:
-            return
-        verdict = verdict or Verdict(kind="said", rank=place.rank, phase="the start", sentence=sentence)
-        if directory:
-            library.write_whole(Path(directory) / "verdict.json", json.dumps(vars(verdict)))
-            library.write_whole(Path(directory) / "failure.txt", sentence)
-        else:
-            report(ledger.read(place.world, open_store(place)), verdict)
-
-    met = meet(place, orders.device, orders.timeout, ended)
+    ledger, watches = Ledger(directory), list[Watch]()
+    met = meet(place, orders.device, orders.timeout, lambda sentence: _ended(sentence, place, ledger, watches, report))
     watches.append(met.watch)
     ledger.store = met.store
     heed_signals(met.watch)
     try:
-        with met.watch.doing("joining the process group", list(range(place.world)), SETTING_UP):
-            dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if orders.device == "cuda" else "gloo", store=dist.PrefixStore("job", met.store),
-                rank=place.rank, world_size=place.world, timeout=timedelta(seconds=orders.timeout * FIRST + SLACK),
-            )  # fmt: skip
-        OneRank(orders, place, met, ledger, Teller(show if place.rank == 0 else None)).run()
-        with met.watch.doing("the end", list(range(place.world))):
-            dist.barrier()
-        met.watch.done()
+        _job(orders, place, met, ledger, Teller(show if place.rank == 0 else None))
     except KeyboardInterrupt:
         met.watch.silence()
         if place.rank == 0 and not directory:
@@ -299,12 +279,39 @@ def work(
     except Exception as error:
         met.watch.fail(error, facts(error, orders.device), in_words(error))
         raise
-    if place.rank == 0 and not directory:
-        report(ledger.read(place.world), None)
     if directory:
         (Path(directory) / f"done-{place.rank}").touch()
+    elif place.rank == 0:
+        report(ledger.read(place.world), None)
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
+
+
+def _job(orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller) -> None:
+    """From the process group to the last step."""
+    world = list(range(place.world))
+    with met.watch.doing("joining the process group", world, SETTING_UP):
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if orders.device == "cuda" else "gloo", store=dist.PrefixStore("job", met.store),
+            rank=place.rank, world_size=place.world, timeout=timedelta(seconds=orders.timeout * FIRST + SLACK),
+        )  # fmt: skip
+    OneRank(orders, place, met, ledger, teller).run()
+    with met.watch.doing("the end", world):
+        dist.barrier()
+    met.watch.done()
+
+
+def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], report: Report) -> None:
+    """This rank has to end because something failed; with a sentence on the one that tells."""
+    if not sentence:
+        return
+    verdict = watches[0].verdict if watches else None
+    verdict = verdict or Verdict(kind="said", rank=place.rank, phase="the start", sentence=sentence)
+    if ledger.directory is not None:
+        library.write_whole(ledger.directory / "verdict.json", json.dumps(vars(verdict)))
+        library.write_whole(ledger.directory / "failure.txt", sentence)
+    else:
+        report(ledger.read(place.world, open_store(place)), verdict)
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def attention_backward(
     """Gradients of q, k and v."""
     if q.dtype in HALF and q.is_cuda:
         unused = q.new_empty(2, dtype=torch.uint64)  # state of a dropout that there is not
-        return ATEN._scaled_dot_product_flash_attention_backward(  # type: ignore[no-any-return]
+        return ATEN._scaled_dot_product_flash_attention_backward(
             gradient, q, k, v, out, normaliser, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
         )
     return _backward_by_definition(gradient, q, k, v, out, normaliser, causal)

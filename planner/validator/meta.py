@@ -118,9 +118,7 @@ def measure(
         dist.destroy_process_group()
 
 
-def measured_by(
-    run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float
-) -> Measured:
+def measured_by(run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float) -> Measured:
     """What was seen of a rank's step, as if all microbatches of ``split`` had run."""
     unseen = (split.num_microbatches - run.split.num_microbatches) * run.receive_bytes()
     return Measured(
@@ -161,6 +159,7 @@ class Emulated:
         self.progress(f"stage {self.run.rank['pp']}: {self._done} of {layers * self.split.num_microbatches} layers")
 
     def inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Token numbers and targets of ``count`` microbatches, all zero."""
         shape = (count * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
         return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
 
