@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -37,3 +40,29 @@ def run():
         return CliRunner().invoke(cli.main, list(arguments), prog_name="plan")
 
     return invoke
+
+
+@pytest.fixture
+def slow_link() -> Iterator[tuple[str, str]]:
+    """Two network namespaces joined by a link of 100 Mbit/s."""
+    found = [any(os.access(f"{folder}/{tool}", os.X_OK) for folder in os.get_exec_path()) for tool in ("ip", "tc")]
+    if os.geteuid() != 0 or not all(found):
+        pytest.skip("a rate-limited link needs root, ip and tc")
+    names = (f"pa{os.getpid() % 10000}", f"pb{os.getpid() % 10000}")
+    script = [f"ip netns add {name}" for name in names]
+    script.append(f"ip link add v{names[0]} netns {names[0]} type veth peer name v{names[1]} netns {names[1]}")
+    for number, name in enumerate(names):
+        script += [
+            f"ip -n {name} addr add 10.211.7.{number + 1}/24 dev v{name}", f"ip -n {name} link set v{name} up",
+            f"ip -n {name} link set lo up",
+            f"tc -n {name} qdisc add dev v{name} root tbf rate 100mbit burst 32kb latency 400ms",
+        ]  # fmt: skip
+    try:
+        for line in script:
+            done = subprocess.run(line.split(), capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"no rate-limited link here: {line}: {done.stderr.strip()}")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)

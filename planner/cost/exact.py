@@ -46,7 +46,7 @@ def stage_layers(num_layers: int, layout: Layout) -> list[int]:
 
 def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTimes) -> StageDurations:
     """Durations of all stages of one layout: a rank's layers in equal chunks, the embedding in the first chunk, the
-    head in the last; each pass ends with the send to the next stage."""
+    head in the last (in a V both there); each pass ends with the send to the next stage."""
     layers = np.array(stage_layers(workload.model.num_layers, layout), dtype=float)
     layers[-1] += workload.model.mtp_layers  # [stages.split_stages: prediction modules sit on the last stage]
     pp, vpp = int(layout.pp), chunks(layout)
@@ -62,7 +62,7 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
     def spread(total: Floats, ends: Floats) -> Floats:
         body = (total - ends)[which] * share / vpp
         every = np.concatenate([body, body[::-1]]) if v_shaped else np.tile(body, vpp)
-        every[0] += ends[0]
+        every[-1 if v_shaped else 0] += ends[0]  # a V's first rank has the head, and the embedding, which is little
         every[-1] += 0.0 if v_shaped else ends[2]
         return every
 

@@ -1,0 +1,121 @@
+"""Orders of the V-shaped schedules, as torch.distributed.pipelining has them: by hand, whatever the durations are.
+
+Rank r of p holds stages r and 2 p - 1 - r, here "down" and "up".  [torch 2.13, ScheduleZBVZeroBubble and ScheduleDualPipeV;
+Qi 2024, section 6; DeepSeek, DualPipe]
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from planner.layout import Schedule
+
+Action = tuple[int, str, int]
+"""(stage, kind, microbatch), kinds F, I and W."""
+Group = tuple[Action, ...]
+"""Actions one after the other whose results leave the rank together, when the last has ended."""
+
+
+def v_order(schedule: int, rank: int, pp: int, m: int) -> tuple[Group, ...]:
+    """What one rank does; dualpipe_v needs m of at least 2 p, as in torch."""
+    order = _Order(rank, pp)
+    if schedule == Schedule.ZBV:
+        _zbv(order, rank, pp, max(2 * pp - 1, m))
+    else:
+        _dualpipe_v(order, rank, pp, m)
+    return tuple(group for group in order.groups if group[0][2] < m)
+
+
+class _Order:
+    """The order of one rank as it grows: each stage takes its microbatches in turn, for each kind of action."""
+
+    def __init__(self, rank: int, pp: int) -> None:
+        self.down, self.up = rank, 2 * pp - 1 - rank
+        self.groups: list[Group] = []
+        self.counts: dict[tuple[int, str], int] = {}
+        self.waiting: deque[int] = deque()
+        """Stages of input gradients whose weight gradients have not come, oldest first."""
+
+    def one(self, stage: int, kind: str) -> Action:
+        """The next microbatch of a stage; kind B takes its two halves by ``whole``."""
+        number = self.counts.get((stage, kind), 0)
+        self.counts[stage, kind] = number + 1
+        return stage, kind, number
+
+    def add(self, stage: int, kinds: str) -> None:
+        """Actions of one stage, each a group of its own."""
+        self.groups += [(self.one(stage, kind),) for kind in kinds]
+
+    def whole(self, stage: int) -> Group:
+        """Both halves of a backward pass as one action."""
+        return self.one(stage, "I"), self.one(stage, "W")
+
+    def beside(self, forward: int, backward: int) -> None:
+        """A forward pass of one stage and a backward pass of the other as one action."""
+        self.groups.append((self.one(forward, "F"), *self.whole(backward)))
+
+    def backward(self, stage: int, *, split: bool) -> None:
+        """A backward pass, or its first half whose second waits."""
+        if split:
+            self.add(stage, "I")
+            self.waiting.append(stage)
+        else:
+            self.groups.append(self.whole(stage))
+
+    def weight(self) -> None:
+        """The oldest weight gradient that waits, where one does."""
+        if self.waiting:
+            self.add(self.waiting.popleft(), "W")
+
+
+def _zbv(order: _Order, rank: int, pp: int, m: int) -> None:
+    """Warm-up, one forward and one whole backward pass of both stages in turn, weight gradients last."""
+    down, up, count = order.down, order.up, order.counts
+    order.add(down, "F" * (2 * (pp - rank) - 1))
+    for _ in range(rank):
+        order.add(up, "F")
+        order.add(down, "F")
+    for _ in range(pp - rank):
+        order.add(up, "FIW")
+    while count[up, "F"] < count[down, "F"] or count[down, "F"] < m:
+        order.add(down, "FIW" if count[down, "F"] < m else "IW")
+        order.add(up, "FIW")
+    for _ in range(rank):
+        order.add(down, "I")
+        order.add(up, "I")
+    for _ in range(pp - rank):
+        order.add(down, "IW")
+    for stage in (up, down):
+        order.add(stage, "W" * (count[stage, "I"] - count[stage, "W"]))
+
+
+def _dualpipe_v(order: _Order, rank: int, pp: int, m: int) -> None:
+    """The eight steps of DualPipeV; passes of the main step run side by side where a runtime can, in torch 2.13 in turn."""
+    down, up, later = order.down, order.up, pp - rank - 1
+    order.add(down, "F" * (2 * later))
+    for _ in range(rank + 1):
+        order.add(down, "F")
+        order.add(up, "F")
+    for _ in range(later):
+        order.backward(up, split=True)
+        order.weight()
+        order.add(up, "F")
+    for number in range(m - 2 * pp + rank + 1):
+        if number == 0 and later == 0:
+            order.add(down, "F")
+            order.backward(up, split=False)
+        else:
+            order.beside(down, up)
+        order.beside(up, down)
+    for _ in range(later):
+        order.backward(up, split=False)
+        order.beside(up, down)
+    half = (rank + 1) // 2
+    for number in range(rank + 1):
+        order.backward(up, split=number > half or (number == half and rank % 2 == 1))
+        order.backward(down, split=number >= half)
+    for _ in range(later):
+        order.weight()
+        order.backward(down, split=True)
+    while order.waiting:
+        order.weight()

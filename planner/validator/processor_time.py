@@ -1,0 +1,307 @@
+"""Does the cost model on a profile of this processor tell what a real run takes? Processor time, pass by pass.
+
+Wall time on shared cores says little, and the speed of a core changes from second to second with what its neighbours do. So the
+two sides take turns: every rank times each operator of the profile once (the profiler's own operators, on all ranks at the same
+time, as they work in a step), then takes a training step whose passes are timed; and so on for some rounds. The operators
+make a profile by the profiler's own fits, the cost model prices the layout on it, and both are compared pass by pass and, replayed
+through the schedule, as a step. All times are processor time of the thread that computes: gloo moves data in others.
+
+    python -m planner.validator.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
+    python -m planner.validator.processor_time --row 0 --rounds 10
+
+What this adds to the plain use of a profile, because a processor needs it: operators count with their mean, not their
+median (a pass is the sum of hundreds of them, and a core that is slow a fifth of the time is so within every pass); the rotary
+embedding and SwiGLU are timed as torch runs them uncompiled, chains of kernels; gradients are added up by kernels of their own; and
+what torch does around the operators (modules, hooks of FSDP, DTensor, autograd) is work of the same core, which no device hides:
+it is timed on layers that are too small for anything else, less the launches that each operator's own time has.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from planner.analysis.passes import pieces_by_action
+from planner.analysis.pricing import Priced, price
+from planner.arrays import Floats
+from planner.cluster import Cluster
+from planner.cost.layers import layer
+from planner.cost.operators import Shard
+from planner.cost.step import estimate
+from planner.cost.timeline import program, walk
+from planner.hardware import HardwareProfile, load_hardware
+from planner.layout import Layout, Schedule
+from planner.model import ModelSpec
+from planner.profiler.assemble import profile_data
+from planner.profiler.compute_profile import base_of, fit_compute, measure_compute
+from planner.profiler.definitions import memory_bound
+from planner.profiler.journal import Journal
+from planner.profiler.machine_facts import header, pressure
+from planner.profiler.points import Measured, Point
+from planner.profiler.settings import Settings
+from planner.profiler.shapes import layout_points
+from planner.rules import Job
+from planner.trainer import Trainer, load_trainer
+from planner.units import MIB
+from planner.validator.ranks import run_ranks
+from planner.validator.split import SCHEDULES, Split, deal
+from planner.validator.turns import Passes, middle, on_rank
+from planner.workload import Workload
+
+BOUND = 0.08
+"""Largest median error of passes, and error of the step, that is right."""
+ROUNDS = 6
+FACTS = (Point.of("bytes", name="usable"), Point.of("launch", kind="stream"))
+"""Points that are no operators, without which no profile is written."""
+COMPUTED = ("compute", "recompute")
+"""Parts of a pass that are work of the core that computes."""
+
+
+def medium(**changes: Any) -> ModelSpec:
+    """A Llama whose products outweigh the host's work, and whose step takes some seconds of one core."""
+    sizes: dict[str, Any] = {
+        "name": "medium", "num_layers": 8, "hidden_size": 512, "num_heads": 8, "num_kv_heads": 8, "head_dim": 64,
+        "ffn_size": 1408, "vocab_size": 4096, "max_sequence_length": 512,
+    }  # fmt: skip
+    return ModelSpec(**sizes | changes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """One job."""
+
+    layout: Layout
+    """How it is split."""
+    model: ModelSpec = dataclasses.field(default_factory=medium)
+    """What is trained."""
+    sequence_length: int = 512
+    """Tokens."""
+    rounds: int = ROUNDS
+    """Turns of profile and step."""
+
+    def split(self) -> Split:
+        """What the torch model runs."""
+        names = ("micro_batch_size", "num_microbatches", "tp", "pp", "dp", "zero")
+        fields: dict[str, Any] = {name: int(getattr(self.layout, name)) for name in names}
+        return Split(
+            model=self.model, sequence_length=self.sequence_length, dp_shard=int(self.layout.dp), precision="fp32",
+            schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=deal(self.model.num_layers, self.layout),
+            optimizer="adam", learning_rate=1e-4, **fields,
+        )  # fmt: skip
+
+    def job(self, hardware: HardwareProfile) -> Job:
+        """The same for the cost model."""
+        workload = Workload(
+            model=self.model, sequence_length=self.sequence_length, precision="fp32", optimizer="adam",
+            global_batch_size=int(self.layout.global_batch_size),
+        )  # fmt: skip
+        cluster = Cluster(hardware=hardware, num_gpus=int(self.layout.num_gpus))
+        return Job(workload=workload, cluster=cluster, trainer=uncompiled())
+
+    def points(self) -> list[Point]:
+        """Operators of the layout; which ones they are does not depend on the hardware that weighs them."""
+        job = self.job(load_hardware("h100-sxm"))
+        one = Layout.stack([self.layout])
+        found = layout_points(
+            job, self.layout, estimate(job.workload, job.cluster, job.trainer, one), "fp32", largest=TRAFFIC
+        )
+        copy = memory_bound("copy", "forward", 512, 512, "fp32")
+        return [*found, *([] if any(one.identity == copy.identity for one in found) else [copy])]
+
+
+TRAFFIC = 16.0 * MIB
+"""Bytes of a memory-bound point at most, as for every profile of a CPU."""
+
+
+def uncompiled() -> Trainer:
+    """torchtitan's parts run one operator after the other, on a core that is host and device at once.
+
+    Norms, rotary embedding and SwiGLU are timed as the operators that run: no passes on top. The loss on fp32 logits moves 8 bytes
+    forward and 12 backward per logit, of which the model counts 6 each; gradients are added in fp32: two read, one written. No
+    host runs beside the device.
+    """
+    return load_trainer("torchtitan").replace(
+        norm_passes=1.0,
+        rope_passes=1.0,
+        loss_passes=10.0 / 6.0,
+        accumulation_bytes=12.0,
+        host_time=0.0,
+        step_overhead=0.0,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ predicted and measured
+
+
+def profiled(points: Sequence[Point], samples: Sequence[Sequence[float]], seconds: float) -> HardwareProfile:
+    """A profile by the profiler's own fits, of the mean time of each operator."""
+    rows = [
+        Measured(point=point, median=statistics.fmean(found), low=min(found), high=max(found), repetitions=len(found), clock="cpu")
+        for point, found in zip(points, samples, strict=True)
+    ]  # fmt: skip
+    rows += [measure_compute(point, "cpu", 0.2) for point in FACTS]
+    journal = Journal(None, _header())
+    for row in rows:
+        journal.add(row)
+    settings = Settings(output="here.yaml", device="cpu", budget=max(seconds, 1.0), only=("compute", "memory"))
+    fit = fit_compute(rows, base_of("cpu", rows, None), "cpu")
+    return HardwareProfile.from_dict(profile_data(journal, settings, fit, None, seconds))
+
+
+def _header() -> dict[str, Any]:
+    class Alone:
+        device, hosts, names, world, local = "cpu", ("here",), (), 1, 1
+
+    return header(Alone())  # type: ignore[arg-type]
+
+
+def computed(priced: Priced) -> dict[str, Floats]:
+    """Seconds of one core by kind of pass, arrays over the virtual stages: communication is not its work."""
+    pieces = pieces_by_action(priced)
+    stages = 1 + max(stage for stage, _ in pieces)
+    return {
+        kind: np.array([
+            sum(piece.seconds for piece in pieces[stage, kind] if piece.part in COMPUTED and not piece.hidden)
+            for stage in range(stages)
+        ])
+        for kind in sorted({kind for _, kind in pieces})
+    }  # fmt: skip
+
+
+def launches(priced: Priced) -> dict[str, float]:
+    """Kernels that both passes over a layer launch, as the model counts them."""
+    job = priced.job
+    shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.layout]), ep_stride=1.0)
+    each = [one.launches for one in layer(shard, moe=False)[0]]
+    return {
+        kind: float(sum(np.mean(np.asarray(one[number_])) for one in each)) for number_, kind in enumerate(("F", "B"))
+    }
+
+
+def replayed(split: Split, schedule: int, passes: Passes) -> float:
+    """Seconds from the first to the last pass when each takes what it took, in the order of the schedule."""
+    if split.pp == 1:
+        return sum(passes.values())
+    vpp = len(split.stages) // split.pp
+    ends: list[float] = []
+    free = [0.0] * split.pp
+    for step in program(schedule, split.pp, vpp, split.num_microbatches):
+        start = max([free[step.rank], *(ends[one] for one, _ in step.needs)])
+        free[step.rank] = start + passes[step.stage, step.kind, step.microbatch]
+        ends.append(free[step.rank])
+    return max(ends)
+
+
+def compare(asked: Asked) -> dict[str, Any]:
+    """Profile and run in turns; errors of each pass and of the step."""
+    torch.set_num_threads(1)
+    points, split, before, begun = asked.points(), asked.split(), pressure(), time.monotonic()
+    ranks = run_ranks(
+        on_rank, split.world, split, points, asked.rounds, limit=120.0 + 60.0 * asked.rounds * split.world
+    )
+    samples = [[t for rank in ranks for t in rank[0][i]] for i in range(len(points))]
+    priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
+    told, measured = computed(priced), _mean_passes(step for rank in ranks for step in rank[1])
+    for kind in told:
+        each, ends = (statistics.fmean(rank[2][kind][i] for rank in ranks) for i in range(2))
+        each = max(each - launches(priced)[kind] * priced.job.cluster.hardware.launch_floor, 0.0)
+        told[kind] = told[kind] + each * np.array([float(len(one.layers)) for one in split.stages])
+        told[kind][[0, -1]] += ends / 2.0 if len(split.stages) > 1 else ends
+    return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
+
+
+def _mean_passes(steps: Iterable[Passes]) -> Passes:
+    """Mean over rounds, and over the ranks that do the same."""
+    found: dict[tuple[int, str, int], list[float]] = {}
+    for step in steps:
+        for key, seconds in step.items():
+            found.setdefault(key, []).append(seconds)
+    return {key: statistics.fmean(values) for key, values in found.items()}
+
+
+def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str, Any]:
+    split, schedule = asked.split(), int(asked.layout.schedule)
+    passes, errors = [], []
+    for kind, stages in told.items():
+        for stage, seconds in enumerate(stages):
+            mine = middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
+            took = statistics.fmean(mine)
+            errors.append(abs(float(seconds) / took - 1.0))
+            passes.append({"stage": stage, "kind": kind, "predicted_seconds": float(seconds), "measured_seconds": took,
+                           "error": float(seconds) / took - 1.0})  # fmt: skip
+    if split.pp > 1:
+        nothing = np.zeros(len(split.stages))
+        spans = walk(
+            schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, told["F"], told["B"], nothing
+        )
+        step = max(one.end for one in spans)
+    else:
+        step = split.num_microbatches * float(told["F"][0] + told["B"][0])
+    took = replayed(split, schedule, measured)
+    return {
+        "passes": passes, "median_error": statistics.median(errors),
+        "step": {"predicted_seconds": step, "measured_seconds": took, "error": step / took - 1.0},
+    }  # fmt: skip
+
+
+ROWS = (
+    Layout(pp=2, num_microbatches=8, zero=2),
+    Layout(pp=4, num_microbatches=8, zero=2),
+    Layout(tp=2, num_microbatches=4, zero=1, sequence_parallel=1),
+    Layout(dp=2, num_microbatches=4, zero=1),
+    Layout(tp=2, pp=2, num_microbatches=8, zero=2, sequence_parallel=1),
+)
+"""What the command runs."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The table; 1 when a row lies outside of the bound."""
+    parser = argparse.ArgumentParser(
+        prog="python -m planner.validator.processor_time", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument("--row", type=int, action="append", help="only this row, from 0; may be repeated")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of profile and step")
+    parser.add_argument("--json", type=Path, help="writes everything there, one JSON object per row")
+    options = parser.parse_args(arguments)
+    wrong = 0
+    for row in options.row or range(len(ROWS)):
+        layout = ROWS[row]
+        found = compare(Asked(layout=layout, rounds=options.rounds))
+        outside = found["median_error"] > BOUND or abs(found["step"]["error"]) > BOUND
+        wrong += outside
+        _show(row, layout, found, outside)
+        if options.json:
+            with options.json.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(found) + "\n")
+    return int(wrong > 0)
+
+
+def _show(row: int, layout: Layout, found: dict[str, Any], outside: bool) -> None:
+    step = found["step"]
+    degrees = {name: int(getattr(layout, name)) for name in ("tp", "pp", "dp")}
+    shape = " ".join(f"{name} {degree}" for name, degree in degrees.items() if degree > 1)
+    busy = " to ".join("?" if one is None else f"{one:.0f}" for one in found["pressure"])
+    print(
+        f"{row} {shape}: passes off by {found['median_error']:.1%} (median); step predicted {step['predicted_seconds']:.3f} s, "
+        f"measured {step['measured_seconds']:.3f} s: {step['error']:+.1%}{', OUTSIDE' if outside else ''}; some process waited "
+        f"for a core {busy} % of the time",
+        flush=True,
+    )
+    for one in found["passes"]:
+        told, took = one["predicted_seconds"], one["measured_seconds"]
+        print(f"    {one['kind']}{one['stage']}: predicted {told:.4f} s, measured {took:.4f} s: {one['error']:+.1%}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
