@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from planner.launch.watch import Verdict
 from planner.plan import load_plan
 from planner.validator.compare import question
 from planner.validator.full_result import result
-from planner.validator.record import FOUND, time_row
+from planner.validator.record import FOUND, complete, time_row
 from planner.validator.rungs import Machine, Task, choose
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -342,6 +343,94 @@ def test_a_row_with_a_note_is_not_compared() -> None:
     assert time_row("step", 1.1, 1.0)["error"] == pytest.approx(0.1)
     noted = time_row("step", 1.1, 1.0, interval=(0.9, 1.2), note="not quiet")
     assert noted["error"] is noted["inside"] is None and noted["predicted_seconds"] == 1.1
+
+
+def test_rows_of_a_gpu_by_hand(tmp_path: Path) -> None:
+    """By the stream: passes with what they wait, the bubble between them; memory of the allocator and of the device."""
+    memory = {"states": {"weights": 2**28, "gradients": 2**28, "optimizer_states": 2**29}, "allocated": 3 * 2**29,
+              "reserved": 2**31, "device": 3 * 2**30}  # fmt: skip
+    left = [entry(rank, 0.30, name="NVIDIA H100 80GB HBM3", pressure=[None], memory=memory,
+                  exposed={"pipeline": 0.004, "other": 0.1, "all": 0.1}) for rank in (0, 1)]  # fmt: skip
+    plan = plan_file(tmp_path, cpu=False)
+    on_gpu = task(plan, device="cuda", gpus=2, name="NVIDIA H100 80GB HBM3")
+    found = result(on_gpu, left, None)
+    times = {row["what"]: row for row in found["times"]}
+    assert {row["currency"] for row in found["times"]} == {"device"}
+    assert (
+        times["step"]["measured_seconds"] == 0.30 and times["step"]["interval"] and times["step"]["inside"] is not None
+    )
+    assert times["forward_backward"]["measured_seconds"] == pytest.approx(6 * 0.030)
+    assert times["pipeline_bubble"]["measured_seconds"] == pytest.approx(0.27 - 6 * 0.030)
+    assert times["optimizer"]["measured_seconds"] == pytest.approx(0.004)
+    assert times["exposed pipeline"]["measured_seconds"] == 0.004 and "exposed all" not in times
+    rows = {row["what"]: row for row in found["ranks"][0]["memory"]}
+    told = load_plan(plan).prediction
+    assert rows["device"]["predicted_gib"] == pytest.approx(told.memory_peak_gib)  # both stages of this model are alike
+    assert rows["device"]["interval"] == pytest.approx(list(told.memory_peak_range_gib), rel=0.05)
+    assert (
+        rows["peak"]["measured_gib"] == 1.5
+        and rows["reserved"]["measured_gib"] == 2
+        and rows["device"]["inside"] is False
+    )
+    text = "".join(map(str, validation_lines(found)))
+    assert "device" in text and "missed" in text and "exposed pipeline" in text and "MFU" in text
+    other = result(task(plan, device="cuda", gpus=2, name="NVIDIA A100-SXM4-80GB"), left, None)
+    assert "for h100-sxm (Hopper) and ran on NVIDIA A100-SXM4-80GB: not compared" in other["times"][0]["note"]
+
+
+def validation_lines(found: dict[str, Any]) -> list[str]:
+    """The tables as the command prints them at 120 columns."""
+    from rich.console import Console
+
+    from planner.report.validation import validation_tables
+
+    out = Console(width=120, no_color=True, record=True, file=io.StringIO())
+    for part in validation_tables({"plan": "plan.yaml", **complete({"rung": "full", "why": "asked", **found})}):
+        out.print(part)
+    return out.export_text().splitlines()
+
+
+@needs_torch
+def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events of a stream that runs 1 ms from each to the next: passes and the loss behind the last stage's are one action."""
+    import torch
+
+    from planner.validator.clock import Clock
+
+    class Event:
+        now = 0.0
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            Event.now += 1.0
+            self.at = Event.now
+
+        def synchronize(self) -> None:
+            pass
+
+        def elapsed_time(self, other: Event) -> float:
+            return other.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    clock = Clock(torch.device("cuda"))
+    with clock.span("step"):
+        pass
+    assert clock.cut() == [], "nothing is taken while it is off"
+    clock.on = True
+    for _ in range(2):
+        with clock.span("step"):
+            with clock.span("F", 1, 0):
+                pass
+            with clock.span("F", 1, 0):  # the loss
+                pass
+            with clock.span("B", 1, 0):
+                pass
+        taken = {(one.kind, one.stage): one for one in clock.take()}
+        assert taken["step", -1].seconds == pytest.approx(7e-3) and taken["step", -1].start == 0.0
+        assert taken["F", 1].seconds == pytest.approx(2e-3) and taken["F", 1].start == pytest.approx(1e-3)
+        assert taken["B", 1].seconds == pytest.approx(1e-3) and taken["B", 1].start == pytest.approx(5e-3)
 
 
 @needs_torch

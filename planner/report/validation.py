@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 WORDS = {
     "optimizer_states": "optimizer states", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients",
-    "processor": "CPU", "device": "GPU",
 }  # fmt: skip
+CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
+"""Currency of a time -> what stands in the column ``clock``."""
 RUNGS = {
     "meta": "memory on fake tensors", "rank": "one rank on one device", "truncated": "fewer layers and replicas",
     "full": "the plan itself", "trainer": "the trainer itself",
@@ -113,7 +114,7 @@ def _times(rows: list[dict[str, Any]]) -> Any:
         interval = "" if low_high is None else f"{format_seconds(low_high[0])} to {format_seconds(low_high[1])}"
         inside = "" if row["inside"] is None else "yes" if row["inside"] else "no"
         table.add_row(
-            WORDS.get(row["what"], row["what"].replace("_", " ")), WORDS.get(row["currency"], row["currency"]),
+            WORDS.get(row["what"], row["what"].replace("_", " ")), CLOCKS[row["currency"]],
             _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]),
             *([_seconds(row.get("assembled_seconds"))] if assembled else []), _spread(row["spread"]),
             _share(row["error"]), interval, inside,
@@ -127,7 +128,7 @@ def _stages(rows: list[dict[str, Any]]) -> Any:
     )
     for row in rows:
         table.add_row(
-            str(row["rank"]), str(row["stage"]), WORDS[row["kind"]], WORDS.get(row["currency"], row["currency"]),
+            str(row["rank"]), str(row["stage"]), WORDS[row["kind"]], CLOCKS[row["currency"]],
             _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]), _spread(row["spread"]),
             _share(row["error"]),
         )  # fmt: skip
@@ -187,7 +188,10 @@ def _rank(one: dict[str, Any], *, worst: bool) -> Iterator[RenderableType]:
     for row in one["memory"]:
         states = row["what"] == "weights"
         error = "" if row["error"] is None else f"{row['error']:+.2%}" if states else f"{row['error']:+.1%}"
-        bound = "" if row["bound"] is None else f"{row['bound']:.1%}{'' if row['inside'] else ' missed'}"
+        bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
+        if row.get("interval"):
+            bound = f"{row['interval'][0]:.1f} to {row['interval'][1]:.1f}"
+        bound += " missed" if row["inside"] is False else ""
         parts = one["at_peak_gib"]
         at_peak = parts.get(row["what"], sum(parts.values()) if row["what"] == "peak" and parts else None)
         told = "" if row["predicted_gib"] is None else f"{row['predicted_gib']:.3f}"

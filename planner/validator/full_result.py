@@ -8,6 +8,7 @@ from typing import Any
 
 from planner.cost.memory import RESERVED
 from planner.cost.step import memory_by_stage
+from planner.error_bars import error_bar
 from planner.launch.watch import Verdict
 from planner.units import GIB
 from planner.validator.compare import NAMES, POSITIONS, position, predicted, row
@@ -96,7 +97,7 @@ def _memory(run: Run, entry: dict[str, Any]) -> dict[str, Any]:
         rows.append(row("reserved", sum(float(parts[name][where, 0]) for name in RESERVED), seen["reserved"]))
     if "device" in seen:
         whole = sum(float(one[where, 0]) for one in parts.values()) + asked.cluster.hardware.context_memory
-        rows.append(row("device", whole, seen["device"]))
+        rows.append(_within(run, row("device", whole, seen["device"])))
     if "resident" in seen:
         rows.append({
             "what": "resident", "predicted_gib": None, "measured_gib": seen["resident"] / GIB, "error": None, "bound": None,
@@ -106,6 +107,15 @@ def _memory(run: Run, entry: dict[str, Any]) -> dict[str, Any]:
         "rank": entry["rank"], "stage": entry["stage"], "priced_as": POSITIONS[where], "memory": rows,
         "at_peak_gib": {name: size / GIB for name, size in seen.get("at_peak", {}).items()},
     }  # fmt: skip
+
+
+def _within(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+    """The peak of the device with the interval that nine of ten runs lie in."""
+    asked = run.task.asked
+    bar = error_bar("memory", asked.trainer, asked.cluster.hardware, run.task.plan.kind())
+    low, high = bar.interval(row["predicted_gib"])
+    inside = None if run.not_compared else low <= row["measured_gib"] <= high
+    return {**row, "interval": [low, high], "inside": inside}
 
 
 def _rates(run: Run) -> dict[str, Any] | None:

@@ -19,6 +19,8 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
 from planner.cost.exact import chunks
 from planner.cost.timeline import stage_rank, walked_time
+from planner.detect import profile_of
+from planner.hardware import load_hardware
 from planner.plan import Prediction, predict
 from planner.rules import Job
 from planner.validator.record import time_row
@@ -81,7 +83,13 @@ class Run:
         """Why measured times are not held against predicted ones; "" when they are."""
         hardware = self.task.asked.cluster.hardware
         if self.on_cpu == (hardware.arch == CPU_ARCH):
-            return ""
+            known = None if self.on_cpu else profile_of(self.task.machine.name)
+            arch = load_hardware(known).arch if known else hardware.arch
+            if arch == hardware.arch:
+                return ""
+            return (
+                f"the plan is for {hardware.name} ({hardware.arch}) and ran on {self.task.machine.name}: not compared"
+            )
         return f"the plan is for {hardware.name} and ran on a {'CPU' if self.on_cpu else 'GPU'}: not compared"
 
     @cached_property
