@@ -114,7 +114,7 @@ def _times(rows: list[dict[str, Any]]) -> Any:
         interval = "" if low_high is None else f"{format_seconds(low_high[0])} to {format_seconds(low_high[1])}"
         inside = "" if row["inside"] is None else "yes" if row["inside"] else "no"
         table.add_row(
-            WORDS.get(row["what"], row["what"].replace("_", " ")), CLOCKS.get(row["currency"], row["currency"]),
+            WORDS.get(row["what"], row["what"].replace("_", " ")), CLOCKS[row["currency"]],
             _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]),
             *([_seconds(row.get("assembled_seconds"))] if assembled else []), _spread(row["spread"]),
             _share(row["error"]), interval, inside,
