@@ -42,11 +42,16 @@ def run():
     return invoke
 
 
+def may_limit() -> bool:
+    """Whether network namespaces and a limited link can be made here."""
+    found = [any(os.access(f"{folder}/{tool}", os.X_OK) for folder in os.get_exec_path()) for tool in ("ip", "tc")]
+    return os.geteuid() == 0 and all(found)
+
+
 @pytest.fixture
 def slow_link() -> Iterator[tuple[str, str]]:
     """Two network namespaces joined by a link of 100 Mbit/s."""
-    found = [any(os.access(f"{folder}/{tool}", os.X_OK) for folder in os.get_exec_path()) for tool in ("ip", "tc")]
-    if os.geteuid() != 0 or not all(found):
+    if not may_limit():
         pytest.skip("a rate-limited link needs root, ip and tc")
     names = (f"pa{os.getpid() % 10000}", f"pb{os.getpid() % 10000}")
     script = [f"ip netns add {name}" for name in names]

@@ -225,19 +225,19 @@ def subset() -> list[Case]:
     return of_four + ends
 
 
-def confirmed(cases: Sequence[Case], rounds: int = 3) -> list[dict[str, Any]]:
-    """One step of each case; those that take too long again, twice as slow, and then that counts.
+def confirmed(cases: Sequence[Case], steps: int = 1, rounds: int = 3) -> list[dict[str, Any]]:
+    """Each case; those that take too long again, twice as slow, and then that counts.
 
     The fixed cost of an action, which others on the machine make longer and never shorter, is then half as large beside it. A
     step that the walk takes too long for stays wrong.
     """
-    rows = measure(cases, steps=1)
+    rows = measure(cases, steps)
     for number in range(1, rounds):
         late = [row for row, found in enumerate(rows) if found["error"] < -BOUND]
         if not late:
             break
         slower = [dataclasses.replace(cases[row], unit=cases[row].unit * 2.0**number) for row in late]
-        for row, found in zip(late, measure(slower, steps=1), strict=True):
+        for row, found in zip(late, measure(slower, steps), strict=True):
             rows[row] = found
     return rows
 
@@ -250,13 +250,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    rows = measure(table(options.unit, options.ranks or (2, 4, 8)))
+    rows = confirmed(table(options.unit, options.ranks or (2, 4, 8)), STEPS)
     for row in rows:
+        slower = f", again with {row['unit']:g} s" if row["unit"] > options.unit else ""
         if options.json:
             print(json.dumps(row), flush=True)
         else:
             print(f"{row['what']:52} predicted {row['predicted_seconds']:6.3f} s, measured {row['measured_seconds']:6.3f} s "
-                  f"(spread {row['spread']:5.1%}): {row['error']:+6.1%}")  # fmt: skip
+                  f"(spread {row['spread']:5.1%}): {row['error']:+6.1%}{slower}")  # fmt: skip
     wrong = [row["what"] for row in rows if abs(row["error"]) > BOUND]
     if not options.json:
         errors = [abs(row["error"]) for row in rows]
