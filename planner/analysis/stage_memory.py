@@ -19,8 +19,7 @@ from planner.analysis.timeline import Timeline
 from planner.arrays import Floats
 from planner.cost.exact import chunks, stage_layers
 from planner.cost.memory import COMPONENTS
-from planner.cost.schedule import in_flight
-from planner.cost.stage_times import SLOWEST, Gathered
+from planner.cost.stage_times import SLOWEST, Gathered, flight_columns
 from planner.cost.step import stage_memory
 from planner.layout import Layout
 from planner.plan import STAGE_NAMES
@@ -87,8 +86,9 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     """Every pipeline rank of a priced layout."""
     pp = int(priced.dealt.pp)
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
-    flights = in_flight(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])[0]
-    found, held = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, flights), priced.job.cluster.hardware)
+    counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
+    flights = counts["in_flight"][:, 0]
+    found, held = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware)
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
     context = priced.job.cluster.hardware.context_memory
     return tuple(
@@ -101,14 +101,17 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     )  # fmt: skip
 
 
-def _by_rank(shared: Gathered, kinds: list[int], flights: Floats) -> Gathered:
+def _by_rank(shared: Gathered, kinds: list[int], counts: dict[str, Floats]) -> Gathered:
     """The three kinds of stages, (3, 1), spread over the ranks, (p, 1), each with its own microbatches in flight."""
     columns: dict[str, Any] = {}
     for field in dataclasses.fields(shared):
         value = getattr(shared, field.name)
-        columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
+        if field.name in ("shape_parts", "state_parts"):
+            columns[field.name] = value[:, kinds]
+        else:
+            columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
     assert shared.slowest.shape[0] == len(SLOWEST)
-    return Gathered(**{**columns, "in_flight": flights[:, None]})
+    return Gathered(**{**columns, **counts})
 
 
 def worst_rank(priced: Priced) -> int:

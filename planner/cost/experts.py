@@ -68,11 +68,12 @@ def before_experts(shard: Shard) -> list[Operator]:
     else:
         made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
         sorted_ = 2.0 * rows * e * exchanged
+    here = rows * shard.input_element * ~exchanged + _weighted(shard) * ~exchanged
     found: list[Operator] = [
         MemoryBound(name="permute", kind="permute", module=Module.MOE | REPEATED, forward=made, backward=made,
-                    launches=(3.0, 2.0), captured=False),
+                    saved=here, launches=(3.0, 2.0), captured=False),
         MemoryBound(name="sort", kind="permute", module=Module.MOE, forward=sorted_, backward=sorted_,
-                    saved=rows * shard.input_element, launches=(2.0, 2.0), captured=False),
+                    saved=rows * shard.input_element * exchanged, launches=(2.0, 2.0), captured=False),
     ]  # fmt: skip
     return found + _padding(shard, "pad")
 
@@ -93,8 +94,18 @@ def after_experts(shard: Shard) -> list[Operator]:
                                  launches=(2.0 * local + 1.0, 4.0 * local + 1.0)))  # fmt: skip
     found += _padding(shard, "unpad")
     found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
-                             launches=(4.0, 4.0), captured=False))  # fmt: skip
+                             saved=_weighted(shard) * (shard.ep > 1), launches=(4.0, 4.0), captured=False))  # fmt: skip
     return found
+
+
+def _weighted(shard: Shard) -> Number:
+    """Outputs of the experts, N h, kept for the gradient of the routing weights.
+
+    Per-operator recompute keeps what the second all-to-all put out and sorts it again, which is as much; where nothing is
+    exchanged it repeats the experts. So does it with the sorted input.
+    """
+    rows = shard.tokens_split * shard.model.top_k * shard.model.hidden_size * shard.element
+    return rows * shard.trainer.weighted_experts
 
 
 def _padding(shard: Shard, name: str) -> list[Operator]:

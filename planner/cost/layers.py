@@ -72,10 +72,11 @@ def _norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: 
     gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
     passes = shard.trainer.norm_passes
     fused = inside is not None and shard.trainer.transformer_engine
+    width = shard.trainer.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
-        kept=values * shard.trainer.saved_norm_bytes * e / 2 * input_kept,
+        kept=values * width * e / 2 * input_kept,
         saved=gathered * model.hidden_size * shard.input_element,
         launches=(passes, 2 * passes),
     )  # fmt: skip

@@ -40,6 +40,23 @@ def in_flight(layout: Layout, position: Floats) -> Floats:
     return np.where(pp == 1, 1.0, result)
 
 
+def accumulating(layout: Layout, flights: Floats) -> tuple[Floats, Floats, Floats]:
+    """Gradients beside activations, each (N, 3): microbatches in flight when all gradients are there, the share of gradients
+    that is there when most are in flight, and microbatches whose logits wait on the last stage.
+
+    The last forward pass finds (m - k) of m microbatches through; gradients of all v chunks are there after
+    (v - 1) p + 1 backward passes of one chunk each. GPipe's forward passes all come first, so all logits wait.
+    """
+    pp, vpp, m = _columns(layout)
+    schedule = np.asarray(layout.schedule)[..., None]
+    chunks = np.where(schedule == Schedule.INTERLEAVED, vpp, 1.0)
+    there = np.maximum(m - ((chunks - 1.0) * pp + 1.0) / chunks, 0.0)
+    share = np.minimum(np.ceil(np.maximum(m - flights, 0.0) * chunks / pp) / chunks, 1.0)
+    share = np.where(pp == 1, (m > 1).astype(float), share)
+    logits = np.where((schedule == Schedule.GPIPE) & (pp > 1), m, 1.0)
+    return np.minimum(flights, there), share, np.broadcast_to(logits, flights.shape)
+
+
 def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
     """Seconds from the first forward to the last backward pass, shape (N,).
 

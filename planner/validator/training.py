@@ -184,7 +184,10 @@ class Run:
                 pairs = list(zip(inputs.chunk(count), targets.chunk(count), strict=True))
                 for number, (x, y) in enumerate(pairs):
                     self._sync(self.split.zero > 1 or number == count - 1)
-                    loss = self.loss(self.parts[0](x), y)
+                    logits = self.parts[0](x)
+                    loss = self.loss(logits, y)
+                    if self.split.fused:  # torchtitan drops them; elsewhere the model's outputs outlive the loss
+                        del logits
                     loss.backward()
                     found.append(loss.detach())
         return torch.stack(found).sum() if found else torch.zeros((), device=self.device, dtype=torch.float32)

@@ -26,6 +26,9 @@ from planner.validator.model import FORWARD, Watch
 
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+LOSS_GRADIENTS = ("planner.loss_gradient", "nll_loss_backward", "_log_softmax_backward_data")
+"""Operations of the backward pass whose results, gradients of logits, count as activations."""
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
 
 
@@ -76,10 +79,12 @@ class Witness(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
+        if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
+            return args[0]
         out = func(*args, **(kwargs or {}))
         if not Watch.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
             self.largest["activations"] = max(self.largest["activations"], self.now["activations"])
-        category = "activations" if Watch.depth or "planner.loss_gradient" in str(func) else "temporary"
+        category = "activations" if Watch.depth or any(name in str(func) for name in LOSS_GRADIENTS) else "temporary"
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
                 self._see(tensor, category)
@@ -152,7 +157,7 @@ class Witness(TorchDispatchMode):
         self.now[category] += size
         self.total += size
         settled = category != "activations" or not Watch.depth
-        if settled and self.now[category] > self.largest[category]:
+        if size > 0 and settled and self.now[category] > self.largest[category]:
             self.largest[category] = self.now[category]
         if self.total > self.peak.total:
             self.peak = Peak(self.total, dict(self.now))
