@@ -166,8 +166,8 @@ class Trainer:
     dropout: bool
     """Dropout is used; its masks are saved."""
     saved_norm_bytes: float
-    """Bytes per element of what an RMS norm saves of its input (6 where it is plain operations on an fp32 copy, which is saved with the
-    scaled input in half precision); a layer norm is one kernel, which saves 2."""
+    """Bytes per element of what an RMS norm saves of its input: 6 where plain operations save an fp32 copy and the scaled input in
+    half precision; a layer norm is one kernel, which saves 2."""
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
     zero1_broadcasts: bool

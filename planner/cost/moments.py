@@ -14,6 +14,7 @@ without a pipeline (zero 3: weights gathered are the layer's and the next one's;
     reduced      A + (w + r) H + r H / d                              + w U          or w (N - H)
     first layer  A + its transient + r H + r H / d                    + w 2 U        or w (N - H)
     next layer   A - a + its transient + r U + new gradients          + w 2 U        or w (N - H - U)
+    its end      A - a + r U + max(w U, new gradients)                + w U          or w (N - H - U)
     last layer   a + its transient + r U + new gradients              + w (U + E)
     embedding    w E + max(r E, r U)                                  + G
     and G more everywhere from the second microbatch on. With replicas what was all-reduced stays until the next pass.
@@ -22,6 +23,8 @@ pipeline (schedules keep weights gathered, and add up unsharded gradients in r b
                  of them (k, where a microbatch has been through)
     embedding    A - one microbatch + w E whole
     end          r (largest of the units that come first)
+    Where weight gradients come later, a microbatch keeps all its activations meanwhile, and the output gradient of every
+    linear layer.
 
 The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
 [torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
@@ -45,20 +48,23 @@ from planner.workload import Workload
 
 SHAPE_PARTS = (
     "layer", "working", "transient", "forward", "norm", "logits", "loss", "boundary", "outputs", "rows", "kept_logits",
+    "after", "waiting",
 )  # fmt: skip
 """Bytes of a stage that depend on the shapes of its layers: stored by its last layer; brought back by recompute; on top of that
 while its backward pass, and while its forward pass runs; stored by the final norm; logits; logits and all that is
 alive at the peak of the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per
-microbatch; T h, an output gradient; logits that stay through the backward pass."""
+microbatch; T h, an output gradient; logits that stay through the
+backward pass; what is left of the last layer when its largest unit is reduced; output gradients of all its linear layers."""
 STATE_PARTS = (
-    "gathered", "layer_weights", "head_weights", "table_weights", "layer_reduced", "head_reduced", "table_reduced",
-    "table_gradient", "new_layer", "new_head", "new_all", "kept_new", "accumulated", "resharded", "pipelined", "received",
-    "copied", "expert_copied",
+    "gathered", "layer_weights", "dense_weights", "last_weights", "head_weights", "table_weights", "dense_reduced",
+    "largest_reduced", "largest_gradients", "head_reduced", "table_reduced", "table_gradient", "new_layer", "new_head", "new_all",
+    "kept_new", "accumulated", "resharded", "pipelined", "received", "copied",
 )  # fmt: skip
-"""Bytes of a stage that depend on how its states are split: weights gathered of all of it, of a layer, the head and the
-embedding; their buffers of reduction; the embedding's gradient; sharded gradients of a layer, the head, all; whether those stay beside
-accumulated ones (0 or 1); gradients accumulated over microbatches; 1 where weights are dropped after the
-forward pass; 1 in a pipeline; its receive buffers; what a reduction of one rank copies besides, of a layer and of experts."""
+"""Bytes of a stage that depend on how its states are split: weights gathered of all of it, of a layer, of a layer without its
+experts, of the unit that a layer gathers last, of the head and the embedding; buffers of reduction of a layer without its
+experts and of its larger unit, that unit's gradients before; the same of head and embedding; the embedding's gradient;
+sharded gradients of a layer, the head, all; 1 where those stay beside accumulated ones; gradients accumulated over microbatches; 1
+where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +79,17 @@ class Peak:
     """All else."""
     largest_activations: Floats
     """Most bytes kept for the backward pass at any moment."""
+    sharded_gradients: Floats
+    """The part of ``gradients`` that reductions put out."""
+    pooled: Floats
+    """Buffers that weights are gathered in, not in use at that moment."""
 
 
 def shape_parts(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, stored: Floats, working: Floats,
     head_saved: Floats,
 ) -> Floats:  # fmt: skip
-    """SHAPE_PARTS of every stage, (parts, 3, N). ``stored`` (a layer) and ``working`` (3, N); ``head_saved``, what the head saves."""
+    """SHAPE_PARTS of every stage, (parts, 3, N), with what a layer stores, what recompute brings back and what the head saves."""
     model, e = workload.model, workload.element
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     rows = shard.tokens * model.hidden_size * e
@@ -90,6 +100,9 @@ def shape_parts(
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
     forward = rows + boundary
+    qkv = shard.tokens * (model.query_size + model.key_size + model.value_size) / shard.tp * e
+    waiting = (qkv + 2.0 * rows + (matrices - 1.0) * inner) * stages.dense.T
+    after = np.zeros_like(stored)
     has_moe = stages.moe.T > 0
     transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
     if model.is_moe:
@@ -98,6 +111,8 @@ def shape_parts(
         moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
         beside = np.where(shard.ep > 1, 4.0, 1.0) * copies
+        waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
+        after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
         forward = np.where(has_moe, np.maximum(beside, forward * (stages.dense.T > 0)), forward)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / (1.0 if trainer.gathered_logits else shard.tp)
@@ -105,7 +120,7 @@ def shape_parts(
     loss = shard.tokens * columns * trainer.logit_bytes
     parts = (
         stored, working, transient, forward, (head_saved - loss) * at_head, logits * at_head, loss * at_head,
-        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.kept_logits,
+        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.kept_logits, after, waiting,
     )  # fmt: skip
     return np.stack([np.broadcast_to(one, has_moe.shape) for one in parts])
 
@@ -113,14 +128,13 @@ def shape_parts(
 def _outputs(layout: Layout, stages: Stages) -> Floats:
     """Outputs that a pipeline keeps for each microbatch, less the inputs that receive buffers hold, (3, N).
 
-    Every virtual stage but the last keeps its output, every one but the first has its input in a buffer. Where a V turns,
-    the output of one is the input of the other.
+    Every virtual stage but the last keeps its output, every one but the first has its input in a buffer. Of a V's first rank
+    2 p - 1 of the 2 p parts in flight are of the first virtual stage, and as many of the last rank's are behind the turn.
     """
-    v_shaped = is_v_shaped(layout)
+    pp = np.asarray(layout.pp, dtype=float)
     plain = stages.embedding.T - np.minimum(stages.head.T, 1.0)
-    turn = np.zeros_like(plain)
-    turn[0] = 0.0
-    return np.where(np.asarray(layout.pp) > 1, np.where(v_shaped == 1, turn, plain), 0.0)
+    ends = (2.0 - 2.0 / pp) * np.array([[1.0], [0.0], [1.0]])
+    return np.where(pp > 1, np.where(is_v_shaped(layout) == 1, ends, plain), 0.0)
 
 
 def state_parts(
@@ -147,13 +161,14 @@ def state_parts(
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined * trainer.buffers_all_microbatches
-    alone = 2.0 * (shard == 1.0), 2.0 * (expert_shard == 1.0)
+    largest = np.maximum(unit, experts)
+    alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = (
-        parameters.all * gathered * on, (unit + experts) * gathered * on, head * gathered * on, first * gathered * on,
-        (unit + experts) * reduced, head * reduced, first * reduced, whole * gathered,
+        parameters.all * gathered * on, (unit + experts) * gathered * on, unit * gathered * on,
+        np.where(several, experts, unit) * gathered * on, head * gathered * on, first * gathered * on, unit * reduced,
+        largest * reduced, largest * gathered, head * reduced, first * reduced, whole * gathered,
         (unit / shard + experts / expert_shard) * reduced, head / shard * reduced, new_all, replicated,
-        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received,
-        unit * reduced * alone[0], experts * reduced * alone[1],
+        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received, alone * reduced,
     )  # fmt: skip
     return np.stack([np.broadcast_to(one, dense.shape).T for one in parts])
 
@@ -167,10 +182,12 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 
 
 def peak_of(
-    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, logits_held: Floats, shape: Floats, state: Floats
+    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, logits_held: Floats, waiting: Floats,
+    shape: Floats, state: Floats,
 ) -> Peak:  # fmt: skip
     """The largest moment. ``stored`` bytes per microbatch; ``flights`` microbatches at the most, ``accumulated`` when all gradients
-    are there, ``share`` of the gradients when most are in flight; ``logits_held`` microbatches whose logits wait; (3, N)."""
+    are there, ``share`` of the gradients when most are in flight; ``logits_held`` microbatches whose logits, ``waiting`` whose
+    weight gradients wait; (3, N)."""
     s, t = dict(zip(SHAPE_PARTS, shape, strict=True)), dict(zip(STATE_PARTS, state, strict=True))
     stored = stored + s["outputs"]
     found = _Largest(stored)
@@ -178,8 +195,10 @@ def peak_of(
     if np.any(alone):
         found.take(_alone(stored, share, s, t), alone)
     if not np.all(alone):
-        found.take(_pipelined(stored, flights, accumulated, share, logits_held, s, t), ~alone)
-    return found.peak()
+        found.take(_pipelined(stored, flights, accumulated, share, logits_held, waiting, s, t), ~alone)
+    largest_buffer = np.maximum(np.maximum(t["layer_weights"], t["head_weights"]), t["table_weights"])
+    in_use = np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
+    return found.peak(alone, largest_buffer - in_use)
 
 
 Moment = tuple[Floats, Floats, Floats]
@@ -193,49 +212,55 @@ def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Flo
     again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
-    alone = t["copied"] + t["expert_copied"]
-    brought, back = stored + s["working"], s["transient"]
-    weights = np.where(dropped, 2.0 * layer, rest)
-    later = np.where(dropped, 2.0 * layer, rest - layer)
+    brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
+    weights = np.where(dropped, layer + t["dense_weights"], rest)
+    later = np.where(dropped, layer + t["dense_weights"], rest - layer)
+    one_left = stored - s["layer"] + s["after"]
+    reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
     ends = t["new_all"] - t["new_layer"]
-    held = s["kept_logits"]
+    own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
     return [
-        (stored + s["norm"], gradients, s["forward"] + np.where(dropped, 2.0 * layer, rest + layer)),
+        (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
         (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
         (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
-        (stored + s["norm"] + s["logits"] + held, gradients, head + s["rows"] + np.where(dropped, head + layer, t["gathered"])),
-        (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, layer, rest)),
+        (stored + s["norm"] + s["logits"] + held, gradients,
+         head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
+        (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
         (brought + held, gradients, back + t["head_reduced"] + t["new_head"] + weights),
-        (brought + held - s["layer"], gradients, back + t["layer_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
-        (stored + held - s["layer"], gradients, layer + t["head_reduced"] + t["new_head"] + weights),
-        (stored + held - s["layer"], gradients,
-         layer + t["layer_reduced"] + alone + t["new_head"] + t["new_layer"] + np.where(dropped, layer, rest - layer)),
-        (held + s["layer"] + s["working"], gradients + again * ends, back + t["layer_reduced"] + layer + table),
+        (brought + held - s["layer"], gradients,
+         back + t["dense_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
+        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + t["new_head"] + weights),
+        (one_left + held, gradients, reducing + t["new_head"] + np.where(dropped, t["dense_weights"], rest - layer)),
+        (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
         (held, gradients + again * t["new_all"],
-         t["table_gradient"] + np.maximum(t["table_reduced"], t["layer_reduced"] + table)),
+         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
     ]  # fmt: skip
 
 
 def _pipelined(
-    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, held: Floats, s: dict[str, Floats],
-    t: dict[str, Floats],
+    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, held: Floats, waiting: Floats,
+    s: dict[str, Floats], t: dict[str, Floats],
 ) -> list[Moment]:  # fmt: skip
     """The moments of a step in a pipeline."""
     always = t["gathered"] + t["received"]
+    # The last of those that wait is the one whose pass runs; the first virtual stage has no input gradient to wait behind.
+    apart = np.where(t["table_weights"] > 0, 0.0, 0.5)
+    done, running = (np.maximum(waiting - part, 0.0) * s["waiting"] for part in (0.0, apart))
     found: list[Moment] = []
     for count, part in ((flights, share), (accumulated, np.ones_like(share))):
         there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
+        beside = always + running
         popped = np.where(logits, -s["logits"], s["boundary"])
         found += [
-            (there, gradients, s["forward"] + always),
-            (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + always),
-            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + always),
-            (there - popped - s["layer"], gradients, t["layer_weights"] + always),
+            (there, gradients, done + np.where(waiting > 0, 0.0, s["forward"]) + always),
+            (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + beside),
+            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + beside),
+            (there - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + beside),
             (np.maximum(there - stored, 0.0), t["accumulated"], t["table_gradient"] + always),
         ]
-    first = np.maximum(t["table_reduced"], t["layer_reduced"] + t["copied"] + t["expert_copied"])
+    first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])
     found.append((np.zeros_like(stored), t["accumulated"], first + t["new_layer"] + always))
     return found
 
@@ -258,9 +283,9 @@ class _Largest:
                 np.copyto(kept, one, where=more)
             np.copyto(self._activations, np.maximum(self._activations, activations), where=where)
 
-    def peak(self) -> Peak:
-        """What was largest."""
+    def peak(self, sharded: Floats, pooled: Floats) -> Peak:
+        """What was largest; ``sharded`` where accumulated gradients are shards."""
         return Peak(
             activations=self._parts[0], gradients=self._parts[1], workspace=self._parts[2],
-            largest_activations=self._activations,
+            largest_activations=self._activations, sharded_gradients=self._parts[1] * sharded, pooled=pooled,
         )  # fmt: skip

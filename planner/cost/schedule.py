@@ -57,6 +57,20 @@ def accumulating(layout: Layout, flights: Floats) -> tuple[Floats, Floats, Float
     return np.minimum(flights, there), share, np.broadcast_to(logits, flights.shape)
 
 
+def waiting_weights(layout: Layout, position: Floats) -> Floats:
+    """Microbatches (of all the layers of a rank) at the most whose weight gradients wait after the input gradients, (N, 3).
+
+    zbv         (2 i + 1) / 2, at most m - p + 1/2        dualpipe_v  (i + 1) / 2
+    [torch 2.13, orders of ScheduleZBVZeroBubble and ScheduleDualPipeV for p of 2, 4, 8 and m from p to 4 p]
+    """
+    pp, _, m = _columns(layout)
+    schedule = np.asarray(layout.schedule)[..., None]
+    zbv = np.minimum(position + 0.5, np.maximum(m - pp, 0.0) + 0.5)
+    result = np.where(schedule == Schedule.ZBV, zbv, 0.0)
+    result = np.where(schedule == Schedule.DUALPIPE_V, (position + 1.0) / 2.0, result)
+    return np.where(pp == 1, 0.0, result)
+
+
 def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
     """Seconds from the first forward to the last backward pass, shape (N,).
 

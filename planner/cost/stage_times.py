@@ -24,7 +24,7 @@ from planner.cost.memory import (
 )
 from planner.cost.moments import shape_parts, state_parts
 from planner.cost.operators import Shard
-from planner.cost.schedule import accumulating, in_flight
+from planner.cost.schedule import accumulating, in_flight, waiting_weights
 from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import (
     TRAFFIC_FIELDS,
@@ -114,6 +114,8 @@ class Gathered:
     """Share of the gradients that is there when most microbatches are in flight."""
     logits_held: Floats
     """Microbatches whose logits wait on the last stage."""
+    waiting_weights: Floats
+    """Microbatches whose weight gradients come later."""
     shape_parts: Floats
     """Bytes of ``moments.SHAPE_PARTS``, (parts, 3, N); no parts where the trainer has no such moments."""
     state_parts: Floats
@@ -201,8 +203,8 @@ class StageTable:
 def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
     """Microbatches in flight, and which gradients there are meanwhile; (stages, N)."""
     flights = in_flight(layout, position)
-    values = (flights, *accumulating(layout, flights))
-    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held")
+    values = (flights, *accumulating(layout, flights), waiting_weights(layout, position))
+    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held", "waiting_weights")
     return {name: np.ascontiguousarray(one.T) for name, one in zip(names, values, strict=True)}
 
 

@@ -210,22 +210,26 @@ def largest_by_stage(
 def _largest_moment(priced: Gathered) -> moments.Peak:
     return moments.peak_of(
         priced.stored, priced.in_flight, priced.accumulated_flight, priced.accumulated_share, priced.logits_held,
-        priced.shape_parts, priced.state_parts,
+        priced.waiting_weights, priced.shape_parts, priced.state_parts,
     )  # fmt: skip
 
 
 def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
     """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
 
-    Where gradients come late they are the parts of the largest moment (``moments``). Elsewhere activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).
-    Workspace: or what takes the place of activations at the end of the step, where that is more. Fragmentation: a share
-    of all that, and memory held by collectives in flight, as far as the device has room for it.
+    Where gradients come late: the parts of the largest moment (``moments``). Elsewhere activations: in_flight * (layers +
+    embedding) + max(one layer brought back by recompute, logits and their gradient), and workspace, or what takes the place
+    of activations at the end of the step, where that is more. Fragmentation: a share of all that; beside it, as far as the
+    device has room, memory held by collectives in flight, and blocks of other streams that are not in use at the peak
+    (gradients put out by reductions, buffers of gathered weights): the allocator keeps free blocks by stream, until an
+    allocation would fail.  [torch, CUDACachingAllocator]
     """
-    gradients = priced.gradients
+    gradients, pooled = priced.gradients, np.zeros_like(priced.gradients)
     if trainer.late_gradients:
         peak = _largest_moment(priced)
         activations, gradients = peak.activations, peak.gradients
         workspace = peak.workspace + hardware.workspace_memory
+        pooled = np.maximum(priced.gradients - peak.sharded_gradients, 0.0) + peak.pooled
     else:
         activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
         workspace = np.maximum(priced.workspace, priced.step_end - activations)
@@ -233,7 +237,8 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
     lost = trainer.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
     keeps_up = priced.of_slowest("host") > HOST_BOUND * (priced.of_slowest("forward") + priced.of_slowest("backward"))
-    held = np.minimum(np.where(keeps_up, priced.held_waiting, priced.held_ahead), np.maximum(room, 0.0))
+    held = np.where(keeps_up, priced.held_waiting, priced.held_ahead) + pooled
+    held = np.minimum(held, np.maximum(room, 0.0))
     return {
         "weights": priced.weights,
         "gradients": gradients,

@@ -20,10 +20,17 @@ def record(found: dict[str, Any], plan: Path) -> dict[str, Any]:
         "planner_validation": VERSION,
         "plan": str(plan),
         "command": " ".join(["plan", *sys.argv[1:]]),
+        **origin(),
+        **found,
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Where and when something was measured, and with which versions."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in ("torch", "planner")}},
-        **found,
     }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from planner.errors import PlannerError
+from planner.validator.depth import beyond, depths
 from planner.validator.meta import Measured, measure
 from planner.validator.split import Split
 
@@ -33,14 +34,17 @@ def _work(split: Split, rank: int, pipe: Any) -> None:
 def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lambda _: None) -> list[Measured]:
     """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted."""
     context = multiprocessing.get_context("fork")
-    waiting, found = list(ranks), {}
+    size = split.world // split.pp
+    deep = {rank: depths(split, rank // size) for rank in ranks}
+    waiting = [(rank, one) for rank in ranks for one in ((split,) if deep[rank] is None else deep[rank][:2])]
+    found: dict[int, list[Measured]] = {rank: [] for rank in ranks}
     running: dict[Any, tuple[int, Any]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < (os.cpu_count() or 1):
-                rank = waiting.pop(0)
+                rank, one = waiting.pop(0)
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(split, rank, there), daemon=True)
+                process = context.Process(target=_work, args=(one, rank, there), daemon=True)
                 process.start()
                 there.close()
                 running[here] = (rank, process)
@@ -52,14 +56,23 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
                     continue
                 if kind == "failed":
                     raise PlannerError(f"rank {rank} failed on fake tensors: {content}")
-                found[rank] = content
+                found[rank].append(content)
                 del running[pipe]
                 process.join()
     finally:
         for _, process in running.values():
             process.kill()
             process.join()
-    return [found[rank] for rank in ranks]
+    return [_joined(found[rank], deep[rank]) for rank in ranks]
+
+
+def _joined(found: list[Measured], deep: tuple[Split, Split, float] | None) -> Measured:
+    """The rank that was run whole, or the line through both of its shallow runs."""
+    if deep is None:
+        return found[0]
+    first, second = sorted(found, key=lambda one: one.layers_run)
+    joined: Measured = beyond(first, second, deep[2])
+    return joined
 
 
 def _message(pipe: Any, rank: int, process: Any) -> tuple[str, Any]:
