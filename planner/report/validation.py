@@ -21,6 +21,7 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"changed to compare: {change}"
     for one in ranks:
         yield from _rank(one, worst=len(ranks) > 1 and one is ranks[0])
+    yield _traffic(ranks[0])
     yield _collectives(ranks[0])
     yield from _verdict(found)
 
@@ -50,6 +51,24 @@ def _rank(one: dict[str, Any], *, worst: bool) -> Iterator[RenderableType]:
     more = one["receive_buffers_added_gib"]
     if more:
         yield f"{one['microbatches_run']} microbatches were run; the receive buffers of the others, {more:.3f} GiB, are added."
+
+
+def _traffic(one: dict[str, Any]) -> RenderableType:
+    """Bytes by operation and dimension, priced and issued."""
+    from rich import box
+    from rich.table import Table
+
+    title = f"Bytes in collectives of rank {one['rank']}, {one['microbatches_run']} microbatches and one update"
+    table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    table.add_column("operation")
+    table.add_column("dimension")
+    for name in ("predicted", "measured", "error"):
+        table.add_column(name, justify="right")
+    for row in one["traffic"]:
+        error = "not priced" if not row["predicted_bytes"] else "not issued" if row["error"] is None else f"{row['error']:+.1%}"
+        sizes = (format_bytes(row[name]) for name in ("predicted_bytes", "measured_bytes"))
+        table.add_row(row["operation"], row["dimension"], *sizes, error)
+    return table
 
 
 def _collectives(one: dict[str, Any]) -> RenderableType:

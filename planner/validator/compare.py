@@ -106,6 +106,8 @@ def row(what: str, told: float, seen: float) -> dict[str, Any]:
 
 def stage_result(asked: Question, measured: Any) -> dict[str, Any]:
     """Everything about one rank, as plain data."""
+    from planner.validator.traffic import compared
+
     told = predicted(asked, measured.stage)
     rows = [row(name, told[name], measured.held[name]) for name in NAMES.values()]
     rows.append(row("peak", told["peak"], measured.peak))
@@ -114,7 +116,7 @@ def stage_result(asked: Question, measured: Any) -> dict[str, Any]:
         "memory": rows, "at_peak_gib": {name: size / GIB for name, size in measured.at_peak.items()},
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
-        "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
+        "layers_run": measured.layers_run, "traffic": compared(asked, measured), "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
     }  # fmt: skip
 
 
