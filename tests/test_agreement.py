@@ -64,7 +64,9 @@ def test_traffic_by_hand() -> None:
     row = parse("llama-3-8b dp=8 zero=3 m=2")
     parameters = 8_030_261_248
     found = predicted(row.asked, 0, 2)
-    assert found == pytest.approx({("all_gather", "data"): 4 * 2 * parameters, ("reduce_scatter", "data"): 2 * 4 * parameters})
+    assert found == pytest.approx(
+        {("all_gather", "data"): 4 * 2 * parameters, ("reduce_scatter", "data"): 2 * 4 * parameters}
+    )
 
 
 AGAIN = """

@@ -147,6 +147,8 @@ def state_parts(
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = trained_parameters(workload, parameters)
+    tables = float(workload.lora_rank == 0)
+    learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     several = stages.moe > 0
     unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
@@ -157,18 +159,21 @@ def state_parts(
     new_all = (dense / shard + expert / expert_shard) * reduced
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + whole - first) * reduced, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined * trainer.buffers_all_microbatches
     largest = np.maximum(unit, experts)
     alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
+        whole = np.zeros_like(whole)
     parts = (
         parameters.all * gathered * on, (unit + experts) * gathered * on, unit * gathered * on,
-        np.where(several, experts, unit) * gathered * on, head * gathered * on, first * gathered * on, unit * reduced,
-        largest * reduced, largest * gathered, head * reduced, first * reduced, whole * gathered,
-        (unit / shard + experts / expert_shard) * reduced, head / shard * reduced, new_all, replicated,
-        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received, alone * reduced,
+        np.where(several, experts, unit) * gathered * on, head * gathered * on, first * gathered * on,
+        unit * reduced * learned, largest * reduced * learned, largest * gathered * learned, head * reduced * tables,
+        first * reduced * tables, whole * gathered, (unit / shard + experts / expert_shard) * reduced * learned,
+        head / shard * reduced * tables, new_all, replicated,
+        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received, alone * reduced * learned,
     )  # fmt: skip
     return np.stack([np.broadcast_to(one, dense.shape).T for one in parts])
 

@@ -71,6 +71,14 @@ def waiting_weights(layout: Layout, position: Floats) -> Floats:
     return np.where(pp == 1, 0.0, result)
 
 
+def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
+    """Microbatches in flight, and which gradients there are meanwhile; (stages, N)."""
+    flights = in_flight(layout, position)
+    values = (flights, *accumulating(layout, flights), waiting_weights(layout, position))
+    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held", "waiting_weights")
+    return {name: np.ascontiguousarray(one.T) for name, one in zip(names, values, strict=True)}
+
+
 def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
     """Seconds from the first forward to the last backward pass, shape (N,).
 

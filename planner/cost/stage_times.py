@@ -24,7 +24,7 @@ from planner.cost.memory import (
 )
 from planner.cost.moments import shape_parts, state_parts
 from planner.cost.operators import Shard
-from planner.cost.schedule import accumulating, in_flight, waiting_weights
+from planner.cost.schedule import flight_columns, in_flight
 from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import (
     TRAFFIC_FIELDS,
@@ -198,14 +198,6 @@ class StageTable:
             Stages(**{f.name: getattr(stages, f.name)[here] for f in dataclasses.fields(stages)}),
             StageTimes(**{f.name: getattr(times, f.name)[..., here] for f in dataclasses.fields(times)}),
         )
-
-
-def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
-    """Microbatches in flight, and which gradients there are meanwhile; (stages, N)."""
-    flights = in_flight(layout, position)
-    values = (flights, *accumulating(layout, flights), waiting_weights(layout, position))
-    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held", "waiting_weights")
-    return {name: np.ascontiguousarray(one.T) for name, one in zip(names, values, strict=True)}
 
 
 def largest_stage(values: Floats) -> NDArray[np.intp]:

@@ -65,7 +65,13 @@ def _traffic(one: dict[str, Any]) -> RenderableType:
     for name in ("predicted", "measured", "error"):
         table.add_column(name, justify="right")
     for row in one["traffic"]:
-        error = "not priced" if not row["predicted_bytes"] else "not issued" if row["error"] is None else f"{row['error']:+.1%}"
+        error = (
+            "not priced"
+            if not row["predicted_bytes"]
+            else "not issued"
+            if row["error"] is None
+            else f"{row['error']:+.1%}"
+        )
         sizes = (format_bytes(row[name]) for name in ("predicted_bytes", "measured_bytes"))
         table.add_row(row["operation"], row["dimension"], *sizes, error)
     return table

@@ -116,7 +116,8 @@ def stage_result(asked: Question, measured: Any) -> dict[str, Any]:
         "memory": rows, "at_peak_gib": {name: size / GIB for name, size in measured.at_peak.items()},
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
-        "layers_run": measured.layers_run, "traffic": compared(asked, measured), "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
+        "layers_run": measured.layers_run, "traffic": compared(asked, measured),
+        "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
     }  # fmt: skip
 
 

@@ -83,7 +83,11 @@ def predicted(asked: Question, stage: int, microbatches: int) -> dict[Key, float
     for collective, times in _of_blocks(shard, counts):
         n, size = (float(np.broadcast_to(value, 1)[0]) for value in (collective.n, collective.size))
         if n > 1 and size >= LEAST:
-            add(collective.op, collective.group, microbatches * times * size * float(np.broadcast_to(collective.count, 1)[0]))
+            add(
+                collective.op,
+                collective.group,
+                microbatches * times * size * float(np.broadcast_to(collective.count, 1)[0]),
+            )
     _states(asked, layout, where, microbatches, add)
     if int(layout.pp[0]) > 1:
         whole = float((shard.tokens_split * asked.workload.model.hidden_size * shard.element)[0])
