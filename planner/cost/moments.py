@@ -133,7 +133,7 @@ def _outputs(layout: Layout, stages: Stages) -> Floats:
     """
     pp = np.asarray(layout.pp, dtype=float)
     plain = stages.embedding.T - np.minimum(stages.head.T, 1.0)
-    ends = (2.0 - 2.0 / pp) * np.array([[1.0], [0.0], [1.0]])
+    ends = (2.0 - 2.0 / pp) * np.stack([np.ones_like(pp), (pp <= 2.0).astype(float), np.ones_like(pp)])
     return np.where(pp > 1, np.where(is_v_shaped(layout) == 1, ends, plain), 0.0)
 
 
@@ -182,7 +182,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
     """Receive buffers of a microbatch: activations from before and gradients from behind, for each virtual stage, (N, 3)."""
     virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
     plain = 2.0 * virtual - stages.embedding - np.minimum(stages.head, 1.0)
-    ends = np.array([2.0, 4.0, 2.0]) * np.ones_like(plain)
+    ends = np.where(np.array([False, True, False]) & (column(layout.pp) > 2.0), 4.0, 2.0)
     return np.where(is_v_shaped(layout)[..., None] == 1, ends, plain)
 
 
