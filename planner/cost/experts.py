@@ -68,7 +68,7 @@ def before_experts(shard: Shard) -> list[Operator]:
     else:
         made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
         sorted_ = 2.0 * rows * e * exchanged
-    here: Number = rows * shard.input_element * ~exchanged + _weighted(shard) * ~exchanged
+    here = np.where(exchanged, 0.0, rows * shard.input_element + _weighted(shard))
     found: list[Operator] = [
         MemoryBound(name="permute", kind="permute", module=Module.MOE | REPEATED, forward=made, backward=made,
                     saved=here, launches=(3.0, 2.0), captured=False),

@@ -223,8 +223,9 @@ def _projections(shard: Shard) -> list[Operator]:
         if rank_q:
             heads += _linear(shard, "mla_q_up", tokens, query, float(rank_q), module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
+        straight = 0.0 if rank_q else query  # queries that are not compressed are kept all the same
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                         saved=tokens * (key + value) * e)  # fmt: skip
+                         saved=tokens * (straight + key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
         passes = passes * SCALED_ROPE_PASSES

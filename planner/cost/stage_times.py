@@ -273,7 +273,7 @@ def _space_columns(
 
 def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     """Fields that decide the workspace; the number of microbatches only where each has its buffers."""
-    fields = (
+    fields: tuple[str, ...] = (
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
         "last_stage_layers",
     )  # fmt: skip

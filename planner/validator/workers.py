@@ -36,7 +36,7 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
     context = multiprocessing.get_context("fork")
     size = split.world // split.pp
     deep = {rank: depths(split, rank // size) for rank in ranks}
-    waiting = [(rank, one) for rank in ranks for one in ((split,) if deep[rank] is None else deep[rank][:2])]
+    waiting = [(rank, one) for rank in ranks for one in _runs(split, deep[rank])]
     found: dict[int, list[Measured]] = {rank: [] for rank in ranks}
     running: dict[Any, tuple[int, Any]] = {}
     try:
@@ -64,6 +64,11 @@ def measure_all(split: Split, ranks: list[int], say: Callable[[str], None] = lam
             process.kill()
             process.join()
     return [_joined(found[rank], deep[rank]) for rank in ranks]
+
+
+def _runs(split: Split, deep: tuple[Split, Split, float] | None) -> tuple[Split, ...]:
+    """The job itself, or both of its shallow ones."""
+    return (split,) if deep is None else deep[:2]
 
 
 def _joined(found: list[Measured], deep: tuple[Split, Split, float] | None) -> Measured:
