@@ -137,6 +137,9 @@ class Trainer:
     """Bytes per parameter of the buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
     fresh_gradient_bytes: float
     """Bytes per parameter of one microbatch's gradients, all alive when its backward pass ends; 0 = added as they come."""
+    late_gradients: bool
+    """Gradients are made by the backward pass, unit by unit, and given back after the update (cost.moments); else buffers for all
+    of them are there from start to end."""
     gather_buffer_bytes: float
     """Bytes per parameter of flat buffers that ZeRO 1 gathers updated weights into, beside the rank's own share."""
     optimizer_bytes: Mapping[str, float]
@@ -163,7 +166,8 @@ class Trainer:
     dropout: bool
     """Dropout is used; its masks are saved."""
     saved_norm_bytes: float
-    """Bytes per element of the norm inputs that are saved (4 where norms work on fp32 copies)."""
+    """Bytes per element of what an RMS norm saves of its input: 6 where plain operations save an fp32 copy and the scaled input in
+    half precision; a layer norm is one kernel, which saves 2."""
     gathered_logits: bool
     """Every tensor-parallel rank gathers the logits of the whole vocabulary and computes the same loss."""
     zero1_broadcasts: bool
@@ -175,12 +179,16 @@ class Trainer:
     """Layers are dealt to pipeline stages by their multiplications, the head counted like the layers."""
     logit_bytes: float
     """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
+    kept_logits: bool
+    """Logits stay until the backward pass has ended, as part of what the model put out."""
     gathered_units: float
     """Layers whose gathered weights are alive at once under zero 3 (current and prefetched)."""
     bucket_parameters: float
     """Parameters per gradient bucket."""
     whole_table_gradient: bool
     """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
+    weighted_experts: bool
+    """Outputs of routed experts are kept for the gradient of the routing weights that multiply them."""
     buffers_all_microbatches: bool
     """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float

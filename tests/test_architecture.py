@@ -31,7 +31,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (3, "space cost.layers cost.compute cost.schedule cost.timeline"),
     (3, "cost.communication cost.stages"),
     (3, "cost.blocks cost.traffic"),
-    (3, "cost.memory"),
+    (3, "cost.memory cost.moments"),
     (3, "cost.stage_times"),
     (3, "cost.step"),
     (3, "cost.exact"),

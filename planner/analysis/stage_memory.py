@@ -19,7 +19,8 @@ from planner.analysis.timeline import Timeline
 from planner.arrays import Floats
 from planner.cost.exact import chunks, stage_layers
 from planner.cost.memory import COMPONENTS
-from planner.cost.schedule import in_flight
+from planner.cost.moments import SHAPE_PARTS
+from planner.cost.schedule import flight_columns
 from planner.cost.stage_times import SLOWEST, Gathered
 from planner.cost.step import stage_memory
 from planner.layout import Layout
@@ -87,8 +88,9 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     """Every pipeline rank of a priced layout."""
     pp = int(priced.dealt.pp)
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
-    flights = in_flight(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])[0]
-    found, held = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, flights), priced.job.cluster.hardware)
+    counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
+    flights = counts["in_flight"][:, 0]
+    found, held = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware)
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
     context = priced.job.cluster.hardware.context_memory
     return tuple(
@@ -101,14 +103,17 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     )  # fmt: skip
 
 
-def _by_rank(shared: Gathered, kinds: list[int], flights: Floats) -> Gathered:
+def _by_rank(shared: Gathered, kinds: list[int], counts: dict[str, Floats]) -> Gathered:
     """The three kinds of stages, (3, 1), spread over the ranks, (p, 1), each with its own microbatches in flight."""
     columns: dict[str, Any] = {}
     for field in dataclasses.fields(shared):
         value = getattr(shared, field.name)
-        columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
+        if field.name in ("shape_parts", "state_parts"):
+            columns[field.name] = value[:, kinds]
+        else:
+            columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
     assert shared.slowest.shape[0] == len(SLOWEST)
-    return Gathered(**{**columns, "in_flight": flights[:, None]})
+    return Gathered(**{**columns, **counts})
 
 
 def worst_rank(priced: Priced) -> int:
@@ -123,6 +128,9 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     runs, one layer that recompute brings back, or the loss, comes on top. The workspace is there while a pass runs;
     behind the pipeline, what the model says is alive at the end of a step takes the place of both. The count at its
     highest is the model's ``in_flight``: a schedule that the walk runs with fewer or more counts in proportion.
+
+    Where gradients come late (``cost.moments``) they are no static part: what is alive at the largest moment beyond the
+    microbatches in flight, gradients included, is the workspace of every pass.
     """
     rank = worst_rank(priced) if rank is None else rank
     of_rank, kind = memory_of_ranks(priced)[rank], stage_kind(rank, step.ranks)
@@ -130,6 +138,12 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     stored, resident, transient, workspace, step_end = (
         float(getattr(shared, name)[kind, 0]) for name in ("stored", "resident", "transient", "workspace", "step_end")
     )
+    static = {name: of_rank.memory[name] for name in STATIC}
+    if priced.job.trainer.late_gradients:
+        stored += float(shared.shape_parts[SHAPE_PARTS.index("outputs"), kind, 0])
+        largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
+        static["gradients"], transient, step_end = 0.0, 0.0, 0.0
+        workspace = largest - of_rank.in_flight * stored
     each = 1.0 / chunks(priced.dealt)
     events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
     for one in step.actions:
@@ -151,7 +165,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     moments.append(MemoryMoment(start=step.pipeline_end, activations=0.0, workspace=step_end))
     moments.append(MemoryMoment(start=step.step_time, activations=0.0, workspace=0.0))
     return MemoryTimeline(
-        rank=rank, kind=of_rank.kind, static={name: of_rank.memory[name] for name in STATIC},
+        rank=rank, kind=of_rank.kind, static=static,
         moments=_merged(moments), end=step.step_time,
     )  # fmt: skip
 

@@ -68,11 +68,13 @@ def before_experts(shard: Shard) -> list[Operator]:
     else:
         made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
         sorted_ = 2.0 * rows * e * exchanged
+    here: Number = np.where(exchanged, 0.0, rows * shard.input_element + _weighted(shard))
+    arrived_rows: Number = np.where(exchanged, rows * shard.input_element, 0.0)
     found: list[Operator] = [
         MemoryBound(name="permute", kind="permute", module=Module.MOE | REPEATED, forward=made, backward=made,
-                    launches=(3.0, 2.0), captured=False),
+                    saved=here, launches=(3.0, 2.0), captured=False),
         MemoryBound(name="sort", kind="permute", module=Module.MOE, forward=sorted_, backward=sorted_,
-                    saved=rows * shard.input_element, launches=(2.0, 2.0), captured=False),
+                    saved=arrived_rows, launches=(2.0, 2.0), captured=False),
     ]  # fmt: skip
     return found + _padding(shard, "pad")
 
@@ -83,6 +85,7 @@ def after_experts(shard: Shard) -> list[Operator]:
     model, e, rows = shard.model, shard.element, shard.expert_rows * shard.model.hidden_size
     copies = shard.tokens_split * model.top_k * model.hidden_size * e
     moved: Number = 2.0 * rows * e + copies
+    kept: Number = np.where(shard.ep > 1, _weighted(shard), 0.0)
     if sent_once(shard):
         moved = np.where(shard.ep > 1, (1.0 + distinct_share(shard.ep, float(model.top_k))) * rows * e, 2.0 * rows * e)
     found: list[Operator] = []
@@ -93,8 +96,18 @@ def after_experts(shard: Shard) -> list[Operator]:
                                  launches=(2.0 * local + 1.0, 4.0 * local + 1.0)))  # fmt: skip
     found += _padding(shard, "unpad")
     found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
-                             launches=(4.0, 4.0), captured=False))  # fmt: skip
+                             saved=kept, launches=(4.0, 4.0), captured=False))  # fmt: skip
     return found
+
+
+def _weighted(shard: Shard) -> Number:
+    """Outputs of the experts, N h, kept for the gradient of the routing weights.
+
+    Per-operator recompute keeps what the second all-to-all put out and sorts it again, which is as much; where nothing is
+    exchanged it repeats the experts. So does it with the sorted input.
+    """
+    rows = shard.tokens_split * shard.model.top_k * shard.model.hidden_size * shard.element
+    return rows * shard.trainer.weighted_experts
 
 
 def _padding(shard: Shard, name: str) -> list[Operator]:

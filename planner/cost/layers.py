@@ -72,10 +72,11 @@ def _norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: 
     gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
     passes = shard.trainer.norm_passes
     fused = inside is not None and shard.trainer.transformer_engine
+    width = shard.trainer.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
-        kept=values * shard.trainer.saved_norm_bytes * e / 2 * input_kept,
+        kept=values * width * e / 2 * input_kept,
         saved=gathered * model.hidden_size * shard.input_element,
         launches=(passes, 2 * passes),
     )  # fmt: skip
@@ -222,8 +223,9 @@ def _projections(shard: Shard) -> list[Operator]:
         if rank_q:
             heads += _linear(shard, "mla_q_up", tokens, query, float(rank_q), module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
+        straight = 0.0 if rank_q else query  # queries that are not compressed are kept all the same
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                         saved=tokens * (key + value) * e)  # fmt: skip
+                         saved=tokens * (straight + key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
         passes = passes * SCALED_ROPE_PASSES

@@ -41,6 +41,45 @@ def in_flight(layout: Layout, position: Floats) -> Floats:
     return np.where(pp == 1, 1.0, result)
 
 
+def accumulating(layout: Layout, flights: Floats) -> tuple[Floats, Floats, Floats]:
+    """Gradients beside activations, each (N, 3): microbatches in flight when all gradients are there, the share of gradients
+    that is there when most are in flight, and microbatches whose logits wait on the last stage.
+
+    The last forward pass finds (m - k) of m microbatches through; gradients of all v chunks are there after
+    (v - 1) p + 1 backward passes of one chunk each. GPipe's forward passes all come first, so all logits wait.
+    """
+    pp, vpp, m = _columns(layout)
+    schedule = np.asarray(layout.schedule)[..., None]
+    chunks = np.where(schedule == Schedule.INTERLEAVED, vpp, 1.0)
+    there = np.maximum(m - ((chunks - 1.0) * pp + 1.0) / chunks, 0.0)
+    share = np.minimum(np.ceil(np.maximum(m - flights, 0.0) * chunks / pp) / chunks, 1.0)
+    share = np.where(pp == 1, (m > 1).astype(float), share)
+    logits = np.where((schedule == Schedule.GPIPE) & (pp > 1), m, 1.0)
+    return np.minimum(flights, there), share, np.broadcast_to(logits, flights.shape)
+
+
+def waiting_weights(layout: Layout, position: Floats) -> Floats:
+    """Microbatches (of all the layers of a rank) at the most whose weight gradients wait after the input gradients, (N, 3).
+
+    zbv         (2 i + 1) / 2, at most m - p + 1/2        dualpipe_v  (i + 1) / 2
+    [torch 2.13, orders of ScheduleZBVZeroBubble and ScheduleDualPipeV for p of 2, 4, 8 and m from p to 4 p]
+    """
+    pp, _, m = _columns(layout)
+    schedule = np.asarray(layout.schedule)[..., None]
+    zbv = np.minimum(position + 0.5, np.maximum(m - pp, 0.0) + 0.5)
+    result = np.where(schedule == Schedule.ZBV, zbv, 0.0)
+    result = np.where(schedule == Schedule.DUALPIPE_V, (position + 1.0) / 2.0, result)
+    return np.where(pp == 1, 0.0, result)
+
+
+def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
+    """Microbatches in flight, and which gradients there are meanwhile; (stages, N)."""
+    flights = in_flight(layout, position)
+    values = (flights, *accumulating(layout, flights), waiting_weights(layout, position))
+    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held", "waiting_weights")
+    return {name: np.ascontiguousarray(one.T) for name, one in zip(names, values, strict=True)}
+
+
 def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
     """Seconds from the first forward to the last backward pass, shape (N,).
 

@@ -22,8 +22,9 @@ from planner.cost.memory import (
     step_end_bytes,
     workspace_bytes,
 )
+from planner.cost.moments import shape_parts, state_parts
 from planner.cost.operators import Shard
-from planner.cost.schedule import in_flight
+from planner.cost.schedule import flight_columns, in_flight
 from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
 from planner.cost.traffic import (
     TRAFFIC_FIELDS,
@@ -82,6 +83,8 @@ class StageTimes:
     """Bytes that the embedding saves per microbatch."""
     working: Floats
     """Bytes of one layer that recompute brings back."""
+    last_layer: Floats
+    """Bytes that the last layer saves per microbatch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +108,18 @@ class Gathered:
     """Bytes of the larger of the loss and one layer that recompute brings back."""
     in_flight: Floats
     """Microbatches that wait for their backward pass at the peak."""
+    accumulated_flight: Floats
+    """The same when all gradients are there."""
+    accumulated_share: Floats
+    """Share of the gradients that is there when most microbatches are in flight."""
+    logits_held: Floats
+    """Microbatches whose logits wait on the last stage."""
+    waiting_weights: Floats
+    """Microbatches whose weight gradients come later."""
+    shape_parts: Floats
+    """Bytes of ``moments.SHAPE_PARTS``, (parts, 3, N); no parts where the trainer has no such moments."""
+    state_parts: Floats
+    """Bytes of ``moments.STATE_PARTS``, likewise."""
     workspace: Floats
     held_ahead: Floats
     """Bytes reserved for collectives in flight where the GPU is slower than the host; given back when needed."""
@@ -164,7 +179,7 @@ class StageTable:
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held[1]), group_rows),
             (_space_columns(workload, cluster, trainer, spaces, more), space_rows),
-            ({"in_flight": _stages_first(in_flight(flights, stage_positions(flights)))}, flight_rows),
+            (flight_columns(flights, stage_positions(flights)), flight_rows),
         ]
 
     def take(self, rows: slice) -> Gathered:
@@ -207,6 +222,12 @@ def _content_columns(
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
     boundary = kept_output_bytes(workload, trainer, layout).T
+    nothing = np.zeros((0, *times.saved.shape))
+    parts = (
+        shape_parts(workload, trainer, layout, stages, times.last_layer, times.working, times.loss)
+        if trainer.late_gradients
+        else nothing
+    )
     return {
         "slowest": times.slowest,
         "forward": times.forward,
@@ -214,6 +235,7 @@ def _content_columns(
         "stored": times.saved + times.embedding_saved + boundary,
         "resident": _stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
         "transient": np.maximum(times.working, times.loss),
+        "shape_parts": parts,
     }
 
 
@@ -243,15 +265,20 @@ def _space_columns(
         flights = in_flight(layout, stage_positions(layout))
         ahead, waiting = held_bytes(workload, trainer, layout, held[0], flights)
     columns = {"workspace": workspace, "held_ahead": ahead, "held_waiting": waiting}
-    return {name: _stages_first(values) for name, values in columns.items()}
+    parts = np.zeros((0, 3, len(layout)))
+    if trainer.late_gradients:
+        parts = state_parts(workload, trainer, layout, *held)
+    return {name: _stages_first(values) for name, values in columns.items()} | {"state_parts": parts}
 
 
 def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     """Fields that decide the workspace; the number of microbatches only where each has its buffers."""
-    fields = (
+    fields: tuple[str, ...] = (
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
         "last_stage_layers",
     )  # fmt: skip
+    if trainer.late_gradients:
+        fields = (*fields, "vpp", "schedule", "sequence_parallel")
     if trainer.held_collectives:
         return (*fields, "num_microbatches", "schedule", "vpp")
     return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
@@ -301,6 +328,9 @@ def _stage_times(
         loss=_stages_first(np.minimum(stages.head, 1.0)) * blocks.head[INDEX["saved"]],
         embedding_saved=_stages_first(stages.embedding) * blocks.embedding[INDEX["saved"]],
         working=working,
+        last_layer=np.where(
+            _stages_first((stages.moe > 0).astype(float)) > 0, blocks.moe[INDEX["saved"]], blocks.dense[INDEX["saved"]]
+        ),
     )
 
 

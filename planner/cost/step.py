@@ -10,6 +10,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost import moments
 from planner.cost.compute import straggling
 from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.schedule import pipeline_time, sends_beside, turns
@@ -192,23 +193,55 @@ def memory_by_stage(workload: Workload, cluster: Cluster, trainer: Trainer, layo
     return stage_memory(trainer, priced, cluster.hardware)[0]
 
 
+def largest_by_stage(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout
+) -> dict[str, Floats]:  # fmt: skip
+    """Most bytes of each component that the allocator hands out, each at a moment of its own, and "peak", the most of all
+    together; (3, N)."""
+    layout = Layout(**{n: np.broadcast_to(np.asarray(v), (len(layout),)) for n, v in layout.columns().items()})
+    priced = StageTable(workload, cluster, trainer, layout).take(slice(0, len(layout)))
+    found = stage_memory(trainer, priced, cluster.hardware)[0]
+    largest = {name: found[name] for name in ALLOCATED} | {"gradients": priced.gradients}
+    if trainer.late_gradients:
+        largest["activations"] = _largest_moment(priced).largest_activations
+    return largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
+
+
+def _largest_moment(priced: Gathered) -> moments.Peak:
+    return moments.peak_of(
+        priced.stored, priced.in_flight, priced.accumulated_flight, priced.accumulated_share, priced.logits_held,
+        priced.waiting_weights, priced.shape_parts, priced.state_parts,
+    )  # fmt: skip
+
+
 def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
     """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
 
-    Activations: in_flight * (layers + embedding) + max(one layer brought back by recompute, logits and their gradient).
-    Workspace: or what takes the place of activations at the end of the step, where that is more. Fragmentation: a share
-    of all that, and memory held by collectives in flight, as far as the device has room for it.
+    Where gradients come late: the parts of the largest moment (``moments``). Elsewhere activations: in_flight * (layers +
+    embedding) + max(one layer brought back by recompute, logits and their gradient), and workspace, or what takes the place
+    of activations at the end of the step, where that is more. Fragmentation: a share of all that; beside it, as far as the
+    device has room, memory held by collectives in flight, and blocks of other streams that are not in use at the peak
+    (gradients put out by reductions, buffers of gathered weights): the allocator keeps free blocks by stream, until an
+    allocation would fail.  [torch, CUDACachingAllocator]
     """
-    activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
-    workspace = np.maximum(priced.workspace, priced.step_end - activations)
-    allocated = priced.weights + priced.gradients + priced.optimizer_states + activations + workspace
+    gradients, pooled = priced.gradients, np.zeros_like(priced.gradients)
+    if trainer.late_gradients:
+        peak = _largest_moment(priced)
+        activations, gradients = peak.activations, peak.gradients
+        workspace = peak.workspace + hardware.workspace_memory
+        pooled = np.maximum(priced.gradients - peak.sharded_gradients, 0.0) + peak.pooled
+    else:
+        activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
+        workspace = np.maximum(priced.workspace, priced.step_end - activations)
+    allocated = priced.weights + gradients + priced.optimizer_states + activations + workspace
     lost = trainer.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
     keeps_up = priced.of_slowest("host") > HOST_BOUND * (priced.of_slowest("forward") + priced.of_slowest("backward"))
-    held = np.minimum(np.where(keeps_up, priced.held_waiting, priced.held_ahead), np.maximum(room, 0.0))
+    held = np.where(keeps_up, priced.held_waiting, priced.held_ahead) + pooled
+    held = np.minimum(held, np.maximum(room, 0.0))
     return {
         "weights": priced.weights,
-        "gradients": priced.gradients,
+        "gradients": gradients,
         "optimizer_states": priced.optimizer_states,
         "activations": activations,
         "workspace": workspace,

@@ -51,6 +51,7 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     if len(ranks) > MOST_RANKS:
         yield f"{len(ranks) - MOST_RANKS} ranks with lower peaks are in the file and in --json"
     if ranks and "collectives" in ranks[0]:
+        yield _traffic(ranks[0])
         yield _collectives(ranks[0])
     yield from _verdict(found)
 
@@ -203,6 +204,23 @@ def _rank(one: dict[str, Any], *, worst: bool) -> Iterator[RenderableType]:
     more = one.get("receive_buffers_added_gib")
     if more:
         yield f"{one['microbatches_run']} microbatches were run; the receive buffers of the others, {more:.3f} GiB, are added."
+
+
+def _traffic(one: dict[str, Any]) -> RenderableType:
+    """Bytes by operation and dimension, priced and issued."""
+    title = f"Bytes in collectives of rank {one['rank']}, {one['microbatches_run']} microbatches and one update"
+    table = _table(title, "operation", "dimension", "predicted", "measured", "error")
+    for row in one["traffic"]:
+        error = (
+            "not priced"
+            if not row["predicted_bytes"]
+            else "not issued"
+            if row["error"] is None
+            else f"{row['error']:+.1%}"
+        )
+        sizes = (format_bytes(row[name]) for name in ("predicted_bytes", "measured_bytes"))
+        table.add_row(row["operation"], row["dimension"], *sizes, error)
+    return table
 
 
 def _collectives(one: dict[str, Any]) -> RenderableType:

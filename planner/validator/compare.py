@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.cluster import Cluster
 from planner.cost.memory import ALLOCATED
-from planner.cost.step import memory_by_stage
+from planner.cost.step import largest_by_stage
 from planner.errors import PlannerError
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
 from planner.plan import Plan
@@ -86,10 +86,11 @@ def predicted(asked: Question, stage: int) -> dict[str, float]:
 
     The workspace of GPU libraries, which is no tensor, is left out.
     """
-    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout)
+    parts = largest_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout)
     where = position(stage, int(asked.layout.pp))
-    found = {NAMES[name]: float(parts[name][where, 0]) for name in ALLOCATED}
-    found["temporary"] -= asked.cluster.hardware.workspace_memory
+    found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
+    for name in ("temporary", "peak"):
+        found[name] -= asked.cluster.hardware.workspace_memory
     return found
 
 
@@ -105,14 +106,17 @@ def row(what: str, told: float, seen: float) -> dict[str, Any]:
 
 def stage_result(asked: Question, measured: Any) -> dict[str, Any]:
     """Everything about one rank, as plain data."""
+    from planner.validator.traffic import compared
+
     told = predicted(asked, measured.stage)
     rows = [row(name, told[name], measured.held[name]) for name in NAMES.values()]
-    rows.append(row("peak", sum(told.values()), measured.peak))
+    rows.append(row("peak", told["peak"], measured.peak))
     return {
         "rank": measured.rank, "stage": measured.stage, "priced_as": POSITIONS[position(measured.stage, int(asked.layout.pp))],
         "memory": rows, "at_peak_gib": {name: size / GIB for name, size in measured.at_peak.items()},
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
+        "layers_run": measured.layers_run, "traffic": compared(asked, measured),
         "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
     }  # fmt: skip
 

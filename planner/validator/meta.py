@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.validator.depth import Points, place
 from planner.validator.split import V_SHAPED, Split
 from planner.validator.training import Run
 from planner.validator.wires import Wires
@@ -54,6 +56,10 @@ class Measured:
     microbatches that were run."""
     seconds: float
     """That it took."""
+    layers_run: int = 0
+    """Layers of the rank that were run; the rest is their straight line (depth.py)."""
+    points: Points = dataclasses.field(default_factory=dict, repr=False)
+    """Most bytes between two layers, by pass and microbatch (depth.py)."""
 
 
 def step_of(split: Split) -> int:
@@ -109,9 +115,11 @@ def measure(
             run, wires = Emulated(made, witness, progress), Wires()
             run.warm()
             witness.start()
+            witness.at("start")
             with wires:
                 run.measured()
             witness.is_("gradients", run.gradient_tensors())
+            witness.at(None)
             return measured_by(run, witness, wires, split, rank, time.perf_counter() - started)
     finally:
         gc.enable()
@@ -125,6 +133,9 @@ def measured_by(run: Emulated, witness: Witness, wires: Wires, split: Split, ran
         rank=rank, stage=run.run.rank["pp"], held=_with(witness.largest, unseen), at_peak=_with(run.peak.parts, unseen),
         peak=run.peak.total + unseen, parameters=run.parameters, microbatches=run.split.num_microbatches,
         unseen_receive_bytes=unseen, collectives=_listed(wires), seconds=seconds,
+        layers_run=sum(len(part.layers) for part in run.run.parts),
+        points={key: (top + unseen, _with(parts, unseen), _with(most, unseen))
+                for key, (top, parts, most) in witness.points.items()},
     )  # fmt: skip
 
 
@@ -139,19 +150,39 @@ class Emulated:
         self.split, self.run, self.witness, self.progress = run.split, run, witness, progress
         self.parameters = sum(p.numel() for part in run.parts for p in part.parameters())
         self._done = 0
+        self._passes: dict[int, int] = {}
         run.allocate(fill=False)
         self.kept = [
             p for part in run.parts for p in part.parameters()
         ]  # shards: in a pass modules hold gathered weights
         witness.is_("weights", [p for part in self.run.parts for p in part.parameters()])
         self.hooks: list[Any] = []
-        for part in self.run.parts:
+        for number, part in zip(run.mine, run.parts, strict=True):
+            self._passes[number] = 0
             self.hooks.append(part.register_forward_pre_hook(self._accumulated))
-            self.hooks += [layer.register_forward_hook(self._tick) for layer in part.layers.values()]
+            self.hooks.append(part.register_forward_pre_hook(partial(self._begun, number)))
+            for i, layer in enumerate(part.layers.values()):
+                where = place(i, len(part.layers))
+                self.hooks.append(layer.register_forward_pre_hook(partial(self._before, number, where)))
+                self.hooks.append(layer.register_forward_hook(partial(self._after, number, where)))
+                self.hooks.append(layer.register_forward_hook(self._tick))
 
     def _accumulated(self, *_: Any) -> None:
         """Gradients of the microbatches before this one."""
         self.witness.is_("gradients", self.gradient_tensors())
+
+    def _begun(self, number: int, *_: Any) -> None:
+        self._passes[number] += 1
+
+    def _before(self, number: int, where: int | None, *_: Any) -> None:
+        self.witness.at((number, self._passes[number], "forward", where))
+
+    def _after(self, number: int, where: int | None, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
+        """Behind the last layer comes the head; its backward pass begins when the gradient of its output is there."""
+        count = self._passes[number]
+        if where == -1:
+            self.witness.at((number, count, "behind", 0))
+        output.register_hook(lambda _: self.witness.at((number, count, "backward", where)))
 
     def _tick(self, *_: Any) -> None:
         self._done += 1
@@ -187,6 +218,7 @@ class Emulated:
         self.run.gradients(*self.inputs(self.split.num_microbatches))
         before = self.witness.peak
         self.witness.is_("gradients", self.gradient_tensors())
+        self.witness.at("update")
         self.run.clip()
         for optimizer in self.run.optimizers:
             optimizer.step()

@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 from planner.model import ModelSpec
 from planner.validator.experts import Experts
-from planner.validator.operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu
+from planner.validator.operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
 from planner.validator.split import Split
 
 THETA = 500000.0
@@ -80,9 +80,13 @@ class Norm(nn.Module):
         weight = whole(self.weight)
         if self.bias is not None:
             return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
-        return (
-            RmsNorm.apply(x, weight, EPSILON) if self.fused else functional.rms_norm(x, weight.shape, weight, EPSILON)
-        )
+        return RmsNorm.apply(x, weight, EPSILON) if self.fused else plain_rms_norm(x, weight)
+
+
+def plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """RMS norm in plain torch operations on a copy in at least single precision.  [transformers, LlamaRMSNorm]"""
+    wide = exact(x)
+    return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
 
 
 def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -223,7 +227,10 @@ class Mixture(nn.Module):
 
 
 def every_second_matmul() -> Any:
-    """Contexts of selective recompute: attention, reduce-scatters and every other matrix product are kept."""
+    """Contexts of selective recompute: attention, reduce-scatters, all-to-alls and every other matrix product are kept.
+
+    [torchtitan, the save list of its per-operator mode]
+    """
     seen = {False: 0, True: 0}
     aten = torch.ops.aten
     products = (aten.mm.default, aten.linear.default, aten.addmm.default)
@@ -232,7 +239,7 @@ def every_second_matmul() -> Any:
         if function in products:
             seen[ctx.is_recompute] += 1
             return CheckpointPolicy.MUST_SAVE if seen[ctx.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
-        kept = any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor"))
+        kept = any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor", "all_to_all_single"))
         return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
 
     return create_selective_checkpoint_contexts(policy)

@@ -41,37 +41,37 @@ _LIBRARY.define("sum_of_exponentials(Tensor logits, Tensor largest) -> Tensor")
 _LIBRARY.define("loss_gradient(Tensor logits, Tensor normaliser, Tensor targets, Tensor scale) -> Tensor")
 
 
-def _exact(x: Tensor) -> Tensor:
+def exact(x: Tensor) -> Tensor:
     """At least single precision."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    wide = _exact(x)
+    wide = exact(x)
     scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * scale * weight).to(x.dtype), scale
 
 
 def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
-    wide, straight = _exact(x) * scale, _exact(gradient)
+    wide, straight = exact(x) * scale, exact(gradient)
     inner = straight * weight
     to_x = scale * (inner - wide * (inner * wide).mean(-1, keepdim=True))
     return to_x.to(x.dtype), (straight * wide).flatten(0, -2).sum(0).to(weight.dtype)
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    return (functional.silu(_exact(gate)) * up).to(gate.dtype)
+    return (functional.silu(exact(gate)) * up).to(gate.dtype)
 
 
 def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    wide, straight = _exact(gate), _exact(gradient)
+    wide, straight = exact(gate), exact(gradient)
     open_ = wide.sigmoid()
     to_gate = straight * up * open_ * (1 + wide * (1 - open_))
     return to_gate.to(gate.dtype), (straight * wide * open_).to(up.dtype)
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    a, b = _exact(x).chunk(2, -1)
+    a, b = exact(x).chunk(2, -1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
@@ -105,16 +105,16 @@ def _ends(rows: tuple[int, ...], device: torch.device) -> Tensor:
 
 
 def _largest_logit(logits: Tensor) -> Tensor:
-    return _exact(logits.amax(-1))
+    return exact(logits.amax(-1))
 
 
 def _sum_of_exponentials(logits: Tensor, largest: Tensor) -> Tensor:
-    return (_exact(logits) - largest[..., None]).exp().sum(-1)
+    return (exact(logits) - largest[..., None]).exp().sum(-1)
 
 
 def _loss_gradient(logits: Tensor, normaliser: Tensor, targets: Tensor, scale: Tensor) -> Tensor:
     """(softmax - one at the target) scale; a target outside of this rank's part of the vocabulary is -1."""
-    found = (_exact(logits) - normaliser[..., None]).exp()
+    found = (exact(logits) - normaliser[..., None]).exp()
     found.scatter_add_(-1, targets.clamp(min=0)[..., None], -(targets >= 0)[..., None].to(found.dtype))
     return (found * scale).to(logits.dtype)
 
@@ -221,7 +221,7 @@ class VocabularyLoss(Function):
         width = logits.shape[-1]
         mine = targets - width * (dist.get_rank(group) if group is not None else 0)
         mine = torch.where((mine >= 0) & (mine < width), mine, -1)
-        picked = _exact(logits.gather(-1, mine.clamp(min=0)[..., None])[..., 0]) * (mine >= 0)
+        picked = exact(logits.gather(-1, mine.clamp(min=0)[..., None])[..., 0]) * (mine >= 0)
         if group is not None:
             total, picked = collectives.wait_tensor(
                 collectives.all_reduce(torch.stack([total, picked]), "sum", group)
@@ -274,7 +274,8 @@ class FlashAttention(Function):
             # Laid out by tokens, as the kernel does: the output projection then takes it without a copy.
             out = torch.cat([one.transpose(1, 2) for one, _ in parts], 1).transpose(1, 2)
             normaliser = torch.cat([one for _, one in parts], 2)
-        out = out[..., : ctx.narrow]
+        if ctx.narrow < out.shape[-1]:  # kernels for values narrower than queries put out no more than that
+            out = out[..., : ctx.narrow].transpose(1, 2).contiguous().transpose(1, 2)
         ctx.save_for_backward(q, k, v, out, normaliser)
         return out
 

@@ -55,6 +55,13 @@ def head(plan: Path) -> dict[str, Any]:
         "planner_validation": VERSION,
         "plan": str(plan),
         "command": " ".join(["plan", *sys.argv[1:]]),
+        **origin(),
+    }
+
+
+def origin() -> dict[str, Any]:
+    """Where and when something was measured, and with which versions."""
+    return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": {"processor": platform.machine(), "system": platform.platform(), "cores": os.cpu_count()},
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in ("torch", "planner")}},

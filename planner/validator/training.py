@@ -189,7 +189,10 @@ class Run:
                 for number, (x, y) in enumerate(pairs):
                     self._sync(self.split.zero > 1 or number == count - 1)
                     with self.span("F", 0, number):
-                        loss = self.loss(self.parts[0](x), y)
+                        logits = self.parts[0](x)
+                        loss = self.loss(logits, y)
+                    if self.split.fused:  # torchtitan drops them; elsewhere the model's outputs outlive the loss
+                        del logits
                     with self.span("B", 0, number):
                         loss.backward()
                     found.append(loss.detach())

@@ -26,6 +26,9 @@ from planner.validator.model import FORWARD, Watch
 
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
+WAIT = torch.ops._c10d_functional.wait_tensor.default
+LOSS_GRADIENTS = ("planner.loss_gradient", "nll_loss_backward", "_log_softmax_backward_data")
+"""Operations of the backward pass whose results, gradients of logits, count as activations."""
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
 
 
@@ -70,16 +73,21 @@ class Witness(TorchDispatchMode):
         self.now = dict.fromkeys(CATEGORIES, 0)
         self.total = 0
         self.peak, self.largest = Peak(), dict.fromkeys(CATEGORIES, 0)
+        self.points: dict[Any, tuple[int, dict[str, int], dict[str, int]]] = {}
+        self._point: Any = None
+        self._top, self._most = Peak(), dict.fromkeys(CATEGORIES, 0)
         self._alive: dict[int, Storage] = {}
         self._blind = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
+        if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
+            return args[0]
         out = func(*args, **(kwargs or {}))
         if not Watch.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
-            self.largest["activations"] = max(self.largest["activations"], self.now["activations"])
-        category = "activations" if Watch.depth or "planner.loss_gradient" in str(func) else "temporary"
+            self._settle("activations")
+        category = "activations" if Watch.depth or any(name in str(func) for name in LOSS_GRADIENTS) else "temporary"
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
                 self._see(tensor, category)
@@ -152,10 +160,28 @@ class Witness(TorchDispatchMode):
         self.now[category] += size
         self.total += size
         settled = category != "activations" or not Watch.depth
-        if settled and self.now[category] > self.largest[category]:
-            self.largest[category] = self.now[category]
-        if self.total > self.peak.total:
-            self.peak = Peak(self.total, dict(self.now))
+        if size > 0 and settled:
+            self._settle(category)
+        if self.total > self._top.total:
+            self._top = Peak(self.total, dict(self.now))
+            if self.total > self.peak.total:
+                self.peak = self._top
+
+    def _settle(self, category: str) -> None:
+        """The most of a category, of all and since the last point."""
+        self.largest[category] = max(self.largest[category], self.now[category])
+        self._most[category] = max(self._most[category], self.now[category])
+
+    def at(self, point: Any) -> None:
+        """From here on the program is at another point; what was highest at the last one is kept under its name."""
+        if self._point is not None:
+            before = self.points.get(self._point)
+            most = (
+                self._most if before is None else {name: max(self._most[name], before[2][name]) for name in CATEGORIES}
+            )
+            top = self._top if before is None or self._top.total > before[0] else Peak(before[0], before[1])
+            self.points[self._point] = (top.total, top.parts, most)
+        self._point, self._top, self._most = point, Peak(self.total, dict(self.now)), dict(self.now)
 
     def is_(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
         """Name what some tensors hold; from now on it counts there."""
@@ -166,7 +192,7 @@ class Witness(TorchDispatchMode):
                 self.now[one.category] -= one.size
                 one.category = category
                 self.now[category] += one.size
-                self.largest[category] = max(self.largest[category], self.now[category])
+                self._settle(category)
 
     def start(self) -> None:
         """Forget the peak: what is alive now is where it starts."""

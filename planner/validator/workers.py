@@ -13,7 +13,8 @@ from typing import Any
 import torch
 
 from planner.errors import PlannerError
-from planner.validator.meta import measure
+from planner.validator.depth import beyond, depths
+from planner.validator.meta import Measured, measure
 from planner.validator.split import Split
 
 
@@ -29,9 +30,11 @@ class Manner:
     """Start them as copies of this process, which is quick; no GPU survives it."""
     where: str
     """In words, for a rank that failed."""
+    shallow: bool = False
+    """A rank of many equal layers is run twice with few of them, and the line through both is what it does (depth.py)."""
 
 
-ON_FAKE_TENSORS = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors")
+ON_FAKE_TENSORS = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors", shallow=True)
 
 
 def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
@@ -53,14 +56,17 @@ def measure_all(
 ) -> list[Any]:
     """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted."""
     context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
-    waiting, found = list(ranks), {}
+    size = split.world // split.pp
+    deep = {rank: depths(split, rank // size) if manner.shallow else None for rank in ranks}
+    waiting = [(rank, one) for rank in ranks for one in _runs(split, deep[rank])]
+    found: dict[int, list[Any]] = {rank: [] for rank in ranks}
     running: dict[Any, tuple[int, Any]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < manner.at_once:
-                rank = waiting.pop(0)
+                rank, one = waiting.pop(0)
                 here, there = context.Pipe(duplex=False)
-                process = context.Process(target=_work, args=(manner, split, rank, there), daemon=True)
+                process = context.Process(target=_work, args=(manner, one, rank, there), daemon=True)
                 process.start()
                 there.close()
                 running[here] = (rank, process)
@@ -72,14 +78,28 @@ def measure_all(
                     continue
                 if kind == "failed":
                     raise PlannerError(f"rank {rank} failed {manner.where}: {content}")
-                found[rank] = content
+                found[rank].append(content)
                 del running[pipe]
                 process.join()
     finally:
         for _, process in running.values():
             process.kill()
             process.join()
-    return [found[rank] for rank in ranks]
+    return [_joined(found[rank], deep[rank]) for rank in ranks]
+
+
+def _runs(split: Split, deep: tuple[Split, Split, float] | None) -> tuple[Split, ...]:
+    """The job itself, or both of its shallow ones."""
+    return (split,) if deep is None else deep[:2]
+
+
+def _joined(found: list[Any], deep: tuple[Split, Split, float] | None) -> Any:
+    """What the rank that was run whole gave, or the line through both of its shallow runs."""
+    if deep is None:
+        return found[0]
+    first, second = sorted(found, key=lambda one: one.layers_run)
+    joined: Measured = beyond(first, second, deep[2])
+    return joined
 
 
 def _message(pipe: Any, rank: int, process: Any) -> tuple[str, Any]:

@@ -1,0 +1,296 @@
+"""Memory where gradients are made by the backward pass and given back after the update: the largest of named moments.
+
+FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
+embedding, the final norm with the head. What is alive changes from one program point to the next, and maxima of
+different points do not add up. Bytes, per rank; A activations of k microbatches in flight, a of one layer, w = 2
+bytes per gathered weight, r = 4 per reduced gradient, U, E, H parameters of a layer, embedding, head; N of the stage,
+d ranks that share states, G = r N / d:
+
+without a pipeline (zero 3: weights gathered are the layer's and the next one's; below: all that are not yet dropped)
+    forward      A + what the last layer has beside                   + w 2 U        or w (N + U)
+    head         A + logits                                           + w 2 H        or w (N + H)
+    loss         A + logits and their gradient                        + 0            or w N
+    head, back   A + gradient of the logits + w H + T h               + w (H + U)    or w N
+    reduced      A + (w + r) H + r H / d                              + w U          or w (N - H)
+    first layer  A + its transient + r H + r H / d                    + w 2 U        or w (N - H)
+    next layer   A - a + its transient + r U + new gradients          + w 2 U        or w (N - H - U)
+    its end      A - a + r U + max(w U, new gradients)                + w U          or w (N - H - U)
+    last layer   a + its transient + r U + new gradients              + w (U + E)
+    embedding    w E + max(r E, r U)                                  + G
+    and G more everywhere from the second microbatch on. With replicas what was all-reduced stays until the next pass.
+pipeline (schedules keep weights gathered, and add up unsharded gradients in r bytes: r N + w N, until the last pass)
+    backward     A - output + transient + receive buffers, before the first gradients (all k in flight) and with all
+                 of them (k, where a microbatch has been through)
+    embedding    A - one microbatch + w E whole
+    end          r (largest of the units that come first)
+    Where weight gradients come later, a microbatch keeps all its activations meanwhile, and the output gradient of every
+    linear layer.
+
+The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
+[torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
+backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.validator.witness, 2026-11]
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cost.operators import Shard
+from planner.cost.schedule import is_v_shaped
+from planner.cost.stages import StageParameters, Stages
+from planner.cost.traffic import column, shard_groups, trained_parameters
+from planner.layout import Layout, Schedule
+from planner.trainer import Trainer
+from planner.workload import Workload
+
+SHAPE_PARTS = (
+    "layer", "working", "transient", "forward", "norm", "logits", "loss", "boundary", "outputs", "rows", "kept_logits",
+    "after", "waiting",
+)  # fmt: skip
+"""Bytes of a stage that depend on the shapes of its layers: stored by its last layer; brought back by recompute; on top of that
+while its backward pass, and while its forward pass runs; stored by the final norm; logits; logits and all that is
+alive at the peak of the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per
+microbatch; T h, an output gradient; logits that stay through the
+backward pass; what is left of the last layer when its largest unit is reduced; output gradients of all its linear layers."""
+STATE_PARTS = (
+    "gathered", "layer_weights", "dense_weights", "last_weights", "head_weights", "table_weights", "dense_reduced",
+    "largest_reduced", "largest_gradients", "head_reduced", "table_reduced", "table_gradient", "new_layer", "new_head", "new_all",
+    "kept_new", "accumulated", "resharded", "pipelined", "received", "copied",
+)  # fmt: skip
+"""Bytes of a stage that depend on how its states are split: weights gathered of all of it, of a layer, of a layer without its
+experts, of the unit that a layer gathers last, of the head and the embedding; buffers of reduction of a layer without its
+experts and of its larger unit, that unit's gradients before; the same of head and embedding; the embedding's gradient;
+sharded gradients of a layer, the head, all; 1 where those stay beside accumulated ones; gradients accumulated over microbatches; 1
+where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peak:
+    """The largest moment of each stage, (3, N)."""
+
+    activations: Floats
+    """Bytes kept for the backward pass, at that moment."""
+    gradients: Floats
+    """Bytes of accumulated gradients, at that moment."""
+    workspace: Floats
+    """All else."""
+    largest_activations: Floats
+    """Most bytes kept for the backward pass at any moment."""
+    sharded_gradients: Floats
+    """The part of ``gradients`` that reductions put out."""
+    pooled: Floats
+    """Buffers that weights are gathered in, not in use at that moment."""
+
+
+def shape_parts(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, stored: Floats, working: Floats,
+    head_saved: Floats,
+) -> Floats:  # fmt: skip
+    """SHAPE_PARTS of every stage, (parts, 3, N), with what a layer stores, what recompute brings back and what the head saves."""
+    model, e = workload.model, workload.element
+    shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
+    rows = shard.tokens * model.hidden_size * e
+    boundary = rows / shard.split
+    inner = shard.tokens * model.ffn_size / shard.tp * e
+    down = float(model.ffn_size) * model.hidden_size / shard.tp * trainer.gathered_weight_bytes
+    scattered = np.where(shard.split > 1, rows, 0.0)
+    matrices = model.num_mlp_matrices
+    transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
+    forward = rows + boundary
+    qkv = shard.tokens * (model.query_size + model.key_size + model.value_size) / shard.tp * e
+    waiting = (qkv + 2.0 * rows + (matrices - 1.0) * inner) * stages.dense.T
+    after = np.zeros_like(stored)
+    has_moe = stages.moe.T > 0
+    transient, forward = (np.broadcast_to(one, has_moe.shape) for one in (transient, forward))
+    if model.is_moe:
+        copies = shard.expert_rows * model.hidden_size * e
+        wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
+        moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
+        transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
+        beside = np.where(shard.ep > 1, 4.0, 1.0) * copies
+        waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
+        after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
+        forward = np.where(has_moe, np.maximum(beside, forward * (stages.dense.T > 0)), forward)
+    at_head = np.minimum(stages.head.T, 1.0)
+    columns = model.vocab_size / (1.0 if trainer.gathered_logits else shard.tp)
+    logits = shard.tokens * columns * e
+    loss = shard.tokens * columns * trainer.logit_bytes
+    parts = (
+        stored, working, transient, forward, (head_saved - loss) * at_head, logits * at_head, loss * at_head,
+        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.kept_logits, after, waiting,
+    )  # fmt: skip
+    return np.stack([np.broadcast_to(one, has_moe.shape) for one in parts])
+
+
+def _outputs(layout: Layout, stages: Stages) -> Floats:
+    """Outputs that a pipeline keeps for each microbatch, less the inputs that receive buffers hold, (3, N).
+
+    Every virtual stage but the last keeps its output, every one but the first has its input in a buffer. Of a V's first rank
+    2 p - 1 of the 2 p parts in flight are of the first virtual stage, and as many of the last rank's are behind the turn.
+    """
+    pp = np.asarray(layout.pp, dtype=float)
+    plain = stages.embedding.T - np.minimum(stages.head.T, 1.0)
+    ends = (2.0 - 2.0 / pp) * np.stack([np.ones_like(pp), (pp <= 2.0).astype(float), np.ones_like(pp)])
+    return np.where(pp > 1, np.where(is_v_shaped(layout) == 1, ends, plain), 0.0)
+
+
+def state_parts(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
+) -> Floats:  # fmt: skip
+    """STATE_PARTS of every stage, (parts, 3, N)."""
+    model = workload.model
+    gathered, reduced = trainer.gathered_weight_bytes, trainer.gradient_reduce_bytes
+    zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
+    shard, expert_shard = shard_groups(layout)
+    shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
+    dense, expert = trained_parameters(workload, parameters)
+    tables = float(workload.lora_rank == 0)
+    learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
+    several = stages.moe > 0
+    unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
+    table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
+    head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
+    first = stages.embedding * table
+    whole = stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.whole_table_gradient else first
+    on = (zero >= trainer.weight_sharding_level).astype(float)
+    new_all = (dense / shard + expert / expert_shard) * reduced
+    replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
+    micro = column(layout.num_microbatches)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
+    boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
+    boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
+    received = boundary * micro * _received(layout, stages) * pipelined * trainer.buffers_all_microbatches
+    largest = np.maximum(unit, experts)
+    alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
+        whole = np.zeros_like(whole)
+    parts = (
+        parameters.all * gathered * on, (unit + experts) * gathered * on, unit * gathered * on,
+        np.where(several, experts, unit) * gathered * on, head * gathered * on, first * gathered * on,
+        unit * reduced * learned, largest * reduced * learned, largest * gathered * learned, head * reduced * tables,
+        first * reduced * tables, whole * gathered, (unit / shard + experts / expert_shard) * reduced * learned,
+        head / shard * reduced * tables, new_all, replicated,
+        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received, alone * reduced * learned,
+    )  # fmt: skip
+    return np.stack([np.broadcast_to(one, dense.shape).T for one in parts])
+
+
+def _received(layout: Layout, stages: Stages) -> Floats:
+    """Receive buffers of a microbatch: activations from before and gradients from behind, for each virtual stage, (N, 3)."""
+    virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
+    plain = 2.0 * virtual - stages.embedding - np.minimum(stages.head, 1.0)
+    ends = np.where(np.array([False, True, False]) & (column(layout.pp) > 2.0), 4.0, 2.0)
+    return np.where(is_v_shaped(layout)[..., None] == 1, ends, plain)
+
+
+def peak_of(
+    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, logits_held: Floats, waiting: Floats,
+    shape: Floats, state: Floats,
+) -> Peak:  # fmt: skip
+    """The largest moment. ``stored`` bytes per microbatch; ``flights`` microbatches at the most, ``accumulated`` when all gradients
+    are there, ``share`` of the gradients when most are in flight; ``logits_held`` microbatches whose logits, ``waiting`` whose
+    weight gradients wait; (3, N)."""
+    s, t = dict(zip(SHAPE_PARTS, shape, strict=True)), dict(zip(STATE_PARTS, state, strict=True))
+    stored = stored + s["outputs"]
+    found = _Largest(stored)
+    alone = t["pipelined"] == 0
+    if np.any(alone):
+        found.take(_alone(stored, share, s, t), alone)
+    if not np.all(alone):
+        found.take(_pipelined(stored, flights, accumulated, share, logits_held, waiting, s, t), ~alone)
+    largest_buffer = np.maximum(np.maximum(t["layer_weights"], t["head_weights"]), t["table_weights"])
+    in_use = np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
+    return found.peak(alone, largest_buffer - in_use)
+
+
+Moment = tuple[Floats, Floats, Floats]
+"""Bytes of activations kept, of accumulated gradients, of all else."""
+
+
+def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Floats]) -> list[Moment]:
+    """The moments of a step without a pipeline."""
+    dropped = t["resharded"] > 0
+    gradients = share * t["accumulated"]
+    again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
+    rest = t["gathered"] - t["head_weights"]
+    layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
+    brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
+    weights = np.where(dropped, layer + t["dense_weights"], rest)
+    later = np.where(dropped, layer + t["dense_weights"], rest - layer)
+    one_left = stored - s["layer"] + s["after"]
+    reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
+    ends = t["new_all"] - t["new_layer"]
+    own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
+    return [
+        (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
+        (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
+        (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
+        (stored + s["norm"] + s["logits"] + held, gradients,
+         head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
+        (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
+        (brought + held, gradients, back + t["head_reduced"] + t["new_head"] + weights),
+        (brought + held - s["layer"], gradients,
+         back + t["dense_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
+        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + t["new_head"] + weights),
+        (one_left + held, gradients, reducing + t["new_head"] + np.where(dropped, t["dense_weights"], rest - layer)),
+        (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
+        (held, gradients + again * t["new_all"],
+         np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
+    ]  # fmt: skip
+
+
+def _pipelined(
+    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, held: Floats, waiting: Floats,
+    s: dict[str, Floats], t: dict[str, Floats],
+) -> list[Moment]:  # fmt: skip
+    """The moments of a step in a pipeline."""
+    always = t["gathered"] + t["received"]
+    # The last of those that wait is the one whose pass runs; the first virtual stage has no input gradient to wait behind.
+    apart = np.where(t["table_weights"] > 0, 0.0, 0.5)
+    done, running = (np.maximum(waiting - part, 0.0) * s["waiting"] for part in (0.0, apart))
+    found: list[Moment] = []
+    for count, part in ((flights, share), (accumulated, np.ones_like(share))):
+        there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        gradients = part * t["accumulated"]
+        logits = s["logits"] > 0
+        beside = always + running
+        popped = np.where(logits, -s["logits"], s["boundary"])
+        found += [
+            (there, gradients, done + np.where(waiting > 0, 0.0, s["forward"]) + always),
+            (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + beside),
+            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + beside),
+            (there - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + beside),
+            (np.maximum(there - stored, 0.0), t["accumulated"], t["table_gradient"] + always),
+        ]
+    first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])
+    found.append((np.zeros_like(stored), t["accumulated"], first + t["new_layer"] + always))
+    return found
+
+
+class _Largest:
+    """Keeps the largest of many moments, element by element."""
+
+    def __init__(self, like: Floats) -> None:
+        self._total = np.full_like(like, -1.0)
+        self._parts = [np.zeros_like(like) for _ in range(3)]
+        self._activations = np.zeros_like(like)
+
+    def take(self, moments: list[Moment], where: Floats) -> None:
+        """Moments of the elements that ``where`` chooses."""
+        for activations, gradients, workspace in moments:
+            total = np.where(where, activations + gradients + workspace, -1.0)
+            more = total > self._total
+            self._total = np.where(more, total, self._total)
+            for kept, one in zip(self._parts, (activations, gradients, workspace), strict=True):
+                np.copyto(kept, one, where=more)
+            np.copyto(self._activations, np.maximum(self._activations, activations), where=where)
+
+    def peak(self, sharded: Floats, pooled: Floats) -> Peak:
+        """What was largest; ``sharded`` where accumulated gradients are shards."""
+        return Peak(
+            activations=self._parts[0], gradients=self._parts[1], workspace=self._parts[2],
+            largest_activations=self._activations, sharded_gradients=self._parts[1] * sharded, pooled=pooled,
+        )  # fmt: skip
