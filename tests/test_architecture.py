@@ -48,7 +48,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "cli"),
 )
 HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
-MAY_USE_TORCH = ("launch.", "profiler.", "validator.", "export.check.")
+MAY_USE_TORCH = ("launch.", "profiler.", "reference.", "validator.", "export.check.")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
 FACTORS_OUTSIDE_UNITS = {
     "curves/attention.py": 2,  # tables of profiles hold microseconds

@@ -47,8 +47,8 @@ for row in confirmed(subset()):
 def test_walked_schedules_take_as_long_as_torchs() -> None:
     """Stages that sleep, every schedule; ``python -m planner.validator.sleeping`` runs them on 2, 4 and 8 processes."""
     from planner.layout import Schedule
+    from planner.reference.split import SCHEDULES
     from planner.validator.sleeping import BOUND, HEAVY, UNIT, Case
-    from planner.validator.split import SCHEDULES
 
     rows = python(SLEEPING)
     assert {row["schedule"] for row in rows} == set(SCHEDULES) and {row["pp"] for row in rows} == {2, 4, 8}

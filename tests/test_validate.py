@@ -17,8 +17,8 @@ from samples import MODELS, model
 from cli import main
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.reference.split import deal, refusals, split_of
 from planner.trainer import load_trainer
-from planner.validator.split import deal, refusals, split_of
 from planner.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent

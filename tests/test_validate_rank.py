@@ -164,7 +164,7 @@ print("DONE")
 
 KERNELS = """
 import torch
-from planner.validator import kernels, operators
+from planner.reference import kernels, operators
 aten = torch.ops.aten
 torch.manual_seed(0)
 q, k, v, g = (torch.randn(2, heads, 24, 16, dtype=torch.float64) for heads in (6, 2, 2, 6))

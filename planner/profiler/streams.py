@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.profiler.definitions import COMPILED, EAGER, ELEMENT, text
 from planner.profiler.points import Point
 from planner.profiler.tensors import Run, gradients, in_turn, values, whole
-from planner.validator.model import Place, angles, turn
+from planner.reference.model import Place, angles, turn
 
 
 def memory_bound(point: Point, device: str) -> Run:

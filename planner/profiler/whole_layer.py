@@ -1,6 +1,6 @@
 """A whole layer of the reference transformer, run forward or backward: what the sum of its operators is held against.
 
-The layer is the validator's (planner/validator/model.py:Layer), dense or with experts, grouped-query or latent attention,
+The layer is the validator's (planner/reference/model.py:Layer), dense or with experts, grouped-query or latent attention,
 in plain torch operations. The shard of one rank of a tensor parallel group, its collectives left out: heads / t, width / t,
 the hidden size whole. Layers take turns like the operands of an operator: weights are read once per microbatch.
 """
@@ -16,8 +16,8 @@ from planner.profiler.definitions import ELEMENT, SCALED, resident_weights, text
 from planner.profiler.layer_check import model_of
 from planner.profiler.points import Point
 from planner.profiler.tensors import DTYPES, Run, gradients, in_turn, precision, values, whole
-from planner.validator.model import Layer, Place, angles
-from planner.validator.split import Split
+from planner.reference.model import Layer, Place, angles
+from planner.reference.split import Split
 
 
 def built(point: Point, device: str) -> Layer:

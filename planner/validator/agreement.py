@@ -17,9 +17,9 @@ from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import load_model
+from planner.reference.split import split_of
 from planner.trainer import load_trainer
 from planner.validator.compare import BOUNDS, Question, predicted, row
-from planner.validator.split import split_of
 from planner.workload import Workload
 
 STORED = Path(__file__).with_name("agreement.yaml")

@@ -22,7 +22,7 @@ from planner.cost.compute import straggling
 from planner.cost.exact import chunks
 from planner.cost.stage_times import largest_stage
 from planner.cost.timeline import stage_rank, walked_time
-from planner.cost.traffic import data_parallel
+from planner.cost.traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.validator.compare import POSITIONS, position
@@ -105,7 +105,7 @@ def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | 
     shared = priced.shared
     exposed, _ = data_parallel(
         trainer or priced.job.trainer, Layout.stack([priced.dealt]), shared.buckets, shared.reduce, shared.gather,
-        shared.copies, forward, backward,
+        shared.copies, forward, backward, data_slowdown(priced.job.cluster, Layout.stack([priced.dealt])),
     )  # fmt: skip
     return exposed
 

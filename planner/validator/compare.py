@@ -12,10 +12,10 @@ from planner.cost.step import largest_by_stage
 from planner.errors import PlannerError
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
 from planner.plan import Plan
+from planner.reference.split import LIKE_TORCH, Split, split_of
 from planner.rules import Job, check
 from planner.trainer import Trainer, load_trainer
 from planner.units import GIB
-from planner.validator.split import LIKE_TORCH, Split, split_of
 from planner.workload import Workload
 
 POSITIONS = ("first", "middle", "last")

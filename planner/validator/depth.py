@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from planner.validator.split import Split
+from planner.reference.split import Split
 
 SHALLOW = (3, 5)
 """Equal layers of a stage in both runs: the first and the last two are told apart."""

@@ -25,12 +25,12 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.validator import kernels
+from planner.reference import kernels
+from planner.reference.split import Split
 from planner.validator.assemble import Seen
 from planner.validator.clock import Clock, Timed, memory, reset_memory
 from planner.validator.full_rank import facts, fill, in_words
 from planner.validator.meta import Emulated, Measured, measured_by, step_of
-from planner.validator.split import Split
 from planner.validator.stand_ins import StandIns, denormals
 from planner.validator.training import Run
 from planner.validator.wires import Wires

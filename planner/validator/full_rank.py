@@ -26,10 +26,10 @@ from planner.launch.place import Place
 from planner.launch.state import State, Teller, to_file
 from planner.launch.torchrun import DIRECTORY
 from planner.launch.watch import Verdict, Watch, heed_signals
+from planner.reference.experts import Experts
 from planner.units import GIB
 from planner.validator import clock as clocks
 from planner.validator.clock import PASSES, Clock, Timed
-from planner.validator.experts import Experts
 from planner.validator.orders import Ledger, Orders
 from planner.validator.parity import among_ranks
 from planner.validator.rungs import pressure

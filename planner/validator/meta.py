@@ -24,8 +24,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.reference.split import V_SHAPED, Split
 from planner.validator.depth import Points, place
-from planner.validator.split import V_SHAPED, Split
 from planner.validator.training import Run
 from planner.validator.wires import Wires
 from planner.validator.witness import CATEGORIES, Witness

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
-from planner.validator.model import Attention, LatentAttention, Layer, Mixture, Norm, Part
-from planner.validator.split import Split
+from planner.reference.model import Attention, LatentAttention, Layer, Mixture, Norm, Part
+from planner.reference.split import Split
 
 
 class Meshes:

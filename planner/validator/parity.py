@@ -24,11 +24,11 @@ from torch.nn import functional
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.validator.experts import Experts
-from planner.validator.model import Part, Place
+from planner.reference.experts import Experts
+from planner.reference.model import Part, Place
+from planner.reference.split import SCHEDULES, Split, Stage, deal
 from planner.validator.parallel import Meshes
 from planner.validator.ranks import run_ranks
-from planner.validator.split import SCHEDULES, Split, Stage, deal
 from planner.validator.training import Run, initial, locate, tokens
 
 TOLERANCE = 1e-12

@@ -51,11 +51,11 @@ from planner.profiler.machine_facts import header, pressure
 from planner.profiler.points import Measured, Point
 from planner.profiler.settings import Settings
 from planner.profiler.shapes import layout_points
+from planner.reference.split import SCHEDULES, Split, deal
 from planner.rules import Job
 from planner.trainer import Trainer, load_trainer
 from planner.units import MIB
 from planner.validator.ranks import run_ranks
-from planner.validator.split import SCHEDULES, Split, deal
 from planner.validator.turns import Passes, middle, on_rank
 from planner.workload import Workload
 

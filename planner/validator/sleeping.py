@@ -33,8 +33,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from planner.arrays import Floats
 from planner.cost.timeline import stage_rank, walk
 from planner.layout import NAMES, Schedule
+from planner.reference.split import SCHEDULES
 from planner.validator.ranks import run_ranks
-from planner.validator.split import SCHEDULES
 
 BOUND = 0.08
 """Largest error of the walked step that is right."""

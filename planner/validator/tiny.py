@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 from planner.model import ModelSpec
-from planner.validator.split import Split, Stage
+from planner.reference.split import Split, Stage
 
 WIDTH = 8
 """Of a head."""

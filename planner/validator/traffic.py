@@ -89,11 +89,13 @@ def predicted(asked: Question, stage: int, microbatches: int) -> dict[Key, float
                 microbatches * times * size * float(np.broadcast_to(collective.count, 1)[0]),
             )
     _states(asked, layout, where, microbatches, add)
-    if int(layout.pp[0]) > 1:
+    pp, vpp = (int(np.ravel(value)[0]) for value in (layout.pp, layout.vpp))
+    if pp > 1:
         whole = float((shard.tokens_split * asked.workload.model.hidden_size * shard.element)[0])
-        virtual = int(layout.vpp[0]) if len(asked.split.stages) > int(layout.pp[0]) else 1
-        add("send", "pp", microbatches * whole * (2 * virtual - (counts["embedding"] + min(counts["head"], 1.0))))
-        add("receive", "pp", microbatches * whole * (2 * virtual - (counts["embedding"] + min(counts["head"], 1.0))))
+        virtual = vpp if len(asked.split.stages) > pp else 1
+        each = microbatches * whole * (2 * virtual - (counts["embedding"] + min(counts["head"], 1.0)))
+        add("send", "pp", each)
+        add("receive", "pp", each)
     return found
 
 

@@ -17,11 +17,11 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
-from planner.validator.experts import Experts
-from planner.validator.model import FORWARD, Part, Place, angles
-from planner.validator.operators import VocabularyLoss
+from planner.reference.experts import Experts
+from planner.reference.model import FORWARD, Part, Place, angles
+from planner.reference.operators import VocabularyLoss
+from planner.reference.split import Split
 from planner.validator.parallel import Meshes, shard_states, split_tensors
-from planner.validator.split import Split
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 

@@ -18,9 +18,9 @@ from planner.cost.step import estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
+from planner.reference.split import refusals
 from planner.rules import Job, check
 from planner.units import GIB
-from planner.validator.split import refusals
 
 LEAST = 2
 """Devices: with fewer there is no collective to run."""

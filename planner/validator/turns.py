@@ -15,9 +15,9 @@ from torch.nn import functional
 from planner.profiler import operators
 from planner.profiler.definitions import gemm, number, text
 from planner.profiler.points import Point
+from planner.reference.model import Place, turn
+from planner.reference.split import Split, Stage
 from planner.validator.clock import Clock
-from planner.validator.model import Place, turn
-from planner.validator.split import Split, Stage
 from planner.validator.training import Run
 
 

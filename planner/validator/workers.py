@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from planner.errors import PlannerError
+from planner.reference.split import Split
 from planner.validator.depth import beyond, depths
 from planner.validator.meta import Measured, measure
-from planner.validator.split import Split
 
 
 @dataclass(frozen=True, kw_only=True)

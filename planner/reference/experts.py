@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 
 from planner.model import ModelSpec
-from planner.validator.operators import ACTIVATIONS, Grouped, SwiGlu
+from planner.reference.operators import ACTIVATIONS, Grouped, SwiGlu
 
 
 class Experts(nn.Module):

@@ -17,9 +17,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from planner.model import ModelSpec
-from planner.validator.experts import Experts
-from planner.validator.operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
-from planner.validator.split import Split
+from planner.reference.experts import Experts
+from planner.reference.operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
+from planner.reference.split import Split
 
 THETA = 500000.0
 """Base of the rotary positions; plans do not say it, and neither time nor memory depend on it."""
