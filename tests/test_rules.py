@@ -261,6 +261,20 @@ CASES = [
         job={"trainer": "torchtitan"},
         says=("schedule zbv with zero 3", "without an error", "use zero 2"),
     ),
+    Broken(
+        rule="recompute in split backward",
+        layout={
+            "pp": 4,
+            "dp": 2,
+            "num_microbatches": 16,
+            "vpp": 2,
+            "schedule": Schedule.ZBV,
+            "zero": 2,
+            "recompute": Recompute.FULL,
+        },
+        job={"trainer": "torchtitan"},
+        says=("schedule zbv with full recompute", "more memory than it saves", "schedule 1f1b"),
+    ),
     Broken(rule="sharding", layout={"zero": 3}, says=("zero 3 with pp 1", "knows zero 0, 1")),
     Broken(
         rule="sharding",

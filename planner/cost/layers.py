@@ -220,12 +220,11 @@ def _projections(shard: Shard) -> list[Operator]:
         heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
                                  backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
                                  kept=tokens * down_size * shard.input_element))  # fmt: skip
-        if rank_q:
-            heads += _linear(shard, "mla_q_up", tokens, query, float(rank_q), module=up, saved=tokens * query * e)
+        source = float(rank_q) if rank_q else h  # queries that are not compressed come from the hidden state itself
+        heads += _linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
-        straight = 0.0 if rank_q else query  # queries that are not compressed are kept all the same
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                         saved=tokens * (straight + key + value) * e)  # fmt: skip
+                         saved=tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
         passes = passes * SCALED_ROPE_PASSES
