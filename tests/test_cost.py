@@ -178,7 +178,10 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
     found = priced(one, layouts)
     assert np.all(more.step_time >= found.step_time * (1 - 1e-12))
     assert np.all(more.time["compute"] > found.time["compute"])
-    even = layouts.take(np.asarray(layouts.num_microbatches) % 2 == 0)
+    m = np.asarray(layouts.num_microbatches)
+    # Of few microbatches, gradients may come when the activations of all go: not beside them, as with more.
+    accumulates = m > (4 * np.asarray(layouts.pp) if one.trainer.late_gradients else 0)
+    even = layouts.take((m % 2 == 0) & accumulates)
     larger = even.replace(
         micro_batch_size=np.asarray(even.micro_batch_size) * 2, num_microbatches=np.asarray(even.num_microbatches) // 2
     )

@@ -175,7 +175,7 @@ def test_products_do_the_work_that_their_point_counts() -> None:
 def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all grouped products are T K, whatever the router says; the combination weighs K outputs of each token."""
     from planner.profiler import whole_layer
-    from planner.validator import experts
+    from planner.reference import experts
 
     rows: list[tuple[int, ...]] = []
     grouped = experts.Grouped.apply

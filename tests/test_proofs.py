@@ -68,7 +68,8 @@ def test_walked_schedules_take_as_long_as_torchs() -> None:
 PROCESSOR = """
 import dataclasses, json, sys
 from planner.layout import Layout
-from planner.validator import model, processor_time
+from planner.reference import model
+from planner.validator import processor_time
 
 small = processor_time.medium(num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=4, ffn_size=704, vocab_size=1024)
 asked = processor_time.Asked(layout=Layout(pp=2, num_microbatches=4, zero=2), model=small, sequence_length=256, rounds=6)

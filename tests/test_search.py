@@ -134,7 +134,8 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
             spread = [estimate.step_time[0] for estimate in found.estimates]
             assert spread == pytest.approx(sorted(spread), rel=1e-12)  # ties differ in the last bit
         else:
-            assert found.estimates[0].memory_peak[0] == pytest.approx(peaks[0], rel=1e-9)
+            least = float(priced(narrow, layouts).memory_peak.min())  # what is given back when needed is not held here
+            assert found.estimates[0].memory_peak[0] == pytest.approx(least, rel=1e-9)
         assert found.unlimited is not None
         assert found.unlimited[1].step_time[0] == pytest.approx(min(every), rel=1e-9)
 

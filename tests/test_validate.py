@@ -67,7 +67,8 @@ def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
 def test_a_lost_gradient_is_seen() -> None:
     """Norms whose gradient is that of one tensor-parallel rank: no exception, and found."""
     code = """
-from planner.validator import model, parity
+from planner.reference import model
+from planner.validator import parity
 model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
 found = parity.compare(parity.combination("llama", tp=2))
 print(found["equal"], found["parameter_error"] > 1e-4)
