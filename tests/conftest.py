@@ -18,12 +18,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--whole-parity", action="store_true", help="run every combination of planner.validator.parity")
 
 
+TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")
+"""Files whose ranks are timed: one of them at a time."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes (-n) a file stays in one of them: what its tests share is made once."""
     from xdist.scheduler import LoadFileScheduling
 
-    return LoadFileScheduling(config, log)
+    class Scheduling(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = str(super()._split_scope(nodeid))
+            return "timed" if file.endswith(TIMED) else file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(autouse=True)

@@ -91,7 +91,7 @@ def test_interrupted_then_resumed_then_a_rank_is_killed(tmp_path: Path) -> None:
     process = start(*long)
     wait_for(lambda: len(measured(journal)) >= 5, process)
     process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=150)
     kept = measured(journal)
     assert process.returncode == 2 and f"error: stopped; what was measured is kept in {journal}" in error
     assert len(kept) >= 5 and not output.exists() and descendants(process.pid) == []
@@ -102,7 +102,7 @@ def test_interrupted_then_resumed_then_a_rank_is_killed(tmp_path: Path) -> None:
     victim = next(pid for pid in descendants(process.pid) if rank_of(pid) == "1")
     begun = time.monotonic()
     os.kill(victim, signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=150)
     assert time.monotonic() - begun < 20, "a death is seen at once, not after the timeout"
     assert process.returncode == 2
     assert f"rank 1 ({os.uname().nodename}) died during" in error and "KiB" in error and "groups of 2 ranks" in error
@@ -159,7 +159,7 @@ def test_a_rank_that_hangs_on_another_node_is_named_in_time(tmp_path: Path) -> N
         first = next(one for one in agents if victim not in descendants(one.pid))
         begun = time.monotonic()
         os.kill(victim, signal.SIGSTOP)
-        _, error = first.communicate(timeout=60)
+        _, error = first.communicate(timeout=150)
         lasted = time.monotonic() - begun
         assert first.returncode != 0 and lasted < 20, lasted
         said = [line for line in error.splitlines() if line.startswith("error: ")]
