@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from planner.layout import Schedule
 from planner.validator.agreement import compared, load, outside, parse
 from planner.validator.compare import BOUNDS
 from planner.validator.depth import depths
@@ -24,13 +25,19 @@ STORED = load()
 
 def test_stored_plans_are_of_full_size_and_of_many_kinds() -> None:
     rows = [parse(one["plan"]) for one in STORED]
-    assert len(rows) >= 20 and len({row.text for row in rows}) == len(rows)
+    assert len(rows) >= 30 and len({row.text for row in rows}) == len(rows)
     assert all("layers=" not in row.text for row in rows)
     layouts = [row.asked.layout for row in rows]
     for field in ("tp", "pp", "cp", "ep"):
         assert any(int(getattr(layout, field)) > 1 for layout in layouts), field
     assert {int(layout.zero) for layout in layouts} == {2, 3}
     assert {int(layout.recompute) for layout in layouts} == {0, 1, 2}
+    assert {int(layout.schedule) for layout in layouts} >= {
+        Schedule.GPIPE,
+        Schedule.ONE_F_ONE_B,
+        Schedule.INTERLEAVED,
+        Schedule.ZBV,
+    }
     assert {row.asked.trainer.name for row in rows} == {"torchtitan", "fsdp"}
 
 
