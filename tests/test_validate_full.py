@@ -22,7 +22,9 @@ from cli import main
 from planner.errors import PlannerError
 from planner.launch.watch import Verdict
 from planner.plan import load_plan
-from planner.validator.compare import question
+from planner.units import GIB
+from planner.validator.compare import predicted, question
+from planner.validator.full import LIBRARIES, needed_memory
 from planner.validator.full_result import result
 from planner.validator.record import FOUND, complete, time_row
 from planner.validator.rungs import Machine, Task, choose
@@ -364,6 +366,9 @@ def test_rows_of_a_gpu_by_hand(tmp_path: Path) -> None:
     assert times["optimizer"]["measured_seconds"] == pytest.approx(0.004)
     assert times["exposed pipeline"]["measured_seconds"] == 0.004 and "exposed all" not in times
     rows = {row["what"]: row for row in found["ranks"][0]["memory"]}
+    assert rows["peak"]["predicted_gib"] == predicted(on_gpu.asked, 0)["peak"] / GIB < rows["device"]["predicted_gib"]
+    ranks = sum(predicted(on_gpu.asked, stage)["peak"] for stage in (0, 1))
+    assert needed_memory(on_gpu) == pytest.approx(ranks + 2 * LIBRARIES)  # the peak of each, not the sum of its parts
     told = load_plan(plan).prediction
     assert rows["device"]["predicted_gib"] == pytest.approx(told.memory_peak_gib)  # both stages of this model are alike
     assert rows["device"]["interval"] == pytest.approx(list(told.memory_peak_range_gib), rel=0.05)

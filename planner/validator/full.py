@@ -59,7 +59,7 @@ def needed_memory(task: Task) -> float:
     from planner.validator.compare import predicted
 
     pp, world = int(task.asked.layout.pp), task.asked.split.world
-    every = sum(sum(predicted(task.asked, stage).values()) for stage in range(pp))
+    every = sum(predicted(task.asked, stage)["peak"] for stage in range(pp))
     return every * (world // pp) + world * LIBRARIES
 
 

@@ -90,7 +90,7 @@ def _memory(run: Run, entry: dict[str, Any]) -> dict[str, Any]:
     told = predicted(asked, entry["stage"])
     held = {**seen["states"], **seen.get("held", {})}
     rows = [row(name, told[name], held[name]) for name in NAMES.values() if name in held]
-    rows.append(row("peak", sum(told.values()), seen.get("peak", seen.get("allocated", 0))))
+    rows.append(row("peak", told["peak"], seen.get("peak", seen.get("allocated", 0))))
     where = position(entry["stage"], pp)
     parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout)
     if "reserved" in seen:

@@ -44,7 +44,7 @@ def _too_large(asked: Question, machine: Machine) -> str:
     from planner.validator.compare import predicted
 
     stages = {0, min(1, asked.split.pp - 1), asked.split.pp - 1}
-    needs = max(sum(predicted(asked, stage).values()) for stage in stages)
+    needs = max(predicted(asked, stage)["peak"] for stage in stages)
     if needs < machine.memory:
         return ""
     return (
