@@ -84,7 +84,8 @@ def position(stage: int, pp: int) -> int:
 def predicted(asked: Question, stage: int) -> dict[str, float]:
     """Bytes by category of the witness, of what torch's allocator hands out on one stage, and "peak", the most at one moment.
 
-    Each category is at its own maximum: they do not sum to the peak. The workspace of GPU libraries, which is no tensor, is left out.
+    Each category is at its own maximum: they do not sum to the peak. The workspace of GPU libraries, which is no tensor, is left
+    out.
     """
     parts = largest_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout)
     where = position(stage, int(asked.layout.pp))
