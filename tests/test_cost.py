@@ -13,7 +13,7 @@ from samples import HARDWARE, MODELS, TRAINERS, job, legal_layouts, priced
 from planner.cost.memory import COMPONENTS
 from planner.cost.step import HIDDEN, PARTS, Estimate
 from planner.hardware import HardwareProfile
-from planner.layout import Layout, Module, Recompute
+from planner.layout import Layout, Module, Recompute, Schedule
 from planner.rules import Job
 from planner.search import fits
 from planner.workload import Workload
@@ -179,9 +179,10 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
     assert np.all(more.step_time >= found.step_time * (1 - 1e-12))
     assert np.all(more.time["compute"] > found.time["compute"])
     m = np.asarray(layouts.num_microbatches)
-    # Of few microbatches, gradients may come when the activations of all go: not beside them, as with more.
-    accumulates = m > (4 * np.asarray(layouts.pp) if one.trainer.late_gradients else 0)
-    even = layouts.take((m % 2 == 0) & accumulates)
+    # Where gradients come as activations go, those of all but the first microbatch lie beside them: more of them if it is small.
+    late = one.trainer.late_gradients
+    settled = (m > 4 * np.asarray(layouts.pp)) & (np.asarray(layouts.schedule) != Schedule.GPIPE) if late else m > 0
+    even = layouts.take((m % 2 == 0) & settled)
     larger = even.replace(
         micro_batch_size=np.asarray(even.micro_batch_size) * 2, num_microbatches=np.asarray(even.num_microbatches) // 2
     )
