@@ -7,10 +7,17 @@ import subprocess
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 from click.testing import CliRunner, Result
 
 import cli
+
+
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("search")
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+"""A commit gives the same answer every time; HYPOTHESIS_PROFILE=search tries other examples in every run."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
