@@ -218,8 +218,12 @@ class Trainer:
     """Operators that run as chains of plain torch operations; names of UNFUSED."""
     separate_gate: bool
     """Gate and up projection are two column-parallel layers; without sequence parallelism each reduces its own input gradient."""
+    separate_projections: bool
+    """Query, key and value are linear layers of their own, and so are gate and up: their input gradients have to be added."""
     accumulation_bytes: float
     """Bytes moved per parameter and microbatch to add gradients to the accumulated ones; 0 = inside the weight gradient's GEMM."""
+    pipeline_accumulation_bytes: float
+    """The same in a pipeline alone, where reductions wait for the last microbatch: unsharded gradients are added to fp32 sums."""
     adapter_scale_bytes: float
     """Bytes moved each way per output of a low-rank adapter to scale it, and for dropout where it is used; 0 where its narrow
     side is scaled."""

@@ -86,7 +86,7 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     parameters = stage_parameters(job.workload, layout, priced.contents)
     blocks = price_blocks(job.workload, job.cluster, job.trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, blocks)
-    totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, parameters).T
+    totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, layout, parameters).T
     busy, host = pass_seconds(job.trainer, layout, totals)
     waiting = activation_offload(job.cluster, layout, priced.times.saved, busy[0] + host[0], busy[1] + host[1])
     nothing = np.zeros_like(waiting)

@@ -158,6 +158,28 @@ def _rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
                         share=gathered / (gathered + scattered))]  # fmt: skip
 
 
+def input_gradient_sum(shard: Shard, name: str, more: float, rows: Number, *, reader: str) -> list[Operator]:
+    """Input gradients of linear layers that read one tensor, ``more`` of them beyond the first, added up.
+
+    Each is what a GEMM put out. Plain torch adds them one by one: two reads and a write, 3 ``more`` rows h. Compiled, the sum is
+    made by its ``reader``: the backward pass of the 'norm' reads each ``norm_passes`` times, a 'copy' once. Where ranks gathered
+    the norm's output, the sum is copied into rank order and reduce-scattered; no GEMM puts it out, so none is pipelined with it
+    and the copy reads and writes all, twice what ``_rank_order`` counts then.
+    [torch 2.13: the code that inductor makes of a layer; _inductor/fx_passes/micro_pipeline_tp.py, _find_producer_matmul]
+    """
+    trainer, size = shard.trainer, rows * shard.model.hidden_size * shard.element
+    if not more:
+        return []
+    if "gradient_sum" in trainer.unfused:
+        return [MemoryBound(name=f"{name}_gradient_sum", kind="elementwise", forward=0.0 * size, backward=3.0 * more * size,
+                            launches=(0.0, more))]  # fmt: skip
+    scattered = (np.asarray(shard.layout.sequence_parallel) == 1) & (shard.tp > 1) & (reader == "norm")
+    once = scattered | (reader == "copy")
+    whole = np.where(scattered & ("tp" in trainer.overlap) & trainer.tp_copies, 1.0, 0.0)
+    return [MemoryBound(name=f"{name}_gradient_sum", kind="elementwise", forward=0.0 * size, launches=(0.0, 0.0),
+                        backward=(more * np.where(once, 1.0, trainer.norm_passes) + whole) * size)]  # fmt: skip
+
+
 def _linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
     """A linear layer, with its low-rank adapters when only those are trained.
 
@@ -184,6 +206,11 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     output_size = model.attention_output_size / tp
     operators: list[Operator] = [_norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
     operators += _projections(shard)
+    apart = shard.trainer.separate_projections
+    if model.is_mla:  # down projections are whole on every rank: their input is not gathered
+        operators += input_gradient_sum(shard, "attention", 1.0 * apart, shard.tokens_split, reader="copy")
+    else:
+        operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _core_attention(shard)
     operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
     operators.append(_residual(shard, "attention_residual"))
@@ -338,6 +365,7 @@ def _mlp(
     h, inner = float(model.hidden_size), width / split
     up = inner * (model.num_mlp_matrices - 1)
     rows = m * groups
+    sums = float(model.gated and (shard.trainer.separate_projections or shard.trainer.separate_gate))
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
     alone = (
         grouped or not shard.trainer.transformer_engine
@@ -357,6 +385,7 @@ def _mlp(
     return [
         *_linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
                  saved=rows * up * e, quantised=(False, fused), **per_linear),
+        *input_gradient_sum(shard, name, sums, rows, reader="copy" if grouped else "norm"),
         *(clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
@@ -440,11 +469,23 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     return operators, [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
 
 
+def loss_bytes(shard: Shard) -> float:
+    """Bytes per logit that the cross entropy reads and writes, in each pass.
+
+    Half precision: 2 + 4 times ``loss_passes``. fp32: plain kernels do without the cast, 2 + 4 less; one kernel moves 4 + 4.
+    [torch 2.13, F.cross_entropy of logits.float(): log_softmax reads and writes fp32, backward reads both and writes]
+    """
+    passes = shard.trainer.loss_passes
+    if shard.element < 4:
+        return 6.0 * passes
+    return 8.0 if passes < 2 else 6.0 * passes - 6.0
+
+
 def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     """Final norm, output projection and cross entropy on V / t columns.
 
-    The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward, times
-    the trainer's passes; from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
+    The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward
+    (``loss_bytes``); from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
     peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
     all V columns on every rank.
     """
@@ -457,8 +498,7 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
         MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
-                    forward=logits * 6 * trainer.loss_passes,
-                    backward=logits * 6 * trainer.loss_passes, kept=logits * (trainer.logit_bytes + joined),
+                    forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard), kept=logits * (trainer.logit_bytes + joined),
                     launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
     ]  # fmt: skip
     pair = _tp_pair(shard, "head", "logits", "logits", NEVER)

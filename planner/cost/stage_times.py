@@ -41,7 +41,7 @@ from planner.trainer import Trainer
 from planner.workload import Workload
 
 STAGE_FIELDS = (
-    *SHAPE_FIELDS, "order", "pp", "first_stage_layers", "last_stage_layers", "recompute_layers", "offload_activations",
+    *SHAPE_FIELDS, "order", "pp", "zero", "first_stage_layers", "last_stage_layers", "recompute_layers", "offload_activations",
 )  # fmt: skip
 SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_parallel", "order", "vpp", "schedule")
 FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
@@ -163,7 +163,7 @@ class StageTable:
         stages = split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
         parameters = stage_parameters(workload, contents, stages)
-        adding = accumulation_seconds(workload, cluster, trainer, parameters)
+        adding = accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = _stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
         groups, group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)

@@ -223,14 +223,22 @@ def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) 
     return cluster.hardware.memory_time(moved, "copy")
 
 
-def accumulation_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, parameters: StageParameters) -> Floats:
+def accumulation_seconds(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
+) -> Floats:
     """Seconds per microbatch to add a stage's fresh gradients to the accumulated ones, as kernels of their own.
 
     fp32 main gradients: read 2 and 4, write 4 bytes per parameter; half-precision ones: read 2 and 2, write 2. Nothing
     where the GEMM of the weight gradient accumulates.  [Trainer.accumulation_bytes]
+    In a pipeline FSDP2 adds every microbatch's half-precision gradient to an unsharded fp32 sum, 2 + 4 + 4; the first is only
+    cast, 2 + 4, but the reduction then reads 4 bytes instead of 2: 2 bytes per step are left out. Gradients in fp32 are added by
+    autograd, 4 + 4 + 4.  [torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed]
     """
     dense, expert = trained_parameters(workload, parameters)
-    return cluster.hardware.memory_time((dense + expert) * trainer.accumulation_bytes, "elementwise")
+    in_pipeline = trainer.pipeline_accumulation_bytes + (2.0 if workload.element == 4 else 0.0)
+    waiting = (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.pipeline_accumulation_bytes > 0)
+    each = trainer.accumulation_bytes + np.where(waiting, in_pipeline, 0.0)
+    return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 
 
 def local_states(workload: Workload, layout: Layout, parameters: StageParameters) -> Floats:
