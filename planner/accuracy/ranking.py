@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from planner.accuracy.floor import floors
 from planner.accuracy.prediction import Pair
 from planner.arrays import Floats
 from planner.search import SAFE
@@ -23,7 +24,8 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation). ``pick`` is the layout that it would choose when those that
     ran out of memory are among the candidates, memory first as in the search: the fastest of those whose chance of running
     out is at most SAFE, or of the least likely ones when none is; ``pick_regret`` is its regret, None when it ran out.
-    ``overall`` leaves out sweeps of runs that their source calls broken.
+    ``overall`` leaves out sweeps of runs that their source calls broken. ``floor`` is the mean regret that a picker who knows
+    the true times would have under the scatter of repeated runs, None where nothing was repeated (``accuracy.floor``).
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
@@ -39,10 +41,15 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
         for key, members in sorted(timed.items(), key=lambda item: str(item[0]))
         if len({pair.run.layout for pair in members}) >= SWEEP
     ]
+    drawn, scatter = floors([(str(sweep["family"]), sweep.pop("times")) for sweep in sweeps], pairs)
+    for sweep, regrets in zip(sweeps, drawn, strict=True):
+        sweep["floor"] = None if regrets is None else float(regrets.mean())
+    draws = dict(zip(map(id, sweeps), drawn, strict=True))
     families = {str(sweep["family"]) for sweep in sweeps}
     return {
-        "overall": _statistics([sweep for sweep in sweeps if sweep["representative"]]),
-        "families": {name: _statistics([s for s in sweeps if s["family"] == name]) for name in sorted(families)},
+        "overall": _statistics([sweep for sweep in sweeps if sweep["representative"]], draws),
+        "families": {name: _statistics([s for s in sweeps if s["family"] == name], draws) for name in sorted(families)},
+        "scatter": scatter,
         "sweeps": sweeps,
     }
 
@@ -69,6 +76,7 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
         "family": key[1],
         "job": f"{name} ({layers} layers), {precision}, {gpus} GPUs, batch {batch}, {length} tokens",
         "n": len(members),
+        "times": measured,
         "representative": all(pair.run.representative for pair in members),
         "regret": float(measured[np.argmin(predicted)] / measured.min() - 1.0),
         "tau": kendall_tau(predicted, measured),
@@ -80,7 +88,7 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
     }
 
 
-def _statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
+def _statistics(sweeps: list[dict[str, Any]], draws: Mapping[int, Floats | None]) -> dict[str, Any]:
     regrets = [sweep["regret"] for sweep in sweeps]
     taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
     picked = [sweep["pick_regret"] for sweep in sweeps if sweep["pick_regret"] is not None]
@@ -88,8 +96,12 @@ def _statistics(sweeps: list[dict[str, Any]]) -> dict[str, Any]:
     def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
         return float(function(values)) if values else None
 
+    floor = [values for sweep in sweeps if (values := draws[id(sweep)]) is not None]
     return {
         "sweeps": len(sweeps),
+        "with_floor": len(floor),
+        "mean_floor": float(np.mean(floor)) if floor else None,
+        "worst_floor": float(np.mean(np.max(floor, axis=0))) if floor else None,
         "best_found": over([float(regret == 0) for regret in regrets], np.mean),
         "mean_regret": over(regrets, np.mean),
         "median_regret": over(regrets, np.median),

@@ -98,9 +98,10 @@ def _ranking_table(ranking: dict[str, Any]) -> Table:
     rows = tuple(
         (name, str(s["sweeps"]), percent(s["best_found"]), percent(s["mean_regret"]), percent(s["median_regret"]),
          percent(s["p90_regret"]), percent(s["worst_regret"]), "-" if s["mean_tau"] is None else f"{s['mean_tau']:.2f}",
-         percent(s["mean_pick_regret"]), f"{s['picks_that_ran_out']} of {s['with_out_of_memory']}")
+         percent(s["mean_pick_regret"]), f"{s['picks_that_ran_out']} of {s['with_out_of_memory']}",
+         percent(s["mean_floor"]), percent(s["worst_floor"]))
         for name, s in lines.items()
     )  # fmt: skip
     headings = ("", "sweeps", "best layout found", "mean regret", "median", "90 % below", "worst", "Kendall tau",
-                "regret with memory gate", "picks that ran out")  # fmt: skip
+                "regret with memory gate", "picks that ran out", "of a perfect model", "its worst")  # fmt: skip
     return Table(title="Ranking of layouts in published sweeps", headings=headings, rows=rows)

@@ -498,7 +498,8 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
         MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
-                    forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard), kept=logits * (trainer.logit_bytes + joined),
+                    forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard),
+                    kept=logits * (trainer.logit_bytes + joined),
                     launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
     ]  # fmt: skip
     pair = _tp_pair(shard, "head", "logits", "logits", NEVER)

@@ -11,6 +11,7 @@ import numpy as np
 
 from planner import library
 from planner.accuracy import Pair, Table, summary_rows
+from planner.accuracy.floor import KINDS
 from planner.accuracy.summary import grouped
 from planner.accuracy.tables import percent
 from planner.report.scatter import scatter
@@ -42,7 +43,8 @@ def page(
         "### By source", markdown(sources_table(pairs)),
         "## Memory", memory, "### Does it fit?", verdicts,
         "### Is the stated chance of running out of memory true?", chances,
-        "## Choice", _CHOICE, choice, "### Every sweep", markdown(sweeps_table(summary["ranking"])),
+        "## Choice", _CHOICE, choice, markdown(scatter_table(summary["ranking"])),
+        "### Every sweep", markdown(sweeps_table(summary["ranking"])),
         proof.strip(),
         f"## The {WORST} worst rows", markdown(worst_table(pairs, notes.get("mechanisms") or [])),
         _floors(notes.get("floors")),
@@ -66,8 +68,19 @@ _RULE = (
 _CHOICE = (
     "A sweep is five or more timed layouts of one job (same source, model, GPUs, batch, sequence length). Regret: how "
     "much longer the layout that the planner calls fastest took than the fastest one measured. Rows that ran out of memory are "
-    "among the candidates; the planner picks among those that it says fit."
+    "among the candidates; the planner picks among those that it says fit. *Of a perfect model*: the mean regret of a picker who "
+    "knows the true times, when every time is measured once with the scatter of its family; the worst sweep likewise, on average."
 )
+
+
+def scatter_table(ranking: Mapping[str, Any]) -> Table:
+    """Scatter of each family whose runs tell it, and what it is read off."""
+    rows = tuple(
+        (family, KINDS[one["kind"]], str(one["n"]), percent(one["deviation"]), percent(one["p90"]))
+        for family, one in ranking["scatter"].items()
+    )
+    headings = ("", "scatter of", "runs", "standard deviation of the bulk", "90 % below")
+    return Table(title="", headings=headings, rows=rows)
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
@@ -123,7 +136,7 @@ def sweeps_table(ranking: Mapping[str, Any]) -> Table:
         (
             one["source"], one["job"], str(one["n"]), percent(one["regret"]),
             "-" if one["tau"] is None else f"{one['tau']:.2f}", str(one["out_of_memory"]),
-            "ran out" if one["pick_ran_out"] else percent(one["pick_regret"]), one["pick"], one["best"],
+            "ran out" if one["pick_ran_out"] else percent(one["pick_regret"]), percent(one["floor"]), one["pick"], one["best"],
         )
         for one in ranking["sweeps"]
     )  # fmt: skip
@@ -135,6 +148,7 @@ def sweeps_table(ranking: Mapping[str, Any]) -> Table:
         "Kendall tau",
         "rows that ran out",
         "regret with memory gate",
+        "of a perfect model",
         "pick",
         "best",
     )
