@@ -136,23 +136,36 @@ def step_end_bytes(workload: Workload, trainer: Trainer, layout: Layout, paramet
 
 def held_bytes(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, flights: Floats
-) -> tuple[Floats, Floats]:
-    """Inputs of tensor-parallel collectives that are freed but not yet read, T h each; with the host ahead, and not.
+) -> tuple[Floats, Floats, Floats, Floats]:
+    """Inputs of tensor-parallel collectives that are freed but not yet read, T h each, as bytes of shape (N, 3): those of all
+    passes of a step until most is alive, the most that a launch queue holds, and those held whether the host is ahead or not.
+    Last the part of a step in which the GPU is not waiting for other stages, m / (m + p - 1).
 
     Collectives run on a stream of their own; the allocator keeps what they read until the GPU has passed them, and a host
-    that runs ahead allocates anew. Two tensors per layer and forward pass that the host is ahead, at most as many as lie
-    in a full launch queue: two passes where the GPU is the slower one; in a pipeline, whichever is, all but two of the
-    microbatches in flight, whose forward passes are launched while the GPU waits to send. Shape (N, 3) both.
+    that runs ahead allocates anew: two tensors per layer and pass. A host that needs a share r of the GPU's time gains 1 - r of
+    what was launched since the step began, 2 m - 1 passes when the last forward pass ends (``held_by``). In a pipeline,
+    whichever is slower, all but two of the microbatches in flight are launched while the GPU waits to send.
     The allocator takes all of this back before it lets an allocation fail.
     [torch, CUDACachingAllocator: record_stream, release_cached_blocks]
     """
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
     each = tokens * workload.model.hidden_size * workload.element * (column(layout.tp) > 1)
     waiting = np.where(column(layout.pp) > 1, np.maximum(flights - 2.0, 0.0), 0.0)
-    ahead = np.maximum(waiting, np.minimum(column(layout.num_microbatches), 2.0))
     per_pass = 2.0 * (stages.dense + stages.moe)
-    most = trainer.held_collectives
-    return each * np.minimum(per_pass * ahead, most), each * np.minimum(per_pass * waiting, most)
+    most = trainer.held_collectives + 0.0 * per_pass
+    launched = 2.0 * column(layout.num_microbatches) - 1.0
+    busy = column(layout.num_microbatches) / (column(layout.num_microbatches) + column(layout.pp) - 1.0) + 0.0 * per_pass
+    return each * per_pass * launched, each * most, each * np.minimum(per_pass * waiting, most), busy
+
+
+def held_by(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
+    """Bytes of ``held_bytes`` for a host that needs ``host_share`` of the GPU's time: max(waiting, min((1 - r) launched, most)).
+
+    Layouts of runs/oss-ultrascale-nanotron-* with one stage hold, beyond what is alive and fragmentation, in units of T h:
+    r 0.10, 0.16, 0.31 and 0.44 with one microbatch of 64, 32, 32 and 32 tensors: 56, 36, 20 and 5; r 0.85 with 2 and with 32
+    microbatches: 11 and 46; r 0.93 and above: none.
+    """
+    return np.maximum(waiting, np.minimum(np.maximum(1.0 - host_share, 0.0) * launched, most))
 
 
 def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:

@@ -47,7 +47,7 @@ SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_paral
 FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 SLOWEST = (
     "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
-    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "all_stages", "flop",
+    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "host_share", "all_stages", "flop",
 )  # fmt: skip
 """Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
 backward includes waiting for offloaded activations; all_stages sums both passes over the pipeline; flop is the mean."""
@@ -121,10 +121,14 @@ class Gathered:
     state_parts: Floats
     """Bytes of ``moments.STATE_PARTS``, likewise."""
     workspace: Floats
-    held_ahead: Floats
-    """Bytes reserved for collectives in flight where the GPU is slower than the host; given back when needed."""
+    held_launched: Floats
+    """Bytes of what collectives read in all passes until most is alive (``memory.held_bytes``)."""
+    held_most: Floats
+    """Most of it that is reserved at once."""
     held_waiting: Floats
-    """The same where it is not."""
+    """What is reserved of it also where the host is never ahead."""
+    held_busy: Floats
+    """Part of the step in which the GPU does not wait for other stages."""
     step_end: Floats
     """Bytes that take the place of activations when a backward pass has ended."""
     weights: Floats
@@ -260,11 +264,11 @@ def _space_columns(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, held: tuple[Stages, StageParameters]
 ) -> dict[str, Floats]:
     workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
-    ahead = waiting = np.zeros((len(layout), 1))
+    launched = most = waiting = busy = np.zeros((len(layout), 1))
     if trainer.held_collectives:
         flights = in_flight(layout, stage_positions(layout))
-        ahead, waiting = held_bytes(workload, trainer, layout, held[0], flights)
-    columns = {"workspace": workspace, "held_ahead": ahead, "held_waiting": waiting}
+        launched, most, waiting, busy = held_bytes(workload, trainer, layout, held[0], flights)
+    columns = {"workspace": workspace, "held_launched": launched, "held_most": most, "held_waiting": waiting, "held_busy": busy}
     parts = np.zeros((0, 3, len(layout)))
     if trainer.late_gradients:
         parts = state_parts(workload, trainer, layout, *held)
@@ -307,7 +311,7 @@ def _stage_times(
         _sum_of(totals, "tp_forward", "tp_backward"), _sum_of(totals, "cp_forward", "cp_backward"),
         _sum_of(totals, "ep_forward", "ep_backward"),
         _sum_of(totals, "tp_hidden"), _sum_of(totals, "cp_hidden"), _sum_of(totals, "ep_hidden"),
-        waiting, forward, backward, _sum_of(totals, "wgrad"),
+        waiting, forward, backward, _sum_of(totals, "wgrad"), launch_seconds(trainer, layout, totals) / (busy[0] + busy[1]),
     )  # fmt: skip
     weights = _stages_first(stages.weight)
     all_stages = functools.reduce(np.add, both * weights)
@@ -339,6 +343,16 @@ def _sum_of(table: Floats, *names: str) -> Floats:
     return functools.reduce(np.add, [table[INDEX[name]] for name in names])
 
 
+def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
+    """Seconds of host work per kernel."""
+    return trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+
+
+def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:
+    """Seconds that the host needs to launch both passes of each stage, (3, N), hidden behind the GPU or not."""
+    return _sum_of(totals, "launches_forward", "launches_backward") * _launch_time(trainer, layout)
+
+
 def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list[Floats], list[Floats]]:
     """Seconds that the GPU is busy in the forward and the backward pass of each stage, and what the host adds, (3, N) each.
 
@@ -348,7 +362,7 @@ def pass_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> tuple[list
     """
     computed = (_sum_of(totals, "forward"), _sum_of(totals, "dgrad", "wgrad", "recompute"))
     busy = [alone + _sum_of(totals, *names) for alone, names in zip(computed, EXPOSED, strict=True)]
-    each = trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+    each = _launch_time(trainer, layout)
     host = [
         np.maximum(_sum_of(totals, name) * each - on_gpu, 0.0)
         for name, on_gpu in zip(("launches_forward", "launches_backward"), busy, strict=True)

@@ -12,7 +12,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost import moments
 from planner.cost.compute import straggling
-from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED
+from planner.cost.memory import ALLOCATED, COMPONENTS, RESERVED, held_by
 from planner.cost.schedule import pipeline_time, sends_beside, turns
 from planner.cost.stage_times import SLOWEST, Gathered, StageTable, at_stage, largest_stage
 from planner.cost.traffic import data_parallel, data_slowdown
@@ -34,8 +34,6 @@ GIVEN_BACK = 0.8
 Most likely value over 1098 layouts of runs/oss-ultrascale-nanotron-*, 261 of which ran out (0.1 to 0.4 are as likely to stay
 within a factor of 4).
 """
-HOST_BOUND = 0.15
-"""Share of a microbatch's time beyond which the GPU waits for the host, which then is never far ahead."""
 CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
@@ -236,8 +234,7 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
     allocated = priced.weights + gradients + priced.optimizer_states + activations + workspace
     lost = trainer.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
-    keeps_up = priced.of_slowest("host") > HOST_BOUND * (priced.of_slowest("forward") + priced.of_slowest("backward"))
-    held = np.where(keeps_up, priced.held_waiting, priced.held_ahead) + pooled
+    held = held_by(priced.held_launched, priced.held_most, priced.held_waiting, priced.of_slowest("host_share") * priced.held_busy) + pooled
     held = np.minimum(held, np.maximum(room, 0.0))
     return {
         "weights": priced.weights,
