@@ -186,6 +186,8 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
     larger = even.replace(
         micro_batch_size=np.asarray(even.micro_batch_size) * 2, num_microbatches=np.asarray(even.num_microbatches) // 2
     )
+    # Fewer, larger microbatches keep the host less far ahead: what it has freed and the GPU not read yet may shrink.
+    one = dataclasses.replace(one, trainer=one.trainer.replace(held_collectives=0.0))
     if len(even):
         assert np.all(priced(one, larger).memory_needed >= priced(one, even).memory_needed * (1 - 1e-12))
 

@@ -154,7 +154,9 @@ def held_bytes(
     per_pass = 2.0 * (stages.dense + stages.moe)
     most = trainer.held_collectives + 0.0 * per_pass
     launched = 2.0 * column(layout.num_microbatches) - 1.0
-    busy = column(layout.num_microbatches) / (column(layout.num_microbatches) + column(layout.pp) - 1.0) + 0.0 * per_pass
+    busy = (
+        column(layout.num_microbatches) / (column(layout.num_microbatches) + column(layout.pp) - 1.0) + 0.0 * per_pass
+    )
     return each * per_pass * launched, each * most, each * np.minimum(per_pass * waiting, most), busy
 
 

@@ -47,10 +47,11 @@ SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_paral
 FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 SLOWEST = (
     "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
-    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "host_share", "all_stages", "flop",
+    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "host_share",
+    "all_stages", "flop",
 )  # fmt: skip
 """Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
-backward includes waiting for offloaded activations; all_stages sums both passes over the pipeline; flop is the mean."""
+backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums both passes over the pipeline; flop is the mean."""
 
 
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
@@ -268,7 +269,13 @@ def _space_columns(
     if trainer.held_collectives:
         flights = in_flight(layout, stage_positions(layout))
         launched, most, waiting, busy = held_bytes(workload, trainer, layout, held[0], flights)
-    columns = {"workspace": workspace, "held_launched": launched, "held_most": most, "held_waiting": waiting, "held_busy": busy}
+    columns = {
+        "workspace": workspace,
+        "held_launched": launched,
+        "held_most": most,
+        "held_waiting": waiting,
+        "held_busy": busy,
+    }
     parts = np.zeros((0, 3, len(layout)))
     if trainer.late_gradients:
         parts = state_parts(workload, trainer, layout, *held)

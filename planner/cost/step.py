@@ -234,7 +234,8 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
     allocated = priced.weights + gradients + priced.optimizer_states + activations + workspace
     lost = trainer.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
-    held = held_by(priced.held_launched, priced.held_most, priced.held_waiting, priced.of_slowest("host_share") * priced.held_busy) + pooled
+    host_share = priced.of_slowest("host_share") * priced.held_busy
+    held = held_by(priced.held_launched, priced.held_most, priced.held_waiting, host_share) + pooled
     held = np.minimum(held, np.maximum(room, 0.0))
     return {
         "weights": priced.weights,

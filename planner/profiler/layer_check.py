@@ -62,8 +62,8 @@ def plain_trainer() -> Trainer:
     """
     return dataclasses.replace(
         load_trainer("torchtitan"), norm_passes=1.0, elementwise_passes=1.0, rope_passes=ROPE_PASSES,
-        unfused=frozenset({"swiglu", "gradient_sum"}), separate_gate=False, separate_projections=False, gradient_bytes=1.0, dropout=False,
-        attention_kernel="best",
+        unfused=frozenset({"swiglu", "gradient_sum"}), separate_gate=False, separate_projections=False, gradient_bytes=1.0,
+        dropout=False, attention_kernel="best",
     )  # fmt: skip
 
 
