@@ -35,7 +35,11 @@ def scatter_of(pairs: Iterable[Pair]) -> tuple[str, Floats]:
     Runs count where one source measured the same model, batch, layout, trainer and GPU; what a job's own benchmark said
     about its network may differ inside a family. With one data-parallel rank every zero level does the same work.
     """
-    timed = [p for p in pairs if p.time_error is not None and p.run.workload and p.run.layout and p.run.cluster]
+    timed = [
+        p
+        for p in pairs
+        if p.time_error is not None and p.run.workload and p.run.layout and p.run.cluster and p.run.trainer
+    ]
     for kind, look in zip(KINDS, (_repeated, _depths, _zero_levels), strict=True):
         if len(found := look(timed)) >= LEAST[kind]:
             return kind, found
@@ -45,7 +49,7 @@ def scatter_of(pairs: Iterable[Pair]) -> tuple[str, Floats]:
 def _work(pair: Pair, *, zero: bool = True, layers: bool = True) -> Hashable:
     """What a run did; without its zero level or its number of layers where two runs are compared that differ in it."""
     run = pair.run
-    assert run.workload is not None and run.layout is not None and run.cluster is not None
+    assert run.workload and run.layout and run.cluster and run.trainer
     nothing_to_shard = int(run.layout.dp) * int(run.layout.cp) == 1
     layout = tuple(
         0 if name == "zero" and (nothing_to_shard or not zero) else int(value)

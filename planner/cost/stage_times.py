@@ -51,7 +51,8 @@ SLOWEST = (
     "all_stages", "flop",
 )  # fmt: skip
 """Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
-backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums both passes over the pipeline; flop is the mean."""
+backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums
+both passes over the pipeline; flop is the mean."""
 
 
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
