@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from planner.accuracy.bias import bias_interval, kind_of
 from planner.accuracy.prediction import Pair
 from planner.accuracy.ranking import ranking
 from planner.search import SAFE
@@ -139,6 +140,7 @@ def statistics(pairs: Iterable[Pair], which: str) -> dict[str, Any]:
         "median_abs": float(np.median(size)),
         "mean_abs": float(np.mean(size)),
         "median_signed": float(np.median(errors)),
+        "bias_interval": bias_interval(list(errors), [kind_of(pair) for pair, _ in kept]),
         "p90_abs": float(np.percentile(size, 90)),
         "within_10": float(np.mean(size <= 0.10)),
     }

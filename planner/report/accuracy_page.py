@@ -34,7 +34,7 @@ def page(
         str(notes.get("intro", "")).strip(),
         _headline(summary),
         "## Coverage", coverage,
-        "## Step time", "Errors are predicted / measured - 1: positive means predicted too slow.",
+        "## Step time", _ERRORS,
         f"![Predicted against measured step time]({picture})" if picture else "",
         time,
         "### Against a rule for the head, and against what no model can know", _RULE, rule,
@@ -58,6 +58,10 @@ def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) ->
     return picture
 
 
+_ERRORS = (
+    "Errors are predicted / measured - 1: positive means predicted too slow. The bias is their median; its interval is where it "
+    "falls in nine of ten resamplings of the kinds of run (source, model, GPU, precision), which are wrong together."
+)
 _RULE = (
     "The rule: FLOP (6 N + 12 L a d s per token, recompute counted) over half the peak, times the bubble. *Alike* are runs that "
     "state the same model, batch, hardware, trainer and layout and measured different times: the error that the best "
