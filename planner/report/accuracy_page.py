@@ -11,6 +11,7 @@ import numpy as np
 
 from planner import library
 from planner.accuracy import Pair, Table, summary_rows
+from planner.accuracy.straight import straightness
 from planner.accuracy.summary import grouped
 from planner.accuracy.tables import percent
 from planner.report.scatter import scatter
@@ -44,6 +45,7 @@ def page(
         "### Is the stated chance of running out of memory true?", chances,
         "## Choice", _CHOICE, choice, "### Every sweep", markdown(sweeps_table(summary["ranking"])),
         proof.strip(),
+        "## Were the times measured?", _STRAIGHT, markdown(straight_table(pairs)), _computed(pairs, notes.get("computed")),
         f"## The {WORST} worst rows", markdown(worst_table(pairs, notes.get("mechanisms") or [])),
         _floors(notes.get("floors")),
     ]  # fmt: skip
@@ -72,6 +74,42 @@ _CHOICE = (
     "much longer the layout that the planner calls fastest took than the fastest one measured. Rows that ran out of memory are "
     "among the candidates; the planner picks among those that it says fit."
 )
+
+
+_STRAIGHT = (
+    "Runs of one job and layout that differ in the number of microbatches alone take a constant time plus a time per microbatch. "
+    "Measured times scatter around that line; times that lie on it to the last printed digit came out of a simulator. "
+    "Series of three or more numbers of microbatches; the scatter is relative to the time."
+)
+
+
+def straight_table(pairs: Sequence[Pair]) -> Table:
+    """Scatter of every source's series around a straight line."""
+    rows = tuple(
+        (
+            one.source,
+            "computed" if one.computed else "measured",
+            str(one.series),
+            f"{one.median:.1e}",
+            f"{one.largest:.1e}",
+        )
+        for one in straightness([pair.run for pair in pairs])
+    )
+    headings = ("source", "counts as", "series", "scatter, median", "largest")
+    return Table(title="", headings=headings, rows=rows)
+
+
+def _computed(pairs: Sequence[Pair], notes: Mapping[str, str] | None) -> str:
+    """What is known about sources whose times were computed, and that they do not count."""
+    sources = grouped((pair for pair in pairs if pair.run.computed), lambda pair: pair.run.source)
+    if not sources:
+        return ""
+    listed = ", ".join(f"{name} ({len(members):,} rows)" for name, members in sources.items())
+    told = [" ".join(str(text).split()) for name, text in (notes or {}).items() if name in sources]
+    return "\n\n".join([
+        f"Computed: {listed}. The tables by family, by source and by sweep show them; totals, error bars, ties, sources left "
+        "out and calibration of trainers do without them.", *told,
+    ])  # fmt: skip
 
 
 def _headline(summary: Mapping[str, Any]) -> str:
