@@ -31,7 +31,8 @@ UNFUSED: dict[str, str] = {
     "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
     "expert_bias": "biases of experts are added expert by expert",
     "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
-    "router": "gradients of the router are computed on fp32 copies of its input, those of its weights after the activation's",
+    "router": "gradients of router weights are computed after the activation's, from what it reads and puts out",
+    "router_fp32": "the router works on an fp32 copy of its input, and so does its backward pass",
     "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
 }

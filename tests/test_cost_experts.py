@@ -11,7 +11,7 @@ from samples import HARDWARE, MODELS, TRAINERS, job, priced
 from test_cost_layers import shard_of
 
 from planner.cluster import Cluster
-from planner.cost import layers
+from planner.cost import chains, layers
 from planner.cost.blocks import INDEX, price_blocks
 from planner.cost.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
 from planner.cost.compute import price
@@ -19,6 +19,7 @@ from planner.cost.experts import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.operators import Collective, MemoryBound, Operator, Shard
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.model import load_model
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -62,15 +63,59 @@ def test_rows_are_padded_in_low_precision_only(precision: str, static: bool, the
     assert sum(name in operators(shard) for name in ("pad", "unpad")) == there
 
 
-def test_biases_and_clamps_of_experts() -> None:
-    """gpt-oss in Megatron: 12 bytes per output forward and 16 backward, 8 and 10 per gate and up; nothing where fused."""
-    spec = dataclasses.replace(MODELS["moe"], expert_bias=True, clamped_activation=True)
-    shard = dataclasses.replace(shard_of("moe"), workload=job("moe").workload.replace(model=spec))
+def gpt_oss(**changes: Any) -> Shard:
+    spec = dataclasses.replace(
+        MODELS["moe"], expert_bias=True, clamped_activation=True, scaled_rope=True, linear_bias=True
+    )
+    return dataclasses.replace(
+        with_trainer(trainer=MEGATRON.replace(**changes)), workload=job("moe").workload.replace(model=spec)
+    )
+
+
+def test_chains_move_what_the_code_reads_and_writes() -> None:
+    """Counted by hand, half precision: clamp 8 bytes per gate and up forward, 15 backward; bias 12 and 16 per output, all in
+    fp32 28 and 40; rotary embedding with a factor 24 and 28. Views and broadcast operands take twice as long per byte."""
+    for found, expected, strided in (
+        (chains.clamp_moved(2.0), (8, 15), (4, 9.5)),
+        (chains.bias_moved(2.0, False), (12, 16), (2, 8)),
+        (chains.bias_moved(2.0, True), (28, 40), (14, 22)),
+        (chains.rope_moved(2.0), (24, 28), (14, 14)),
+    ):
+        assert tuple(one.bytes for one in found) == expected
+        assert tuple(one.as_plain for one in found) == tuple(a + b for a, b in zip(expected, strided, strict=True))
+
+
+def test_chains_of_gpt_oss() -> None:
+    """In Megatron only; router weights are fp32 where DeepEP or HybridEP carry them. Nothing where they are fused."""
     rows = TOKENS * 2
-    assert moved(shard, "expert_bias") == (12 * rows * 1024, 16 * rows * 1024)
-    assert moved(shard, "experts_clamp") == (8 * rows * 2048, 10 * rows * 2048)
-    fused = dataclasses.replace(shard, trainer=TRAINERS["torchtitan"])
-    assert not {"expert_bias", "experts_clamp"} & set(operators(fused))
+    shard = gpt_oss()
+    assert moved(shard, "experts_clamp") == (12 * rows * 2048, 24.5 * rows * 2048)
+    assert moved(shard, "expert_bias") == (14 * rows * 1024, 24 * rows * 1024)
+    assert moved(gpt_oss(expert_dispatch="deepep"), "expert_bias") == (42 * rows * 1024, 62 * rows * 1024)
+    plain = dataclasses.replace(shard, workload=job("moe").workload)
+    factor = moved(shard, "rope")[0] / moved(plain, "rope")[0]
+    assert factor == pytest.approx(38 / 4)
+    there = {"expert_bias", "experts_clamp", "attention_bias"}
+    assert there <= set(operators(shard))
+    assert not there & set(operators(dataclasses.replace(shard, trainer=TRAINERS["torchtitan"])))
+    assert not there & set(operators(plain))
+
+
+def test_host_waits_twice_where_the_clamp_is_apart() -> None:
+    """gpt-oss-120b, 16 local experts: the GPU is slower up to the clamp and faster after it. What the host falls behind there
+    is not made up for by what it was ahead before."""
+    moe = job("moe", hardware="h100-sxm")
+    workload = moe.workload.replace(model=load_model("gpt-oss-120b"), sequence_length=4096)
+    layout = Layout.stack([Layout(dp=8, ep=8, num_microbatches=4)])
+
+    def behind() -> float:
+        return float(price_blocks(workload, moe.cluster, MEGATRON, layout).moe[INDEX["behind"]][0])
+
+    plain = chains.clamp
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "clamp", lambda *sizes: [dataclasses.replace(one, waits=False) for one in plain(*sizes)])
+        once = behind()
+    assert behind() > 1.05 * once > 0
 
 
 def test_experts_are_launched_one_by_one() -> None:

@@ -159,11 +159,13 @@ class _Sums:
 
     def routed(self) -> None:
         """Forward, the host waits until it knows how many tokens each expert gets, and nothing is queued on the GPU then:
-        what its launches for the experts exceed their own time stays, whatever time attention leaves later."""
+        what its launches for the experts exceed their own time stays, whatever time attention leaves later. So it is
+        after every operator that the host waits for."""
         trainer, (seconds, launches) = self._shard.trainer, self._routed
         each = trainer.host_time * np.where(self._shard.tp > 1, trainer.tensor_parallel_host_factor, 1.0)
         if not trainer.static_experts:
             self.add("behind", np.maximum(each * launches - seconds, 0.0))
+        self._routed = (0.0, 0.0)
 
     def operator(self, operator: Operator, work: Work) -> None:
         freed = self._freed(operator.module, operator.share)
@@ -178,6 +180,8 @@ class _Sums:
         trainer = self._shard.trainer
         if not operator.captured:
             self._routed = self._routed[0] + work.forward, self._routed[1] + operator.launches[0]
+        if operator.waits:
+            self.routed()
         if not (trainer.cuda_graphs and (operator.captured or trainer.static_experts)):
             self.add("launches_forward", operator.launches[0])
             self.add("launches_backward", operator.launches[1] + again * operator.launches[0])

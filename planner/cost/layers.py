@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
+from planner.cost.chains import attention_bias, clamp, rope_chain, scaled_rope
+from planner.cost.experts import after_experts, before_experts, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
     REPEATED,
@@ -36,14 +37,6 @@ Forward: cast 2 + 4, difference 8 + 4, times a sigmoid 4 + 4, difference 8 + 4. 
 values are each added to an fp32 sum, 2 + 4 + 4. Balanced halves of the sequence make it three quarters of the rows.
 [torch, _SDPAMerger and _templated_ring_attention_backward]
 """
-
-SCALED_ROPE_PASSES = 6.0
-"""Bytes of a rotary embedding in plain torch operations over those of one kernel, 24 against 4 per value forward.
-
-Times cosine 4, half of it negated 2 and joined 4, times sine 4, sum 6, joined with what does not rotate 4; backward 26.
-[Megatron Core 0.15 to 0.19, rope_utils.py: apply_rotary_pos_emb falls back where mscale is not 1]
-"""
-
 
 GATHERED_LOGITS = 6.0
 """Bytes per logit that gathering adds: the shards received, their join, the gradient cast and cut, in half precision each.
@@ -186,6 +179,7 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     operators += _projections(shard)
     operators += _core_attention(shard)
     operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
+    operators += attention_bias(shard)
     operators.append(_residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
         operators.append(_norm(shard, "attention_post_norm"))
@@ -226,9 +220,9 @@ def _projections(shard: Shard) -> list[Operator]:
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
                          saved=tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
-    if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
-        passes = passes * SCALED_ROPE_PASSES
-    if model.position == "rope":
+    if model.position == "rope" and scaled_rope(shard):
+        heads.append(rope_chain(rotated, shard))
+    elif model.position == "rope":
         heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
                                  launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
