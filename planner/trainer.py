@@ -243,6 +243,8 @@ class Trainer:
     """'random' experts for each token, or 'neighbours': token i takes experts i K onwards (a benchmark's fake gate)."""
     host_time: float
     """Seconds of host work per kernel launched."""
+    layer_host_time: float
+    """Least host time of one layer's forward pass, seconds: Python around the kernels where it was measured; 0 = not known."""
     tensor_wait: float
     """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
     one after the other, and each change of stream costs."""
@@ -291,7 +293,7 @@ _MAPPINGS = {
         ("quantise_bytes", "weight_quantise_bytes", "rescale_bytes"), "a mapping of precision to bytes per element"
     ),
 }
-_DURATIONS = ("host_time", "step_overhead", "gather_tensor_time", "collective_check")
+_DURATIONS = ("host_time", "layer_host_time", "step_overhead", "gather_tensor_time", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 

@@ -252,3 +252,46 @@ def test_adapters_only_where_they_are(targets: str, adapted: int) -> None:
     workload = job("gqa").workload.replace(lora_rank=8, lora_targets=targets)
     found = layers.layer(dataclasses.replace(shard_of("gqa"), workload=workload), moe=False)[0]
     assert sum(one.name.endswith("_lora_a") for one in found) == adapted
+
+
+def test_ring_attention_merges_its_steps() -> None:
+    """Four steps, three of other ranks: 2 + 2.25 x 3 of the queries' bytes, 2 + 1.5 and 5 + 4.25 x 3 of keys with values."""
+    shard = shard_of("gqa", cp=4, dp=2)
+    model, tokens = shard.model, TOKENS / 4
+    queries = tokens * model.query_size * 2
+    both = tokens * 2 * model.key_size * 2
+    found = {one.name: one for one in layers.layer(dataclasses.replace(shard, trainer=MEGATRON), moe=False)[0]}[
+        "ring_merge"
+    ]
+    assert isinstance(found, MemoryBound)
+    assert float(np.max(found.forward)) == pytest.approx(8.75 * queries + 3.5 * both)
+    assert float(np.max(found.backward)) == pytest.approx(8.75 * queries + 17.75 * both)
+    for other, trainer in ((shard_of("gqa"), MEGATRON), (shard, TRAINERS["torchtitan"])):
+        there = [one.name for one in layers.layer(dataclasses.replace(other, trainer=trainer), moe=False)[0]]
+        assert "ring_merge" not in there
+
+
+def test_frozen_layers_do_not_gather_their_input_again() -> None:
+    shard = shard_of("gqa", tp=4, dp=2, sequence_parallel=1)
+    frozen = dataclasses.replace(shard, workload=shard.workload.replace(lora_rank=8))
+    again = [
+        {one.name for one in layers.layer(one, moe=False)[1] if one.name.endswith("gather_again")}
+        for one in (shard, frozen)
+    ]
+    assert again == [{"attention_gather_again", "mlp_gather_again", "kv_gather_again"}, {"kv_gather_again"}]
+
+
+def test_python_of_a_layer_bounds_its_forward_pass() -> None:
+    """20 ms per layer of Python: the forward pass takes that, the backward pass what it took; graphs hold it."""
+    one = job("gqa", trainer="megatron")
+    layout = Layout(dp=8, num_microbatches=4)
+
+    def seconds(**changes: Any) -> tuple[float, float]:
+        found = priced(dataclasses.replace(one, trainer=one.trainer.replace(**changes)), layout)
+        return float(found.time["host"][0]), float(found.step_time[0])
+
+    layers_count = one.workload.model.num_layers
+    plain, slow = seconds(), seconds(layer_host_time=20e-3)
+    assert slow[1] == pytest.approx(4 * layers_count * 20e-3, rel=0.2)
+    assert slow[1] - plain[1] == pytest.approx(slow[0] - plain[0], rel=0.05)
+    assert seconds(layer_host_time=20e-3, cuda_graphs=True) == seconds(cuda_graphs=True)

@@ -65,11 +65,11 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
     dense_priced = _price(*layers.layer(shard, moe=False), shard, cluster) if has_dense else None
     moe_priced = _price(*layers.layer(shard, moe=True), shard, cluster) if has_moe else None
-    dense = dense_stored = _block(dense_priced, shard) if dense_priced else nothing
-    moe = moe_stored = _block(moe_priced, shard) if moe_priced else nothing
+    dense = dense_stored = _layer(dense_priced, shard) if dense_priced else nothing
+    moe = moe_stored = _layer(moe_priced, shard) if moe_priced else nothing
     if np.any(np.asarray(layout.recompute_layers) > 0):
-        dense_stored = _block(dense_priced, stored) if dense_priced else nothing
-        moe_stored = _block(moe_priced, stored) if moe_priced else nothing
+        dense_stored = _layer(dense_priced, stored) if dense_priced else nothing
+        moe_stored = _layer(moe_priced, stored) if moe_priced else nothing
     return Blocks(
         dense=dense.take(inverse, axis=1),
         moe=moe.take(inverse, axis=1),
@@ -107,6 +107,15 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     return _Priced(
         operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
     )
+
+
+def _layer(priced: _Priced, shard: Shard) -> Floats:
+    """The block of a layer, whose forward pass takes the host at least ``layer_host_time``, in kernels launched."""
+    table, trainer = _block(priced, shard), shard.trainer
+    if trainer.layer_host_time and not trainer.cuda_graphs:
+        row = INDEX["launches_forward"]
+        table[row] = np.maximum(table[row], trainer.layer_host_time / trainer.host_time)
+    return table
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:

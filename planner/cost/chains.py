@@ -1,7 +1,8 @@
 """Chains of plain torch operations where other models have one fused kernel: what they move, and how fast.
 
-Read in Megatron Core 0.15 to 0.17 (experts.py, fused_bias_geglu.py, rope_utils.py) with torch's backward formulas
-(clamp_backward, slice_backward, a cat for every split). gpt-oss is the model that meets all of them.
+Those of gpt-oss: read in Megatron Core 0.15 to 0.17 (experts.py, fused_bias_geglu.py, rope_utils.py) with torch's backward formulas
+(clamp_backward, slice_backward, a cat for every split). Ring attention merges its steps with them: read in Transformer Engine
+1.6 and 2.2, AttnFuncWithCP.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.cost.operators import NEVER, REPEATED, MemoryBound, Number, Operator, Shard
-from planner.layout import Module
+from planner.layout import CpMethod, Module
 
 STRIDED_SLOWDOWN = 2.0
 """Time per byte of torch's kernel for views and broadcast operands over that of its vectorised kernel, which moves 16 bytes
@@ -141,3 +142,27 @@ def attention_bias(shard: Shard) -> list[Operator]:
     values = shard.tokens_split * shard.model.hidden_size * shard.element
     return [MemoryBound(name="attention_bias", kind="elementwise", module=NEVER, forward=2 * STRIDED_SLOWDOWN * values,
                         backward=values, launches=(1.0, 2.0))]  # fmt: skip
+
+
+def ring_merge(shard: Shard) -> list[Operator]:
+    """What ring attention of Transformer Engine adds around the c attention kernels of a rank, causal and balanced.
+
+    Forward: the rank's own step scaled into the output, Q read and written; each other step, three quarters of the rows at
+    the mean, scaled and added, 3 Q; keys and values joined, 2 KV, and the half that an earlier rank's block needs copied.
+    Backward: gradients of queries copied, then added likewise; those of keys and values joined and added to what travels,
+    5 KV per step and share. Q, KV: bytes of queries and of keys with values of one rank.
+    """
+    model, cp = shard.model, shard.cp
+    ring = (np.asarray(shard.layout.cp_method) == CpMethod.RING) & (cp > 1)
+    if not shard.trainer.transformer_engine or shard.trainer.attention != "flash" or not np.any(ring):
+        return []
+    queries = shard.tokens * model.attention_output_size / shard.tp * shard.element
+    key_values = (
+        shard.tokens * shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads * shard.element
+    )
+    others = cp - 1.0
+    merged = queries * (2.0 + 2.25 * others)
+    return [MemoryBound(name="ring_merge", kind="elementwise", module=Module.CORE_ATTENTION,
+                        forward=np.where(ring, merged + key_values * (2.0 + 0.5 * others), 0.0),
+                        backward=np.where(ring, merged + key_values * (5.0 + 4.25 * others), 0.0),
+                        launches=(np.where(ring, 4.0 + 2.0 * others, 0.0), np.where(ring, 3.0 + 4.0 * others, 0.0)))]  # fmt: skip

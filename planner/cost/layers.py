@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.chains import attention_bias, clamp, rope_chain, scaled_rope
+from planner.cost.chains import attention_bias, clamp, ring_merge, rope_chain, scaled_rope
 from planner.cost.experts import after_experts, before_experts, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
@@ -92,8 +92,9 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
     """Tensor-parallel collectives around a column-parallel and a row-parallel layer.
 
     With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input
-    of the column-parallel layer is gathered again unless the trainer saved it gathered. Without: an all-reduce after
-    (forward) and one before (backward).  Size T h elements each.  [Korthikanti 2022, section 4.2.2]
+    of the column-parallel layer is gathered again for its weight gradient, unless the trainer saved it gathered or only
+    adapters are trained. Without: an all-reduce after (forward) and one before (backward).  Size T h elements each.
+    [Korthikanti 2022, section 4.2.2; TransformerEngine, layernorm_linear.py: nothing is gathered for frozen weights]
     What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in
     fp8 [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16. Pipelined with its GEMM, a
     gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
@@ -116,7 +117,7 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
             ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 
-    gather_again = [] if shard.trainer.gathered_inputs else [
+    gather_again = [] if shard.trainer.gathered_inputs or (linear and shard.workload.lora_rank) else [
         one("gather_again", "all_gather", split, True, "tp_backward", f"{column}.dgrad")
     ]  # fmt: skip
     return [
@@ -262,6 +263,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
                 launches=(1.0, 3.0),
             ),
             *merge,
+            *ring_merge(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
     mask = float(shard.trainer.dropout)
