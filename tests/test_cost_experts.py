@@ -14,12 +14,12 @@ from planner.cluster import Cluster
 from planner.cost import chains, layers
 from planner.cost.blocks import INDEX, price_blocks
 from planner.cost.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
-from planner.cost.compute import price
+from planner.cost.compute import Work, price
 from planner.cost.experts import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.operators import Collective, MemoryBound, Operator, Shard
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.model import load_model
+from planner.model import ModelSpec, load_model
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -295,3 +295,26 @@ def test_python_of_a_layer_bounds_its_forward_pass() -> None:
     assert slow[1] == pytest.approx(4 * layers_count * 20e-3, rel=0.2)
     assert slow[1] - plain[1] == pytest.approx(slow[0] - plain[0], rel=0.05)
     assert seconds(layer_host_time=20e-3, cuda_graphs=True) == seconds(cuda_graphs=True)
+
+
+def test_fp8_attention_casts_and_looks_back_further() -> None:
+    """3 bytes per value of queries, keys, values and output each way; its backward pass takes no less with a window."""
+    model = dataclasses.replace(MODELS["gqa"], window=128, num_windowed_layers=MODELS["gqa"].num_layers)
+    cluster = job("gqa", hardware="gb300-nvl72").cluster
+
+    def priced_with(spec: ModelSpec, **changes: Any) -> tuple[Operator | None, Work]:
+        shard = with_trainer("gqa", precision="mxfp8", trainer=MEGATRON.replace(**changes))
+        shard = dataclasses.replace(shard, workload=shard.workload.replace(model=spec))
+        found = {one.name: one for one in layers.layer(shard, moe=False)[0]}
+        return found.get("attention_casts"), price([found["core_attention"]], shard, cluster.hardware)["core_attention"]
+
+    casts, windowed = priced_with(model, attention_dtype="fp8")
+    _, full = priced_with(MODELS["gqa"], attention_dtype="fp8")
+    values = TOKENS * (2 * model.query_size + 2 * model.key_size)
+    assert isinstance(casts, MemoryBound)
+    assert float(np.max(casts.forward)) == float(np.max(casts.backward)) == 3 * values
+    assert float(np.max(windowed.dgrad)) == float(np.max(full.dgrad))
+    assert float(np.max(windowed.forward)) < float(np.max(full.forward))
+    none, half = priced_with(model)
+    assert none is None
+    assert float(np.max(half.dgrad)) < float(np.max(priced_with(MODELS["gqa"])[1].dgrad))

@@ -13,6 +13,7 @@ import numpy as np
 
 from planner.cost.operators import NEVER, REPEATED, MemoryBound, Number, Operator, Shard
 from planner.layout import CpMethod, Module
+from planner.workload import LOW_PRECISIONS
 
 STRIDED_SLOWDOWN = 2.0
 """Time per byte of torch's kernel for views and broadcast operands over that of its vectorised kernel, which moves 16 bytes
@@ -166,3 +167,22 @@ def ring_merge(shard: Shard) -> list[Operator]:
                         forward=np.where(ring, merged + key_values * (2.0 + 0.5 * others), 0.0),
                         backward=np.where(ring, merged + key_values * (5.0 + 4.25 * others), 0.0),
                         launches=(np.where(ring, 4.0 + 2.0 * others, 0.0), np.where(ring, 3.0 + 4.0 * others, 0.0)))]  # fmt: skip
+
+
+def attention_casts(shard: Shard) -> list[Operator]:
+    """Casts around attention in fp8: queries, keys and values in, the output out of fp8; its gradient in, theirs out.
+
+    Read in one precision and written in the other, e + 1 bytes per value.  [TransformerEngine, FusedAttnFunc: cast_to_fp8,
+    cast_from_fp8; the layers around it work in half precision unless fp8_mha is set]
+    """
+    model, trainer = shard.model, shard.trainer
+    if (
+        trainer.attention_dtype != "fp8"
+        or trainer.attention != "flash"
+        or shard.workload.precision not in LOW_PRECISIONS
+    ):
+        return []
+    per_token = model.query_size / shard.tp + shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+    moved = shard.tokens * (per_token + model.attention_output_size / shard.tp) * (shard.element + 1.0)
+    return [MemoryBound(name="attention_casts", kind="quantize", module=Module.CORE_ATTENTION, forward=moved,
+                        backward=moved, launches=(4.0, 4.0))]  # fmt: skip

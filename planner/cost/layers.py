@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.chains import attention_bias, clamp, ring_merge, rope_chain, scaled_rope
+from planner.cost.chains import attention_bias, attention_casts, clamp, ring_merge, rope_chain, scaled_rope
 from planner.cost.experts import after_experts, before_experts, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
@@ -264,6 +264,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
             ),
             *merge,
             *ring_merge(shard),
+            *attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
     mask = float(shard.trainer.dropout)
