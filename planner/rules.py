@@ -67,6 +67,10 @@ def refusals(job: Job, layout: Layout) -> dict[str, int]:
     return dict(sorted(((name, n) for name, n in counts.items() if n), key=lambda item: -item[1]))
 
 
+LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
+"""Optimizers whose moments have less than 32 bits."""
+
+
 def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> None:
     """Raise PlannerError when no layout at all could run this job: precision or optimizer unknown to trainer or GPU."""
     if workload.precision not in trainer.precisions:
@@ -76,6 +80,11 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
     if workload.optimizer not in trainer.optimizers:
         raise PlannerError(
             f"trainer {trainer.name} has no optimizer {workload.optimizer}; it knows {', '.join(trainer.optimizers)}"
+        )
+    if trainer.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
+        raise PlannerError(
+            f"optimizer {workload.optimizer} in fp16: trainer {trainer.name}'s optimizer with moments of less than 32 bits takes "
+            "gradients in fp32 or bf16; use --precision bf16 or --optimizer adam"
         )
     cluster.hardware.peak({"mxfp8": "fp8", "fp8_row": "fp8"}.get(workload.precision, workload.precision))
 
@@ -263,13 +272,24 @@ def low_precision_multiple(precision: str) -> int:
 
 def _host_states_hold(job: Job, layout: Layout) -> Any:
     """Offload works on sharded optimizers, and so do Megatron's moments of less than 32 bits."""
-    lean = job.trainer.transformer_engine and job.workload.optimizer in ("adam_bf16", "adam_8bit")
+    lean = job.trainer.transformer_engine and job.workload.optimizer in LEAN_OPTIMIZERS
     alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
     return alone | (np.asarray(layout.zero) > 0) | ((np.asarray(layout.offload_optimizer) == 0) & (not lean))
 
 
+def _fp16_stays(job: Job) -> bool:
+    """Megatron's optimizer on the host clips gradients in fp32 or bf16 only.  [core/optimizer/clip_grads.py, decoupled_grad]"""
+    return job.trainer.transformer_engine and job.workload.precision == "fp16"
+
+
+def _offloadable(job: Job) -> str:
+    states = "optimizer states" if job.trainer.offload_optimizer else "no optimizer states"
+    return f"{states}, but not in fp16" if job.trainer.offload_optimizer and _fp16_stays(job) else states
+
+
 def _offload_holds(job: Job, layout: Layout) -> Any:
-    optimizer = (np.asarray(layout.offload_optimizer) == 0) | job.trainer.offload_optimizer
+    able = job.trainer.offload_optimizer and not _fp16_stays(job)
+    optimizer = (np.asarray(layout.offload_optimizer) == 0) | able
     activations = (np.asarray(layout.offload_activations) == 0) | (
         job.trainer.offload_activations & (np.asarray(layout.recompute) == Recompute.FULL)
     )
@@ -601,7 +621,7 @@ RULES: tuple[Rule, ...] = (
         sentence=lambda job, x: (
             f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: "
             f"trainer {job.trainer.name} offloads "
-            f"{'optimizer states' if job.trainer.offload_optimizer else 'no optimizer states'} and "
+            f"{_offloadable(job)} and "
             f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
         ),
     ),

@@ -31,7 +31,8 @@ UNFUSED: dict[str, str] = {
     "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
     "expert_bias": "biases of experts are added expert by expert",
     "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
-    "router": "gradients of the router are computed on fp32 copies of its input, those of its weights after the activation's",
+    "router": "gradients of router weights are computed after the activation's, from what it reads and puts out",
+    "router_fp32": "the router works on an fp32 copy of its input, and so does its backward pass",
     "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
 }
@@ -246,6 +247,8 @@ class Trainer:
     """'random' experts for each token, or 'neighbours': token i takes experts i K onwards (a benchmark's fake gate)."""
     host_time: float
     """Seconds of host work per kernel launched."""
+    layer_host_time: float
+    """Least host time of one layer's forward pass, seconds: Python around the kernels where it was measured; 0 = not known."""
     tensor_wait: float
     """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
     one after the other, and each change of stream costs."""
@@ -294,7 +297,7 @@ _MAPPINGS = {
         ("quantise_bytes", "weight_quantise_bytes", "rescale_bytes"), "a mapping of precision to bytes per element"
     ),
 }
-_DURATIONS = ("host_time", "step_overhead", "gather_tensor_time", "collective_check")
+_DURATIONS = ("host_time", "layer_host_time", "step_overhead", "gather_tensor_time", "collective_check")
 _ABOVE_ZERO = ("bucket_parameters", "memory_error", "sequence_divisor")
 
 

@@ -13,7 +13,6 @@ from click.testing import CliRunner, Result
 
 import cli
 
-
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("search")
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))

@@ -73,10 +73,13 @@ def test_a_constant_moves_only_what_it_stands_in(llama: list[Run]) -> None:
 
 def test_trainers_that_inherit_a_constant_follow_it() -> None:
     hardware = load_hardware("a100-sxm-80gb")
-    assert applies(VTRAIN, hardware, load_trainer("megatron-2021"))
-    assert applies(VTRAIN, hardware, load_trainer("megatron-deepspeed"))
-    assert not applies(VTRAIN, hardware, load_trainer("megatron"))
-    assert not applies(VTRAIN, hardware, load_trainer("megatron-2021").replace(host_time=1e-6)), "overridden"
+    core = next(one for one in LISTED if one.file == "trainers/megatron.yaml" and one.key == "host_time")
+    for heir in ("megatron", "megatron-2021", "megatron-deepspeed"):
+        assert applies(core, hardware, load_trainer(heir))
+    assert not applies(core, hardware, load_trainer("nanotron"))
+    assert not applies(core, hardware, load_trainer("megatron-2021").replace(host_time=1e-6)), "overridden"
+    assert not applies(VTRAIN, hardware, load_trainer("megatron-2021")), "what one framework changes is its own"
+    assert applies(VTRAIN, hardware, load_trainer("megatron-2021").replace(host_time=VTRAIN.value))
 
 
 def test_latency_of_a_framework_stretches_its_network() -> None:

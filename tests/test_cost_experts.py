@@ -11,14 +11,15 @@ from samples import HARDWARE, MODELS, TRAINERS, job, priced
 from test_cost_layers import shard_of
 
 from planner.cluster import Cluster
-from planner.cost import layers
+from planner.cost import chains, layers
 from planner.cost.blocks import INDEX, price_blocks
 from planner.cost.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
-from planner.cost.compute import price
+from planner.cost.compute import Work, price
 from planner.cost.experts import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.operators import Collective, MemoryBound, Operator, Shard
 from planner.errors import PlannerError
 from planner.layout import Layout
+from planner.model import ModelSpec, load_model
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -62,15 +63,59 @@ def test_rows_are_padded_in_low_precision_only(precision: str, static: bool, the
     assert sum(name in operators(shard) for name in ("pad", "unpad")) == there
 
 
-def test_biases_and_clamps_of_experts() -> None:
-    """gpt-oss in Megatron: 12 bytes per output forward and 16 backward, 8 and 10 per gate and up; nothing where fused."""
-    spec = dataclasses.replace(MODELS["moe"], expert_bias=True, clamped_activation=True)
-    shard = dataclasses.replace(shard_of("moe"), workload=job("moe").workload.replace(model=spec))
+def gpt_oss(**changes: Any) -> Shard:
+    spec = dataclasses.replace(
+        MODELS["moe"], expert_bias=True, clamped_activation=True, scaled_rope=True, linear_bias=True
+    )
+    return dataclasses.replace(
+        with_trainer(trainer=MEGATRON.replace(**changes)), workload=job("moe").workload.replace(model=spec)
+    )
+
+
+def test_chains_move_what_the_code_reads_and_writes() -> None:
+    """Counted by hand, half precision: clamp 8 bytes per gate and up forward, 15 backward; bias 12 and 16 per output, all in
+    fp32 28 and 40; rotary embedding with a factor 24 and 28. Views and broadcast operands take twice as long per byte."""
+    for found, expected, strided in (
+        (chains.clamp_moved(2.0), (8, 15), (4, 9.5)),
+        (chains.bias_moved(2.0, False), (12, 16), (2, 8)),
+        (chains.bias_moved(2.0, True), (28, 40), (14, 22)),
+        (chains.rope_moved(2.0), (24, 28), (14, 14)),
+    ):
+        assert tuple(one.bytes for one in found) == expected
+        assert tuple(one.as_plain for one in found) == tuple(a + b for a, b in zip(expected, strided, strict=True))
+
+
+def test_chains_of_gpt_oss() -> None:
+    """In Megatron only; router weights are fp32 where DeepEP or HybridEP carry them. Nothing where they are fused."""
     rows = TOKENS * 2
-    assert moved(shard, "expert_bias") == (12 * rows * 1024, 16 * rows * 1024)
-    assert moved(shard, "experts_clamp") == (8 * rows * 2048, 10 * rows * 2048)
-    fused = dataclasses.replace(shard, trainer=TRAINERS["torchtitan"])
-    assert not {"expert_bias", "experts_clamp"} & set(operators(fused))
+    shard = gpt_oss()
+    assert moved(shard, "experts_clamp") == (12 * rows * 2048, 24.5 * rows * 2048)
+    assert moved(shard, "expert_bias") == (14 * rows * 1024, 24 * rows * 1024)
+    assert moved(gpt_oss(expert_dispatch="deepep"), "expert_bias") == (42 * rows * 1024, 62 * rows * 1024)
+    plain = dataclasses.replace(shard, workload=job("moe").workload)
+    factor = moved(shard, "rope")[0] / moved(plain, "rope")[0]
+    assert factor == pytest.approx(38 / 4)
+    there = {"expert_bias", "experts_clamp", "attention_bias"}
+    assert there <= set(operators(shard))
+    assert not there & set(operators(dataclasses.replace(shard, trainer=TRAINERS["torchtitan"])))
+    assert not there & set(operators(plain))
+
+
+def test_host_waits_twice_where_the_clamp_is_apart() -> None:
+    """gpt-oss-120b, 16 local experts: the GPU is slower up to the clamp and faster after it. What the host falls behind there
+    is not made up for by what it was ahead before."""
+    moe = job("moe", hardware="h100-sxm")
+    workload = moe.workload.replace(model=load_model("gpt-oss-120b"), sequence_length=4096)
+    layout = Layout.stack([Layout(dp=8, ep=8, num_microbatches=4)])
+
+    def behind() -> float:
+        return float(price_blocks(workload, moe.cluster, MEGATRON, layout).moe[INDEX["behind"]][0])
+
+    plain = chains.clamp
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layers, "clamp", lambda *sizes: [dataclasses.replace(one, waits=False) for one in plain(*sizes)])
+        once = behind()
+    assert behind() > 1.05 * once > 0
 
 
 def test_experts_are_launched_one_by_one() -> None:
@@ -207,3 +252,69 @@ def test_adapters_only_where_they_are(targets: str, adapted: int) -> None:
     workload = job("gqa").workload.replace(lora_rank=8, lora_targets=targets)
     found = layers.layer(dataclasses.replace(shard_of("gqa"), workload=workload), moe=False)[0]
     assert sum(one.name.endswith("_lora_a") for one in found) == adapted
+
+
+def test_ring_attention_merges_its_steps() -> None:
+    """Four steps, three of other ranks: 2 + 2.25 x 3 of the queries' bytes, 2 + 1.5 and 5 + 4.25 x 3 of keys with values."""
+    shard = shard_of("gqa", cp=4, dp=2)
+    model, tokens = shard.model, TOKENS / 4
+    queries = tokens * model.query_size * 2
+    both = tokens * 2 * model.key_size * 2
+    found = {one.name: one for one in layers.layer(dataclasses.replace(shard, trainer=MEGATRON), moe=False)[0]}[
+        "ring_merge"
+    ]
+    assert isinstance(found, MemoryBound)
+    assert float(np.max(found.forward)) == pytest.approx(8.75 * queries + 3.5 * both)
+    assert float(np.max(found.backward)) == pytest.approx(8.75 * queries + 17.75 * both)
+    for other, trainer in ((shard_of("gqa"), MEGATRON), (shard, TRAINERS["torchtitan"])):
+        there = [one.name for one in layers.layer(dataclasses.replace(other, trainer=trainer), moe=False)[0]]
+        assert "ring_merge" not in there
+
+
+def test_frozen_layers_do_not_gather_their_input_again() -> None:
+    shard = shard_of("gqa", tp=4, dp=2, sequence_parallel=1)
+    frozen = dataclasses.replace(shard, workload=shard.workload.replace(lora_rank=8))
+    again = [
+        {one.name for one in layers.layer(one, moe=False)[1] if one.name.endswith("gather_again")}
+        for one in (shard, frozen)
+    ]
+    assert again == [{"attention_gather_again", "mlp_gather_again", "kv_gather_again"}, {"kv_gather_again"}]
+
+
+def test_python_of_a_layer_bounds_its_forward_pass() -> None:
+    """20 ms per layer of Python: the forward pass takes that, the backward pass what it took; graphs hold it."""
+    one = job("gqa", trainer="megatron")
+    layout = Layout(dp=8, num_microbatches=4)
+
+    def seconds(**changes: Any) -> tuple[float, float]:
+        found = priced(dataclasses.replace(one, trainer=one.trainer.replace(**changes)), layout)
+        return float(found.time["host"][0]), float(found.step_time[0])
+
+    layers_count = one.workload.model.num_layers
+    plain, slow = seconds(), seconds(layer_host_time=20e-3)
+    assert slow[1] == pytest.approx(4 * layers_count * 20e-3, rel=0.2)
+    assert slow[1] - plain[1] == pytest.approx(slow[0] - plain[0], rel=0.05)
+    assert seconds(layer_host_time=20e-3, cuda_graphs=True) == seconds(cuda_graphs=True)
+
+
+def test_fp8_attention_casts_and_looks_back_further() -> None:
+    """3 bytes per value of queries, keys, values and output each way; its backward pass takes no less with a window."""
+    model = dataclasses.replace(MODELS["gqa"], window=128, num_windowed_layers=MODELS["gqa"].num_layers)
+    cluster = job("gqa", hardware="gb300-nvl72").cluster
+
+    def priced_with(spec: ModelSpec, **changes: Any) -> tuple[Operator | None, Work]:
+        shard = with_trainer("gqa", precision="mxfp8", trainer=MEGATRON.replace(**changes))
+        shard = dataclasses.replace(shard, workload=shard.workload.replace(model=spec))
+        found = {one.name: one for one in layers.layer(shard, moe=False)[0]}
+        return found.get("attention_casts"), price([found["core_attention"]], shard, cluster.hardware)["core_attention"]
+
+    casts, windowed = priced_with(model, attention_dtype="fp8")
+    _, full = priced_with(MODELS["gqa"], attention_dtype="fp8")
+    values = TOKENS * (2 * model.query_size + 2 * model.key_size)
+    assert isinstance(casts, MemoryBound)
+    assert float(np.max(casts.forward)) == float(np.max(casts.backward)) == 3 * values
+    assert float(np.max(windowed.dgrad)) == float(np.max(full.dgrad))
+    assert float(np.max(windowed.forward)) < float(np.max(full.forward))
+    none, half = priced_with(model)
+    assert none is None
+    assert float(np.max(half.dgrad)) < float(np.max(priced_with(MODELS["gqa"])[1].dgrad))

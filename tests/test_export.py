@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from planner.explicit import complete
 from planner.export import TARGETS, load_target, targets_of
 from planner.export.bundle import make_bundle, write_bundle
 from planner.export.mcore import moe_layer_pattern, pipeline_layout, vocab_rows
+from planner.export.nearest import require_expressible
 from planner.export.ranks import GROUPS, groups
 from planner.export.target import ExportJob, in_range
 from planner.layout import Module, Recompute
@@ -203,6 +205,35 @@ def test_bridge_makes_the_table_of_positions_as_long_as_the_sequences() -> None:
     short = found(Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb", sequence=1024, top=1))[0]
     [said] = load_target("megatron-bridge").refusals(ExportJob.of(short))
     assert "learned 2048 positions" in said and not load_target("megatron").refusals(ExportJob.of(short))
+
+
+def test_gradients_are_summed_as_they_were_priced(tmp_path: Path) -> None:
+    """bf16 where the trainer's file says 2 bytes, fp16 in fp16; a file of one's own that a target would not follow is refused."""
+    fp32, bf16 = "--accumulate-allreduce-grads-in-fp32", "--grad-reduce-in-bf16"
+
+    def text(target: str, job: ExportJob) -> str:
+        return "".join(load_target(target).render(job).files.values())
+
+    plan = plan_of()
+    bridge = ExportJob.of(dataclasses.replace(plan, trainer="megatron-bridge"))
+    half = ExportJob.of(dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, precision="fp16")))
+    assert fp32 in text("megatron", ExportJob.of(plan)) and bf16 not in text("megatron", ExportJob.of(plan))
+    assert bf16 in text("megatron", bridge) and fp32 not in text("megatron", bridge)
+    assert bf16 not in text("megatron", half) and fp32 not in text("megatron", half)
+    assert "grad_reduce_in_fp32=True" in text("megatron-bridge", ExportJob.of(plan))
+    assert "grad_reduce_in_fp32=False" in text("megatron-bridge", bridge)
+    files = load_target("megatron").render(bridge).files
+    read = read_megatron(
+        next(one for name, one in files.items() if name.endswith(".sh") and bf16 in one), "arguments.sh"
+    )
+    assert read.trainer == "megatron-bridge" and not read.unread
+
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("extends: deepspeed\ngradient_bytes: 8\n")
+    own = changed(found(Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed"))[0])
+    require_expressible(load_target("deepspeed"), ExportJob.of(own), mine)
+    with pytest.raises(PlannerError, match="gradient_bytes 8.* of .*mine.yaml, and deepspeed runs with 2"):
+        require_expressible(load_target("deepspeed"), ExportJob.of(dataclasses.replace(own, trainer=str(mine))), mine)
 
 
 def test_targets_of_a_trainer() -> None:

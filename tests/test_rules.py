@@ -156,6 +156,12 @@ CASES = [
         says=("offload_optimizer 50 and zero 0", "use zero 1"),
     ),
     Broken(
+        rule="offload",
+        job={"precision": "fp16"},
+        layout={"zero": 1, "offload_optimizer": 50},
+        says=("megatron offloads optimizer states, but not in fp16",),
+    ),
+    Broken(
         rule="host optimizer",
         layout={"zero": 0},
         job={"optimizer": "adam_bf16"},
@@ -429,9 +435,11 @@ def test_jobs_that_no_layout_can_run() -> None:
     refused("trainer fsdp has no optimizer muon; it knows adam, adam_8bit, sgd", "fsdp", optimizer="muon")
     refused("a100-sxm-80gb has no fp8 tensor cores; choose one of", hardware="a100-sxm-80gb", precision="mxfp8")
     refused("h100-sxm has no fp4 tensor cores", precision="nvfp4")
+    refused("adam_bf16 in fp16: trainer megatron's .* use --precision bf16", precision="fp16", optimizer="adam_bf16")
     for trainer in TRAINERS.values():  # whatever a trainer lists, its own checks and its byte counts know
         for precision in trainer.precisions:
-            for optimizer in trainer.optimizers:
+            lean = {"adam_bf16", "adam_8bit"} if precision == "fp16" and trainer.transformer_engine else set()
+            for optimizer in set(trainer.optimizers) - lean:
                 assert trainer.optimizer_bytes[optimizer] > 0
                 work = Workload(
                     model=MODELS["gqa"],

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from planner import library, units
 from planner.accuracy import accuracy, kendall_tau, pairs_of, predict, summarise, summary_rows
+from planner.accuracy.bias import bias_interval
 from planner.errors import PlannerError
 from planner.layout import Module, Recompute, Schedule
 from planner.runs import FORMULAS, Row, Run, flop_per_token, read_rows, read_runs, rows_from_dict, to_run
@@ -467,6 +468,15 @@ def test_fuzzed_files_raise_planner_errors_only(changes: list[tuple[tuple[Any, .
 
 
 # ------------------------------------------------------------------------------------------------ the report
+
+
+def test_a_bias_is_as_certain_as_there_are_kinds_of_runs() -> None:
+    three = [-0.1] * 30 + [0.0] * 30 + [0.2] * 30
+    assert bias_interval(three, ["a"] * 30 + ["b"] * 30 + ["c"] * 30) == (-0.1, 0.2)  # two of three a: 7 of 27 draws
+    low, high = bias_interval(three, list(range(90))) or (9, 9)
+    assert (low, high) == (0.0, 0.0)  # 46 of 90 from one end: never in 400 draws
+    assert bias_interval([0.1, 0.3], ["a", "b"]) is None
+    assert bias_interval([0.05] * 7, list(range(7))) == (0.05, 0.05)
 
 
 def test_kendall_tau() -> None:

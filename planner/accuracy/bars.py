@@ -45,7 +45,7 @@ class Residual:
 
 
 def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
-    """Residuals of all predicted runs that their source does not call broken."""
+    """Residuals of all predicted runs that were measured and that their source does not call broken."""
     found = []
     for pair in pairs:
         run = pair.run

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from planner.accuracy.bias import bias_interval, kind_of
 from planner.accuracy.prediction import Pair
 from planner.accuracy.ranking import ranking
 from planner.search import SAFE
@@ -21,9 +22,10 @@ HOPELESS = 0.95
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources
-    count all predicted runs. ``mean_of_sources`` is the mean over sources of each source's mean absolute error. ``rule``
-    holds the same errors of the one-line rule, and ``alike`` what no model could tell apart.
+    ``overall`` counts runs whose layout is stated, whose time was measured and not computed by a simulator, and that
+    their source does not call broken; families and sources count all predicted runs. ``mean_of_sources`` is the mean over
+    sources of each source's mean absolute error. ``rule`` holds the same errors of the one-line rule, and ``alike`` what
+    no model could tell apart.
     """
     good = [pair for pair in pairs if pair.counts]
     return {
@@ -139,6 +141,7 @@ def statistics(pairs: Iterable[Pair], which: str) -> dict[str, Any]:
         "median_abs": float(np.median(size)),
         "mean_abs": float(np.mean(size)),
         "median_signed": float(np.median(errors)),
+        "bias_interval": bias_interval(list(errors), [kind_of(pair) for pair, _ in kept]),
         "p90_abs": float(np.percentile(size, 90)),
         "within_10": float(np.mean(size <= 0.10)),
     }

@@ -49,11 +49,16 @@ def _error_table(title: str, summary: dict[str, Any], groups: str, total: str | 
     if total:
         lines["overall"] = summary[total]
     rows = tuple(
-        (name, str(s["n"]), percent(s["median_abs"]), percent(s["median_signed"], True), percent(s["p90_abs"]),
-         percent(s["within_10"]))
+        (name, str(s["n"]), percent(s["median_abs"]), percent(s["median_signed"], True), _interval(s["bias_interval"]),
+         percent(s["p90_abs"]), percent(s["within_10"]))
         for name, s in lines.items() if s["n"]
     )  # fmt: skip
-    return Table(title=title, headings=("", "runs", "median error", "bias", "90 % below", "within 10 %"), rows=rows)
+    headings = ("", "runs", "median error", "bias", "its 90 % interval", "90 % below", "within 10 %")
+    return Table(title=title, headings=headings, rows=rows)
+
+
+def _interval(ends: tuple[float, float] | None) -> str:
+    return "-" if ends is None else f"{100 * ends[0]:+.1f} to {100 * ends[1]:+.1f}"
 
 
 def _memory_table(verdicts: dict[str, Any]) -> Table:

@@ -131,7 +131,7 @@ def _kernels(base: Priced) -> list[Mechanism]:
             size=lambda base, x: f"{format_seconds(x * base.job.trainer.host_time)} instead of "
             f"{format_seconds(base.job.trainer.host_time)} per kernel",
             change=factor("host_time", worse=True), seen=3,
-            source="7 to 125 us between frameworks (vTrain, nanotron, Megatron-Bridge Qwen3-30B)",
+            source="9 to 125 us between frameworks (compiled torchtitan, Megatron-Bridge Qwen3-30B, nanotron)",
             check="a profile of one step (torch.profiler or 'nsys profile'): gaps between kernels on the compute stream, "
             "CPU at 100 % on the launching thread",
         ),

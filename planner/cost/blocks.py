@@ -65,11 +65,11 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
     dense_priced = _price(*layers.layer(shard, moe=False), shard, cluster) if has_dense else None
     moe_priced = _price(*layers.layer(shard, moe=True), shard, cluster) if has_moe else None
-    dense = dense_stored = _block(dense_priced, shard) if dense_priced else nothing
-    moe = moe_stored = _block(moe_priced, shard) if moe_priced else nothing
+    dense = dense_stored = _layer(dense_priced, shard) if dense_priced else nothing
+    moe = moe_stored = _layer(moe_priced, shard) if moe_priced else nothing
     if np.any(np.asarray(layout.recompute_layers) > 0):
-        dense_stored = _block(dense_priced, stored) if dense_priced else nothing
-        moe_stored = _block(moe_priced, stored) if moe_priced else nothing
+        dense_stored = _layer(dense_priced, stored) if dense_priced else nothing
+        moe_stored = _layer(moe_priced, stored) if moe_priced else nothing
     return Blocks(
         dense=dense.take(inverse, axis=1),
         moe=moe.take(inverse, axis=1),
@@ -107,6 +107,15 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     return _Priced(
         operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
     )
+
+
+def _layer(priced: _Priced, shard: Shard) -> Floats:
+    """The block of a layer, whose forward pass takes the host at least ``layer_host_time``, in kernels launched."""
+    table, trainer = _block(priced, shard), shard.trainer
+    if trainer.layer_host_time and not trainer.cuda_graphs:
+        row = INDEX["launches_forward"]
+        table[row] = np.maximum(table[row], trainer.layer_host_time / trainer.host_time)
+    return table
 
 
 def _block(priced: _Priced, shard: Shard) -> Floats:
@@ -159,11 +168,13 @@ class _Sums:
 
     def routed(self) -> None:
         """Forward, the host waits until it knows how many tokens each expert gets, and nothing is queued on the GPU then:
-        what its launches for the experts exceed their own time stays, whatever time attention leaves later."""
+        what its launches for the experts exceed their own time stays, whatever time attention leaves later. So it is
+        after every operator that the host waits for."""
         trainer, (seconds, launches) = self._shard.trainer, self._routed
         each = trainer.host_time * np.where(self._shard.tp > 1, trainer.tensor_parallel_host_factor, 1.0)
         if not trainer.static_experts:
             self.add("behind", np.maximum(each * launches - seconds, 0.0))
+        self._routed = (0.0, 0.0)
 
     def operator(self, operator: Operator, work: Work) -> None:
         freed = self._freed(operator.module, operator.share)
@@ -178,6 +189,8 @@ class _Sums:
         trainer = self._shard.trainer
         if not operator.captured:
             self._routed = self._routed[0] + work.forward, self._routed[1] + operator.launches[0]
+        if operator.waits:
+            self.routed()
         if not (trainer.cuda_graphs and (operator.captured or trainer.static_experts)):
             self.add("launches_forward", operator.launches[0])
             self.add("launches_backward", operator.launches[1] + again * operator.launches[0])

@@ -12,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.chains import expert_bias
 from planner.cost.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
@@ -19,18 +20,6 @@ from planner.workload import LOW_PRECISIONS
 DISPATCH_UNITS = {"alltoall": 0.0, "deduplicated": 32.0, "deepep": 20.0}
 """Multiprocessors of the exchange: moe_hybridep_num_sms of Megatron-Bridge's performance recipes, moe_deepep_num_sms of
 Megatron Core; NCCL's channels depend on the network."""
-BIAS_PASSES = (6.0, 8.0)
-"""Times the experts' output is read or written, forward and backward, where biases are added in plain torch operations.
-
-Forward, expert by expert: bias times router weight 1, sum 3, joined 2. Backward: split gradients joined 2, gradient of the
-bias 3 (product 2, sum 1), of the router weight 3.  [Megatron Core 0.15 to 0.19, experts.py: TEGroupedMLP._apply_bias]
-"""
-CLAMP_PASSES = (4.0, 5.0)
-"""The same for gate and up, of their clamp: forward 2 and joined again 2; backward 3 (gradient, input) and joined 2.
-
-[Megatron Core 0.15 to 0.19, fused_bias_geglu.py: the clamp stands before the fused activation]
-"""
-
 DEEPEP_BANDWIDTH = 320e9
 """Bytes/s that DeepEP's kernels move over NVLink with 20 multiprocessors (Megatron's default), about 16 GB/s each, however
 fast the link: B200, 8 GPUs, 24 of them 400 GB/s; GB200, 8 and 16 GPUs, 16 and 24 of them 280 to 410.
@@ -88,12 +77,7 @@ def after_experts(shard: Shard) -> list[Operator]:
     kept: Number = np.where(shard.ep > 1, _weighted(shard), 0.0)
     if sent_once(shard):
         moved = np.where(shard.ep > 1, (1.0 + distinct_share(shard.ep, float(model.top_k))) * rows * e, 2.0 * rows * e)
-    found: list[Operator] = []
-    if model.expert_bias and "expert_bias" in shard.trainer.unfused:
-        local = np.maximum(model.num_experts / shard.ep, 1.0)
-        found.append(MemoryBound(name="expert_bias", kind="elementwise", module=Module.MOE | REPEATED, captured=False,
-                                 forward=BIAS_PASSES[0] * rows * e, backward=BIAS_PASSES[1] * rows * e,
-                                 launches=(2.0 * local + 1.0, 4.0 * local + 1.0)))  # fmt: skip
+    found = expert_bias(shard, shard.expert_rows)
     found += _padding(shard, "unpad")
     found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
                              saved=kept, launches=(4.0, 4.0), captured=False))  # fmt: skip
@@ -123,16 +107,6 @@ def _padding(shard: Shard, name: str) -> list[Operator]:
                         launches=(1.0, 1.0))]  # fmt: skip
 
 
-def clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
-    """Clamp of gate and up before the activation, as kernels of its own; its output is kept beside its input."""
-    if not shard.model.clamped_activation or "clamp" not in shard.trainer.unfused:
-        return []
-    size = rows * width * shard.element
-    return [MemoryBound(name="experts_clamp", kind="elementwise", module=Module.MLP_ACTIVATION | Module.MOE | REPEATED,
-                        forward=CLAMP_PASSES[0] * size, backward=CLAMP_PASSES[1] * size, saved=size,
-                        launches=(3.0, 3.0), captured=False)]  # fmt: skip
-
-
 def joined(shard: Shard) -> list[Operator]:
     """What the branches of one input cost beside themselves: the outputs of experts and shared experts added (two reads, a
     write); gradients of router, experts and shared experts added; the router's input cast to fp32 and read, its gradient
@@ -143,7 +117,7 @@ def joined(shard: Shard) -> list[Operator]:
     size = shard.tokens_split * model.hidden_size * shard.element
     shared = float(model.shared_expert_ffn_size > 0)
     sums = (1.0 + shared) * ("gradient_sum" in trainer.unfused)
-    router = 10.0 * ("router" in trainer.unfused)
+    router = 10.0 * ("router_fp32" in trainer.unfused)
     return [MemoryBound(name="joined", kind="elementwise", forward=3.0 * shared * size,
                         backward=(3.0 * sums + router) * size, launches=(shared, sums))]  # fmt: skip
 

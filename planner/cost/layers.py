@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
+from planner.cost.chains import attention_bias, attention_casts, clamp, ring_merge, rope_chain, scaled_rope
+from planner.cost.experts import after_experts, before_experts, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
     REPEATED,
@@ -36,14 +37,6 @@ Forward: cast 2 + 4, difference 8 + 4, times a sigmoid 4 + 4, difference 8 + 4. 
 values are each added to an fp32 sum, 2 + 4 + 4. Balanced halves of the sequence make it three quarters of the rows.
 [torch, _SDPAMerger and _templated_ring_attention_backward]
 """
-
-SCALED_ROPE_PASSES = 6.0
-"""Bytes of a rotary embedding in plain torch operations over those of one kernel, 24 against 4 per value forward.
-
-Times cosine 4, half of it negated 2 and joined 4, times sine 4, sum 6, joined with what does not rotate 4; backward 26.
-[Megatron Core 0.15 to 0.19, rope_utils.py: apply_rotary_pos_emb falls back where mscale is not 1]
-"""
-
 
 GATHERED_LOGITS = 6.0
 """Bytes per logit that gathering adds: the shards received, their join, the gradient cast and cut, in half precision each.
@@ -99,8 +92,9 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
     """Tensor-parallel collectives around a column-parallel and a row-parallel layer.
 
     With sequence parallelism: all-gather before, reduce-scatter after, and the mirror image backward, where the input
-    of the column-parallel layer is gathered again unless the trainer saved it gathered. Without: an all-reduce after
-    (forward) and one before (backward).  Size T h elements each.  [Korthikanti 2022, section 4.2.2]
+    of the column-parallel layer is gathered again for its weight gradient, unless the trainer saved it gathered or only
+    adapters are trained. Without: an all-reduce after (forward) and one before (backward).  Size T h elements each.
+    [Korthikanti 2022, section 4.2.2; TransformerEngine, layernorm_linear.py: nothing is gathered for frozen weights]
     What is gathered is the input or the output gradient of a linear layer: quantised first where inputs are kept in
     fp8 [TransformerEngine, gather_along_first_dim with a quantizer]; sums travel in bf16. Pipelined with its GEMM, a
     gather starts on the rank's own piece; of a reduce-scatter the last piece is never hidden.
@@ -123,7 +117,7 @@ def _tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, 
             ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 
-    gather_again = [] if shard.trainer.gathered_inputs else [
+    gather_again = [] if shard.trainer.gathered_inputs or (linear and shard.workload.lora_rank) else [
         one("gather_again", "all_gather", split, True, "tp_backward", f"{column}.dgrad")
     ]  # fmt: skip
     return [
@@ -213,6 +207,7 @@ def _attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _core_attention(shard)
     operators += _linear(shard, "attention_out", tokens, h, output_size, module=REPEATED)
+    operators += attention_bias(shard)
     operators.append(_residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
         operators.append(_norm(shard, "attention_post_norm"))
@@ -253,9 +248,9 @@ def _projections(shard: Shard) -> list[Operator]:
         heads += _linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
                          saved=tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
-    if model.scaled_rope and "scaled_rope" in shard.trainer.unfused:
-        passes = passes * SCALED_ROPE_PASSES
-    if model.position == "rope":
+    if model.position == "rope" and scaled_rope(shard):
+        heads.append(rope_chain(rotated, shard))
+    elif model.position == "rope":
         heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
                                  launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
@@ -295,6 +290,8 @@ def _core_attention(shard: Shard) -> list[Operator]:
                 launches=(1.0, 3.0),
             ),
             *merge,
+            *ring_merge(shard),
+            *attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
     mask = float(shard.trainer.dropout)

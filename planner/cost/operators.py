@@ -41,6 +41,8 @@ class Operator:
     """Kernels launched forward and backward."""
     captured: bool = True
     """A CUDA graph of the layer holds it; not what depends on how many tokens each expert gets."""
+    waits: bool = False
+    """The host waits here until the GPU is done with it."""
     share: float = 1.0
     """Part of it that EVERY_SECOND_MATMUL repeats."""
     ends: bool = False

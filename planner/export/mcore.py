@@ -11,6 +11,7 @@ from itertools import groupby
 from planner.export.target import ExportJob, Setting, library_trainer
 from planner.layout import CpMethod, Module, Order, Recompute, module_names
 from planner.model import ModelSpec
+from planner.rules import LEAN_OPTIMIZERS
 
 VERSIONS = ">=0.18,<0.20"
 SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"
@@ -98,6 +99,12 @@ def precision_recipe(job: ExportJob) -> tuple[str, str]:
     return recipes.get(job.workload.precision, ("", ""))
 
 
+def sums_in_fp32(job: ExportJob) -> bool:
+    """Gradients are added up and reduced in fp32; else in the type of the weights, as the plan was priced."""
+    facts = job.trainer
+    return (facts.fp16_gradient_bytes if job.workload.precision == "fp16" else facts.gradient_bytes) >= 4
+
+
 def attention_backend(job: ExportJob) -> str:
     """The kernel that was priced, pinned: with --attention-backend auto an unfused one would be taken silently.
 
@@ -121,7 +128,7 @@ def lean_optimizer(job: ExportJob) -> bool:
 
 
 def _lean_optimizer(job: ExportJob) -> bool:
-    return job.workload.optimizer in ("adam_bf16", "adam_8bit") or int(job.layout.offload_optimizer) > 0
+    return job.workload.optimizer in LEAN_OPTIMIZERS or int(job.layout.offload_optimizer) > 0
 
 
 def _alone(job: ExportJob) -> bool:

@@ -179,7 +179,8 @@ def _optimizer(job: ExportJob) -> tuple[Words, ...]:
     if mcore.lean_optimizer(job):
         moments = {"adam_bf16": "bf16", "adam_8bit": "fp8"}.get(name, "fp32")
         words += [
-            ("--use-precision-aware-optimizer",), ("--main-params-dtype", "fp32"), ("--main-grads-dtype", "fp32"),
+            ("--use-precision-aware-optimizer",), ("--main-params-dtype", "fp32"),
+            ("--main-grads-dtype", "fp32" if mcore.sums_in_fp32(job) else "bf16"),
             ("--exp-avg-dtype", moments), ("--exp-avg-sq-dtype", moments),
         ]  # fmt: skip
     if int(layout.offload_optimizer):
@@ -196,7 +197,10 @@ def _precision(job: ExportJob) -> tuple[Words, ...]:
     words: list[Words] = (
         [("--fp16",)] if work.precision == "fp16" else [("--bf16",)] if work.precision != "fp32" else []
     )
-    words += [("--accumulate-allreduce-grads-in-fp32",)]
+    if mcore.sums_in_fp32(job):
+        words.append(("--accumulate-allreduce-grads-in-fp32",))
+    elif work.precision != "fp16":
+        words.append(("--grad-reduce-in-bf16",))
     form, recipe = mcore.precision_recipe(job)
     if recipe == "nvfp4":
         words += [("--fp4-format", form), ("--fp4-recipe", recipe)]
@@ -356,7 +360,7 @@ def _notes(job: ExportJob) -> list[str]:
 
 
 TARGET = Target(
-    name="megatron", title="Megatron-LM (arguments of pretrain_gpt.py)", trainers=("megatron", "nemo"),
+    name="megatron", title="Megatron-LM (arguments of pretrain_gpt.py)", trainers=("megatron", "nemo", "megatron-bridge"),
     versions=mcore.VERSIONS, package="megatron-core", level="model built", source=mcore.SOURCE,
-    refusals=_refusals, render=_render,
+    refusals=_refusals, render=_render, writes=("gradient_bytes", "gradient_reduce_bytes"),
 )  # fmt: skip

@@ -119,17 +119,18 @@ def container_fields(job: ExportJob) -> Fields:
         "dataset.seq_length": str(work.sequence_length),
         "dist.use_tp_pp_dp_mapping": str(int(layout.order) == Order.TP_CP_EP_PP_DP),
         "ddp.use_distributed_optimizer": str(shards), "ddp.overlap_grad_reduce": str(reduce),
-        "ddp.overlap_param_gather": str(gather), "ddp.grad_reduce_in_fp32": "True", "ddp.average_in_collective": "False",
+        "ddp.overlap_param_gather": str(gather), "ddp.grad_reduce_in_fp32": str(mcore.sums_in_fp32(job)),
+        "ddp.average_in_collective": "False",
         "optimizer.optimizer": repr({"adam_bf16": "adam", "adam_8bit": "adam"}.get(work.optimizer, work.optimizer)),
         "optimizer.use_distributed_optimizer": str(shards), "optimizer.overlap_param_gather": str(gather),
         "mixed_precision": f"MixedPrecisionConfig({'fp16' if work.precision == 'fp16' else 'bf16'}=True, params_dtype={half}, "
-                           f"pipeline_dtype={half}, grad_reduce_in_fp32=True{narrow if recipe else ''})",
+                           f"pipeline_dtype={half}, grad_reduce_in_fp32={mcore.sums_in_fp32(job)}{narrow if recipe else ''})",
     }  # fmt: skip
     if mcore.lean_optimizer(job):
         moments = {"adam_bf16": "torch.bfloat16", "adam_8bit": "torch.uint8"}.get(work.optimizer, "torch.float32")
         fields |= {
             "optimizer.use_precision_aware_optimizer": "True", "optimizer.main_params_dtype": "torch.float32",
-            "optimizer.main_grads_dtype": "torch.float32", "optimizer.exp_avg_dtype": moments,
+            "optimizer.main_grads_dtype": "torch.float32" if mcore.sums_in_fp32(job) else half, "optimizer.exp_avg_dtype": moments,
             "optimizer.exp_avg_sq_dtype": moments,
         }  # fmt: skip
     if int(layout.offload_optimizer):
@@ -216,6 +217,7 @@ def _render(job: ExportJob) -> Rendered:
 
 
 TARGET = Target(
-    name="megatron-bridge", title="Megatron-Bridge (Python configuration)", trainers=("megatron", "nemo"), versions=VERSIONS,
-    package="megatron-bridge", level="validated", source=SOURCE, refusals=_refusals, render=_render,
+    name="megatron-bridge", title="Megatron-Bridge (Python configuration)", trainers=("megatron-bridge", "megatron", "nemo"),
+    versions=VERSIONS, package="megatron-bridge", level="validated", source=SOURCE, refusals=_refusals, render=_render,
+    writes=("gradient_bytes", "gradient_reduce_bytes"),
 )  # fmt: skip

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
+from planner import library
 from planner.cost.step import estimate
 from planner.errors import PlannerError
-from planner.export.target import ExportJob, Target, library_trainer
+from planner.export.target import STORED, ExportJob, Target, library_trainer
 from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
 from planner.plan import predict
 from planner.rules import Job, allowed, check_workload
@@ -31,6 +32,8 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
         runs = ", ".join(target.trainers) or "no training plans"
         reasons.append(f"the plan was priced for trainer {trainer}, and {target.name} runs plans of {runs}")
     reasons += target.refusals(job)
+    if trainer != job.plan.trainer and trainer in library.names("trainers"):
+        reasons += _unwritten(target, job, trainer)
     if not reasons:
         return
     message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
@@ -40,6 +43,16 @@ def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     raise PlannerError(
         f"{message}. The nearest plan that it runs {describe(job, found)}; to get it:\n  {command(job, found, file)}"
     )
+
+
+def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
+    """What a trainer file of the user's own says about memory and the target's configuration does not."""
+    theirs = load_trainer(trainer)
+    return [
+        f"the plan was priced with {name} {getattr(job.trainer, name)} of {job.plan.trainer}, and {target.name} runs with "
+        f"{getattr(theirs, name)} of trainer {trainer}; plan with the latter"
+        for name in STORED if name not in target.writes and getattr(job.trainer, name) != getattr(theirs, name)
+    ]  # fmt: skip
 
 
 def nearest(target: Target, job: ExportJob) -> ExportJob | None:

@@ -191,6 +191,12 @@ class Target:
     """What this trainer cannot run in this job: sentences with the numbers and the remedy; empty = it can."""
     render: Callable[[ExportJob], Rendered]
     """The files."""
+    writes: tuple[str, ...] = ()
+    """Facts of a trainer's file that decide memory and that its configuration says: of STORED."""
+
+
+STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
+"""Facts of a trainer that a file of one's own may change, and that a run would not follow unless its configuration says so."""
 
 
 def library_trainer(name: str) -> str:

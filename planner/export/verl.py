@@ -143,6 +143,7 @@ def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
         f"{engine}.vanilla_mbridge": False,
         f"{engine}.use_megatron_fsdp": False,
         f"{engine}.dtype": "float16" if work.precision == "fp16" else "bfloat16",
+        f"+{engine}.override_ddp_config.grad_reduce_in_fp32": mcore.sums_in_fp32(job),
         f"+{engine}.override_ddp_config.overlap_grad_reduce": "gradients" in job.trainer.overlap,
         f"+{engine}.override_ddp_config.overlap_param_gather": mcore.shards_states(job)
         and "parameters" in job.trainer.overlap,

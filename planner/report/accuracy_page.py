@@ -12,6 +12,7 @@ import numpy as np
 from planner import library
 from planner.accuracy import Pair, Table, summary_rows
 from planner.accuracy.floor import KINDS
+from planner.accuracy.straight import straightness
 from planner.accuracy.summary import grouped
 from planner.accuracy.tables import percent
 from planner.report.scatter import scatter
@@ -35,7 +36,7 @@ def page(
         str(notes.get("intro", "")).strip(),
         _headline(summary),
         "## Coverage", coverage,
-        "## Step time", "Errors are predicted / measured - 1: positive means predicted too slow.",
+        "## Step time", _ERRORS,
         f"![Predicted against measured step time]({picture})" if picture else "",
         time,
         "### Against a rule for the head, and against what no model can know", _RULE, rule,
@@ -46,6 +47,7 @@ def page(
         "## Choice", _CHOICE, choice, markdown(scatter_table(summary["ranking"])),
         "### Every sweep", markdown(sweeps_table(summary["ranking"])),
         proof.strip(),
+        "## Were the times measured?", _STRAIGHT, markdown(straight_table(pairs)), _computed(pairs, notes.get("computed")),
         f"## The {WORST} worst rows", markdown(worst_table(pairs, notes.get("mechanisms") or [])),
         _floors(notes.get("floors")),
     ]  # fmt: skip
@@ -60,6 +62,10 @@ def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) ->
     return picture
 
 
+_ERRORS = (
+    "Errors are predicted / measured - 1: positive means predicted too slow. The bias is their median; its interval is where it "
+    "falls in nine of ten resamplings of the kinds of run (source, model, GPU, precision), which are wrong together."
+)
 _RULE = (
     "The rule: FLOP (6 N + 12 L a d s per token, recompute counted) over half the peak, times the bubble. *Alike* are runs that "
     "state the same model, batch, hardware, trainer and layout and measured different times: the error that the best "
@@ -81,6 +87,42 @@ def scatter_table(ranking: Mapping[str, Any]) -> Table:
     )
     headings = ("", "scatter of", "runs", "standard deviation of the bulk", "90 % below")
     return Table(title="", headings=headings, rows=rows)
+
+
+_STRAIGHT = (
+    "Runs of one job and layout that differ in the number of microbatches alone take a constant time plus a time per microbatch. "
+    "Measured times scatter around that line; times that lie on it to the last printed digit came out of a simulator. "
+    "Series of three or more numbers of microbatches; the scatter is relative to the time."
+)
+
+
+def straight_table(pairs: Sequence[Pair]) -> Table:
+    """Scatter of every source's series around a straight line."""
+    rows = tuple(
+        (
+            one.source,
+            "computed" if one.computed else "measured",
+            str(one.series),
+            f"{one.median:.1e}",
+            f"{one.largest:.1e}",
+        )
+        for one in straightness([pair.run for pair in pairs])
+    )
+    headings = ("source", "counts as", "series", "scatter, median", "largest")
+    return Table(title="", headings=headings, rows=rows)
+
+
+def _computed(pairs: Sequence[Pair], notes: Mapping[str, str] | None) -> str:
+    """What is known about sources whose times were computed, and that they do not count."""
+    sources = grouped((pair for pair in pairs if pair.run.computed), lambda pair: pair.run.source)
+    if not sources:
+        return ""
+    listed = ", ".join(f"{name} ({len(members):,} rows)" for name, members in sources.items())
+    told = [" ".join(str(text).split()) for name, text in (notes or {}).items() if name in sources]
+    return "\n\n".join([
+        f"Computed: {listed}. The tables by family, by source and by sweep show them; totals, error bars, ties, sources left "
+        "out and calibration of trainers do without them.", *told,
+    ])  # fmt: skip
 
 
 def _headline(summary: Mapping[str, Any]) -> str:

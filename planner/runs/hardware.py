@@ -79,7 +79,7 @@ def _cluster_facts(row: Row) -> _Facts:
         latency=float(entry.get("network_latency", 1.0)),
         held=None if held is None else units.parse(held, "bytes", what=what),
         clock=float(recipe_of(row).get("sustained_clock", 0.0)),
-        share=float(entry.get("network_share", 1.0)),
+        share=float(recipe_of(row).get("network_share", entry.get("network_share", 1.0))),
     )
 
 

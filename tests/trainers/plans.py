@@ -96,6 +96,9 @@ WANTED: tuple[Wanted, ...] = (
     # NeMo's recipes: collectives beside GEMMs, delayed scaling.
     Wanted(model="llama-3.1-70b", gpus=64, trainer="nemo", pins=TP8),
     Wanted(model="llama-3.1-8b", gpus=8, trainer="nemo", precision="fp8"),
+    # Megatron-Bridge's performance recipes: gradients in bf16.
+    Wanted(model="llama-3.1-70b", gpus=64, trainer="megatron-bridge", hardware="b200-sxm", precision="mxfp8"),
+    Wanted(model="llama-3.1-8b", gpus=16, trainer="megatron-bridge", optimizer="adam_bf16"),
     # torchtitan: ZeRO 2 and 3, HSDP, pipelines with every schedule, all-gathered context.
     Wanted(model="llama-3.1-8b", gpus=8, trainer="torchtitan", top=8),
     Wanted(model="llama-3.1-8b", gpus=64, trainer="torchtitan", sequence=65536, batch=64),
