@@ -24,6 +24,9 @@ from planner.commands.validate_top import (
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.launch.state import State
     from planner.validator.rungs import Task
     from planner.validator.top import Finalist
     from planner.validator.trainer_run import TrainerRun
@@ -147,10 +150,10 @@ def _validate_finalists(
         if name == "meta":
             raise PlannerError(f"finalists are ranked by measured steps, and rung meta measures none ({why})")
 
-    def run(one: Finalist) -> dict[str, Any]:
+    def run(one: Finalist, shown: Callable[[State], State]) -> dict[str, Any]:
         if by_trainer is not None:
-            return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one)))
-        return complete(_run(_task(one.plan, device, flags, lambda _: None), name))
+            return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one), shown))
+        return complete(_run(replace(_task(one.plan, device, flags, lambda _: None), shown=shown), name))
 
     def keep(found: dict[str, Any]) -> None:
         if output is not None:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import statistics
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,13 +22,14 @@ from torch.distributed.tensor import DTensor
 from planner import library
 from planner.launch.meeting import Met, meet, open_store
 from planner.launch.place import Place
-from planner.launch.state import State, Teller, to_file
+from planner.launch.state import Pace, State, Teller, to_file
 from planner.launch.torchrun import DIRECTORY
 from planner.launch.watch import Verdict, Watch, heed_signals
 from planner.reference.experts import Experts
 from planner.units import GIB
 from planner.validator import clock as clocks
 from planner.validator.clock import PASSES, Clock, Timed
+from planner.validator.limits import FIRST, SETTING_UP
 from planner.validator.orders import Ledger, Orders
 from planner.validator.parity import among_ranks
 from planner.validator.rungs import pressure
@@ -40,10 +40,6 @@ from planner.validator.witness import Witness
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""
-FIRST = 4.0
-"""The first steps may take so many times longer: kernels are chosen, communicators are made."""
-SETTING_UP = 300.0
-"""Seconds for modules, weights and groups."""
 
 
 class OneRank:
@@ -56,9 +52,9 @@ class OneRank:
             torch.device("cuda", torch.cuda.current_device()) if orders.device == "cuda" else torch.device("cpu")
         )
         self.world = list(range(place.world))
-        self.begun = time.monotonic()
         self.clock = Clock(self.device)
         self.steps = orders.warmup + orders.steps
+        self.pace = Pace("validate", self.steps + 3, skip=3)
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
             "pressure": [pressure()], "parity": None, "loss": [], "memory": {},
@@ -69,11 +65,8 @@ class OneRank:
         return self.met.watch.doing(words, self.world, seconds)
 
     def tell(self, doing: str, done: int) -> None:
-        """Shows where the run is; the budget is what the steps so far promise."""
-        spent = time.monotonic() - self.begun
-        total = self.steps + 3
-        budget = spent / max(done, 1) * total
-        self.teller.tell(State(part="validate", doing=doing, done=done, points=total, spent=spent, budget=budget))
+        """Shows where the run is."""
+        self.teller.tell(self.pace.at(doing, done))
 
     def run(self) -> None:
         """Everything; the entry in the ledger is whole after every step."""

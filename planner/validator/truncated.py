@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from planner.cost.exact import price_exactly
+from planner.launch.state import Course, State
 from planner.plan import Plan, predict
 from planner.rules import Job
 from planner.validator import full
@@ -76,16 +79,26 @@ def run(task: Task, say: Say) -> dict[str, Any]:
     """Two depths of the truncated plan, the deeper first; a fault of the deeper one is the result."""
     deep = _small(task)
     less = shallower(_job(task), task.asked.layout, deep)
+    course = Course("depth", 1 if less is None else 2)
+    task = dataclasses.replace(task, shown=_around(task.shown, course))
+    course.next()
     first = _run(task, deep, say, parity=task.parity)
     second = None
     if less is not None and first["outcome"] == "completed":
+        course.next()
         second = _run(dataclasses.replace(task, trace=None), less, say, parity=False)
     return first | result(task, deep, first, less, second)
+
+
+def _around(outer: Callable[[State], State], course: Course) -> Callable[[State], State]:
+    return lambda state: outer(course.through(state))
 
 
 def _run(task: Task, small: Truncated, say: Say, *, parity: bool) -> dict[str, Any]:
     """One depth on all its ranks."""
     plan = plan_of(task, small)
+    depth = f"truncated to {small.layers} {'layer' if small.layers == 1 else 'layers'} per stage"
+    print(f"{depth}:", end=" ", file=sys.stderr, flush=True)
     return full.run(dataclasses.replace(task, plan=plan, asked=question(plan), ranks=(), parity=parity), say)
 
 
