@@ -9,8 +9,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 
 from planner.errors import PlannerError
-from planner.launch.torchrun import termination_interrupts
+from planner.launch.torchrun import deaf, termination_interrupts
 from planner.reference.split import Split
 from planner.units import format_seconds
 from planner.validator.depth import beyond, depths
@@ -96,19 +95,6 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Processes that are started here do not hear Ctrl-C, also while they import torch."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 def measure_all(
     split: Split, ranks: list[int], say: Callable[[str], object] = lambda _: None, manner: Manner = ON_FAKE_TENSORS,
     lost: Callable[[Lost], object] | None = None, begun: Callable[[str], object] = lambda _: None,
@@ -156,9 +142,10 @@ def measure_all(
         lost(open_[0].lost("interrupted", "stopped; what was measured is kept"))
         gone.update(rank for rank in ranks if len(found[rank]) < len(_runs(split, deep[rank])))
     finally:
-        for left in running.values():
-            left.process.kill()
-            left.process.join()
+        with deaf():
+            for left in running.values():
+                left.process.kill()
+                left.process.join()
     return [None if rank in gone else _joined(found[rank], deep[rank]) for rank in ranks]
 
 
@@ -166,7 +153,7 @@ def _started(context: Any, manner: Manner, split: Split, rank: int) -> tuple[Any
     """The end of the pipe that is read here, and the process."""
     here, there = context.Pipe(duplex=False)
     process = context.Process(target=_work, args=(manner, split, rank, there), daemon=True)
-    with _deaf():
+    with deaf():
         process.start()
     there.close()
     return here, process
