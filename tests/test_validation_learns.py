@@ -258,7 +258,9 @@ def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: P
     found = run_trainer(plan, tmp_path / "plan.yaml", asked, said.append)
     assert found["outcome"] == "completed" and found["failure"] is None and said
     [step], [rank] = found["times"], found["ranks"]
-    [peak] = rank["memory"]
+    peak, *others = rank["memory"]
+    assert [one["what"] for one in others] == (["reserved"] if name == "megatron" else [])
+    assert all(one["measured_gib"] == pytest.approx(66120 / 1024) for one in others)
     expected = {"megatron": (13.3, "allocated"), "torchtitan": (8192 / 7043, "reserved")}[name]
     assert step["measured_seconds"] == pytest.approx(expected[0], rel=0.01) and peak["what"] == expected[1]
     assert step["predicted_seconds"] == plan.prediction.step_time_s and step["interval"][0] < step["interval"][1]
