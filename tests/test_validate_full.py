@@ -336,8 +336,21 @@ def test_what_trains_differently_is_not_timed(tmp_path: Path) -> None:
         "equal": False,
     }
     found = result(task(plan_file(tmp_path)), [entry(rank, 0.1, steps=[], parity=parity) for rank in (0, 1)], None)
-    assert found["outcome"] == "not_equal" and "error 3.0e-01, 1e-12 is allowed" in found["failure"]["sentence"]
+    assert found["outcome"] == "not_equal" and "error 3.0e-01 in fp64, 1e-12 is allowed" in found["failure"]["sentence"]
     assert found["times"] == [] and found["rates"] is None
+    exact = parity | {"parameter_error": 0.0, "loss_and_norm_error": 0.0, "equal": True, "precision": "fp64"}
+    parity = exact | {"rounded": parity | {"tolerance": 0.08, "precision": "bf16"}}
+    found = result(task(plan_file(tmp_path)), [entry(rank, 0.1, steps=[], parity=parity) for rank in (0, 1)], None)
+    assert found["outcome"] == "not_equal" and "error 3.0e-01 in bf16, 0.08 is allowed" in found["failure"]["sentence"]
+    assert not found["parity"]["equal"] and found["parity"]["largest_error"] == 0 and not found["parity"]["rounded"]["equal"]
+
+
+def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
+    left = [entry(0, 0.3), entry(1, 0.2, loss=[6.0, float("nan")])]
+    left[0]["loss"] = left[1]["loss"]
+    found = result(task(plan_file(tmp_path)), left, None)
+    assert found["outcome"] == "failed" and "6.0 in the first and nan in the last" in found["failure"]["sentence"]
+    assert found["rates"]["loss"] is None and found["times"] and json.dumps(found, allow_nan=False)
 
 
 def test_a_row_with_a_note_is_not_compared() -> None:
