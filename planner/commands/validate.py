@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, progress
+from planner.commands.common import console, print_part, progress
 from planner.commands.validate_top import (
     finalists_of,
     for_finalist,
@@ -214,10 +214,11 @@ def _report(plan: Any, found: dict[str, Any], file: Path, output: Path | None, a
         from planner.report.learned import learned_lines, trainer_tables
         from planner.report.validation import validation_tables
 
+        out = console()
         for part in (trainer_tables if written["rung"] == "trainer" else validation_tables)(written):
-            console().print(part)
+            print_part(out, part)
         for line in learned_lines(written, None if output is None else str(output)):
-            console().print(line, markup=False, soft_wrap=True)
+            print_part(out, line)
     if written["failure"] is not None:
         click.echo(f"error: {written['failure']['sentence']}", err=True)
 

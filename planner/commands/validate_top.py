@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, progress
+from planner.commands.common import console, print_part, progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
@@ -121,9 +121,7 @@ def print_finalists(found: dict[str, Any], output: Path | None) -> None:
 
     out = console()
     for part in finalist_tables(found):
-        out.print(part, markup=False) if isinstance(part, str) else out.print(part)
-    lines: dict[str, None] = {}
+        print_part(out, part)
     for one in found["validations"]:
-        lines |= dict.fromkeys(learned_lines(one, None if output is None else str(output)))
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+        for line in learned_lines(one, None if output is None else str(output)):
+            print_part(out, f"finalist {one['predicted_rank']}: {line}")

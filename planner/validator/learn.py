@@ -131,6 +131,8 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     if not compared or found["outcome"] != "completed":
         return None
     row, (kind, peak) = step_of(found), peak_of(found)
+    if peak is not None and kind == "allocated":
+        peak += unseen(plan, found)
     step = None if row is None else float(row["measured_seconds"])
     if step is None and peak is None:
         return None
@@ -144,10 +146,17 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**missed[0], "also": missed[1:]} if missed else None
 
 
+def unseen(plan: Plan, found: Mapping[str, Any]) -> float:
+    """Bytes of GPU libraries that the predicted peak has and a witness without a GPU cannot see."""
+    watched = found["rung"] == "meta" or (found.get("device") or {}).get("kind") == "cpu"
+    return float(plan.cluster().hardware.workspace_memory) if watched else 0.0
+
+
 def _said(one: Finding, plan: Plan) -> dict[str, Any]:
     """The first explanation of one quantity as plain data."""
     what = "step" if one.quantity == "step_time" else "peak of memory"
-    gap = f"the {what} is {abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'} the prediction and outside of its interval"
+    far = f"{1.0 + one.gap:.3g} times" if one.gap >= 1.0 else f"{abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'}"
+    gap = f"the {what} is {far} the prediction and outside of its interval"
     base = {"quantity": one.quantity, "gap": one.gap, "model_error_share": one.model_share}
     if not one.explanations:
         return {
