@@ -1,4 +1,4 @@
-"""How runs of plan validate end: a rank that hangs or runs out of memory, Ctrl-C, limits of every rung; and that watching changes no number."""
+"""How runs of plan validate end: a rank that hangs or runs out of memory, Ctrl-C, limits; and watching changes no number."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ CASES: dict[str, Callable[[int, list[int]], object]] = {
 def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
     """All cases at the same time: most of it is waiting."""
     folder = tmp_path_factory.mktemp("ends")
-    plans = {name: plan_file(folder, name=f"{name}.plan.yaml", **(WIDE if name == "out_of_memory" else {})) for name in CASES}
+    plans = {
+        name: plan_file(folder, name=f"{name}.plan.yaml", **(WIDE if name == "out_of_memory" else {})) for name in CASES
+    }
     with ThreadPoolExecutor(len(CASES)) as pool:
         runs = {name: pool.submit(disturbed, folder / name, plans[name], disturb) for name, disturb in CASES.items()}
     yield {name: run.result() for name, run in runs.items()}
@@ -187,7 +189,9 @@ def test_ranks_alone_end_within_their_limits_and_keep_what_they_found() -> None:
     hung, died, failed, stopped = lines["SAID"].split(" | ")
     assert hung == "rank 1 was ended: the second half took longer than 500 ms"
     assert died == "rank 2: its process was ended by SIGKILL during the first half"
-    assert failed.startswith("rank 3 failed here: ValueError: no such thing") and stopped.startswith("stopped; what was")
+    assert failed.startswith("rank 3 failed here: ValueError: no such thing") and stopped.startswith(
+        "stopped; what was"
+    )
     assert lines["RAISED"] == f"PlannerError {hung}" and lines["TOOK"] == "True"
 
 
@@ -223,6 +227,8 @@ def test_watching_memory_changes_no_number() -> None:
 
 def script(text: str) -> dict[str, str]:
     """Runs it; what it prints, by the first word of the line."""
-    done = subprocess.run([sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)

@@ -342,7 +342,11 @@ def test_what_trains_differently_is_not_timed(tmp_path: Path) -> None:
     parity = exact | {"rounded": parity | {"tolerance": 0.08, "precision": "bf16"}}
     found = result(task(plan_file(tmp_path)), [entry(rank, 0.1, steps=[], parity=parity) for rank in (0, 1)], None)
     assert found["outcome"] == "not_equal" and "error 3.0e-01 in bf16, 0.08 is allowed" in found["failure"]["sentence"]
-    assert not found["parity"]["equal"] and found["parity"]["largest_error"] == 0 and not found["parity"]["rounded"]["equal"]
+    assert (
+        not found["parity"]["equal"]
+        and found["parity"]["largest_error"] == 0
+        and not found["parity"]["rounded"]["equal"]
+    )
 
 
 def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
@@ -487,3 +491,39 @@ def test_memory_that_ran_out_is_known_behind_what_torch_wraps() -> None:
     assert facts(outer, "cpu")["out_of_memory"] and facts(outer, "cpu")["allocated_gib"] > 0.01
     assert in_words(outer).startswith("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate")
     assert facts(ValueError("no"), "cpu") == {} and in_words(ValueError()) == "ValueError"
+
+
+def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
+    """Four GPUs made small for two: what is learned is of two layers on two processes, and reads back as that."""
+    from planner.runs import rows_from_dict, to_run
+    from planner.runs.validation import documents
+    from planner.validator import truncated
+    from planner.validator.learn import learned
+
+    plan = plan_file(
+        tmp_path, "--gpus", "4", "--tp", "2", "--pp", "2", "--num-microbatches", "4", "--global-batch-size", "4"
+    )
+    asked = task(plan)
+    deep = truncated._small(asked)
+    small = truncated.plan_of(asked, deep)
+    mine = Task(plan=small, asked=question(small), machine=asked.machine)
+    left = [entry(rank, 0.30, stage=0) for rank in (0, 1)]
+    for one in left:
+        one["steps"] = [
+            {**step, "actions": [{**each, "stage": 0} for each in step["actions"]]} for step in one["steps"]
+        ]
+    first = result(mine, left, None)
+    found = learned(
+        asked.plan, complete({"why": "asked", **first, **truncated.result(asked, deep, first, None, None)}), name="v"
+    )
+    assert found["no_run"] is None and found["run"]["rows"][0]["id"] == "v-truncated"
+    assert "rung truncated" in found["run"]["framework"]
+    [document] = documents({"planner_validation": 1, "plan": "p", **found}, where="v")
+    run = to_run(rows_from_dict(document, where="v")[0], hardware=str(tmp_path / "cpu.yaml"))
+    assert not run.unsupported and run.workload is not None and run.layout is not None
+    assert run.workload.model.num_layers == 2 < asked.plan.workload.model.num_layers
+    assert (int(run.layout.num_gpus), int(run.layout.pp), run.measured.step_time) == (2, 1, 0.30)
+    assert found["likeliest"] is None or "GPU" not in found["likeliest"]["sentence"]
+    loud = result(mine, [{**one, "pressure": [80.0]} for one in left], None)
+    found = learned(asked.plan, complete({"why": "asked", **loud, **truncated.result(asked, deep, loud, None, None)}))
+    assert found["run"] is None and found["no_run"].startswith("neither a step time")

@@ -12,10 +12,10 @@ from planner.model import ModelSpec
 OPTIMIZERS = {"adam": "AdamW"}
 
 MASK_BLOCK = 128
-"""Tokens of a block of FlexAttention's mask, _DEFAULT_SPARSE_BLOCK_SIZE of torch; ranks of a context-parallel group share blocks."""
+"""Tokens of a block of FlexAttention's mask (_DEFAULT_SPARSE_BLOCK_SIZE of torch), which context-parallel ranks share out whole."""
 NEEDS_TORCH = (
-    "torchtitan 0.3 pins no torch and is built on nightly ones: it calls torch.distributed.set_timeout after its first step, which "
-    "torch 2.13 and older have not. Install a newer torch; the release notes of your torchtitan name the one that it was tested with."
+    "torchtitan 0.3 pins no torch and is built on nightly ones: after its first step it calls torch.distributed.set_timeout, which "
+    "torch 2.13 and older have not. Install a newer torch; the release notes of your torchtitan name the one of its tests."
 )
 """[torchtitan 0.3.0: distributed/utils.py set_pg_timeouts, docs/release.md; pytorch/pytorch#187387 of 2026-06]"""
 
@@ -137,7 +137,7 @@ def render(job: ExportJob) -> Rendered:
         notes=tuple(notes),
         install=(
             "pip install 'torchtitan>=0.3,<0.4'" + (" torchao" if low else ""),
-            "python -c 'from torch.distributed import set_timeout'  # fails where torch is too old for torchtitan 0.3, see the notes",
+            "python -c 'from torch.distributed import set_timeout'  # fails where torch is too old for torchtitan 0.3: see Notes",
         ),
     )
 

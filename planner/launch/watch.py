@@ -155,7 +155,14 @@ class Watch:
     def _report(self, kind: str, text: str, facts: dict[str, Any]) -> str:
         """Posts, waits, and on the rank that comes first here returns the sentence."""
         words, ranks = self._doing
-        post = {"kind": kind, "text": text, "doing": words, "ranks": list(ranks), "facts": facts, "seconds": self._seconds}
+        post = {
+            "kind": kind,
+            "text": text,
+            "doing": words,
+            "ranks": list(ranks),
+            "facts": facts,
+            "seconds": self._seconds,
+        }
         self.store.set(f"failed/{self.rank}", json.dumps(post))
         self.store.set("failure", "1")
         before = self._lives()

@@ -92,8 +92,8 @@ def _parity(found: dict[str, Any] | None) -> Iterator[str]:
         equal = found["largest_error"] <= found["tolerance"]
         verdict = "trains like one process" if equal else "does NOT train like one process"
         yield (
-            f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters, "
-            f"largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
+            f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters"
+            f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
         )
 
 
@@ -255,13 +255,16 @@ def _rank(ranks: list[dict[str, Any]], *, worst: bool) -> Iterator[RenderableTyp
         bound += " missed" if row["inside"] is False else ""
         parts = one["at_peak_gib"]
         at_peak = parts.get(row["what"], sum(parts.values()) if row["what"] == "peak" and parts else None)
-        sizes = (None if size is None else size * factor for size in (row["predicted_gib"], row["measured_gib"], at_peak))
+        sizes = (
+            None if size is None else size * factor for size in (row["predicted_gib"], row["measured_gib"], at_peak)
+        )
         told, seen, then = ("" if size is None else _size(size) for size in sizes)
         table.add_row(WORDS.get(row["what"], row["what"]), told, seen, error, bound, then)
     yield from _titled(title, table)
     more = one.get("receive_buffers_added_gib")
     if more:
-        yield f"{one['microbatches_run']} microbatches were run; the receive buffers of the others, {format_bytes(more * GIB)}, are added."
+        others = format_bytes(more * GIB)
+        yield f"{one['microbatches_run']} microbatches were run; the receive buffers of the others, {others}, are added."
 
 
 def _size(value: float) -> str:

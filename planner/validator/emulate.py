@@ -29,12 +29,13 @@ from planner.reference import kernels
 from planner.reference.split import Split
 from planner.validator.assemble import Seen
 from planner.validator.clock import Clock, Timed, memory, reset_memory
-from planner.validator.full_rank import FIRST, SETTING_UP, facts, fill, in_words
+from planner.validator.full_rank import facts, fill, in_words
+from planner.validator.limits import FIRST, SETTING_UP
 from planner.validator.meta import Emulated, Measured, measured_by, step_of
 from planner.validator.stand_ins import StandIns, denormals
 from planner.validator.training import Run
-from planner.validator.wires import Wires
 from planner.validator.voice import Voice
+from planner.validator.wires import Wires
 from planner.validator.witness import Witness
 
 Samples = dict[tuple[str, int], list[float]]

@@ -22,7 +22,10 @@ from planner.validator.rungs import CPU_ARCH, Machine, Say, Task, pressure
 from planner.validator.voice import Lost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.analysis.pricing import Priced
+    from planner.reference.split import Split
     from planner.validator.assemble import Assembled
     from planner.validator.compare import Question
     from planner.validator.emulate import Emulation
@@ -99,7 +102,7 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
     """Each in a process of its own, one at a time: they share the device, and times are taken. One that is lost is a result."""
     from functools import partial
 
-    from planner.validator.emulate import Alone, Emulation, emulate
+    from planner.validator.emulate import Alone, emulate
     from planner.validator.workers import Manner, measure_all
 
     split, killed = task.asked.split, kills()
@@ -119,11 +122,16 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
         for rank in ranks:
             pace = Pace("", task.warmup + task.steps + 2, skip=2)
             course.next()
-            every = measure_all(split, [rank], manner=manner, lost=lost, begun=lambda what, to=pace: bar.show(to.next(what)))
+            every = measure_all(split, [rank], manner=manner, lost=lost, begun=_shown(bar, pace))
             found += [one for one in every if one is not None]
             if found and _kind(found[-1]) == "interrupted":
                 break
     return found
+
+
+def _shown(bar: Bar, pace: Pace) -> Callable[[str], object]:
+    """Draws every phase of one rank."""
+    return lambda phase: bar.show(pace.next(phase))
 
 
 def _lost(one: Lost, split: Split, killed: int) -> Emulation:

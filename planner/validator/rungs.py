@@ -102,8 +102,12 @@ class Rung:
 RUNGS: tuple[Rung, ...] = (
     Rung(name="full", what="the plan itself on all its ranks", module="planner.validator.full", shows_itself=True),
     Rung(name="truncated", what="fewer layers and replicas", module="planner.validator.truncated", shows_itself=True),
-    Rung(name="rank", what="some ranks, one after the other on one device", module="planner.validator.one_rank",
-         shows_itself=True),
+    Rung(
+        name="rank",
+        what="some ranks, one after the other on one device",
+        module="planner.validator.one_rank",
+        shows_itself=True,
+    ),
     Rung(name="meta", what="memory on fake tensors, no GPU needed", module="planner.validator.fake"),
 )
 """The highest first."""

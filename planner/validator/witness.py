@@ -84,7 +84,9 @@ class Witness(TorchDispatchMode):
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
         if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
-            if not isinstance(args[0], FakeTensor):  # unwaited, what it gives is not there yet and what it took stays alive
+            if not isinstance(
+                args[0], FakeTensor
+            ):  # unwaited, what it gives is not there yet and what it took stays alive
                 func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))

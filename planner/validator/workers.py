@@ -198,7 +198,9 @@ def _hear(
 
 def _ended(code: int) -> str:
     """How a process ended."""
-    return f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
+    return (
+        f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
+    )
 
 
 def _runs(split: Split, deep: tuple[Split, Split, float] | None) -> tuple[Split, ...]:

@@ -11,9 +11,9 @@ where the padded vocabulary stands:
     [Rank 0] (after 1 iterations) memory (MB) | allocated: 60348.25 | max allocated: 73751.57 | reserved: 90894.0
        | max reserved: 90894.0 | total device memory used: 93210.12                              (one line)
 
-The line of memory is report_memory's: v1.0 says 'cached' instead of 'reserved' and has no rank, v2.0 on it is as above with all
-digits of a number, core_r0.16 on with two; the device's memory comes with --log-device-memory-used only. MB are MiB. It comes
-from the first data-parallel rank of every tensor and pipeline rank, after the first two iterations, and every
+The line of memory is report_memory's: v1.0 says 'cached' instead of 'reserved' and has no rank, from v2.0 (2020) on it is as above
+with all digits of a number, since 2026-01 with two; the device's memory comes with --log-device-memory-used only. MB are MiB.
+The first data-parallel rank of every tensor and pipeline rank prints it, after the first two iterations and every
 --log-memory-interval ones.
 """
 
@@ -70,7 +70,9 @@ def read(text: str) -> Log:
     kind = next((one for one in _PEAKS if peaks.get(one)), "")
     if kind:
         log.memory_gib, log.memory_kind = peaks.pop(kind), kind
-        log.notes.append({"allocated": "peak allocated GiB", "reserved": "reserved GiB", "device": "nvidia-smi GiB"}[kind])
+        log.notes.append(
+            {"allocated": "peak allocated GiB", "reserved": "reserved GiB", "device": "nvidia-smi GiB"}[kind]
+        )
         log.other_memory_gib = {one: size for one, size in peaks.items() if size}
     if arguments:
         _arguments(log, arguments, padded)
