@@ -501,7 +501,19 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     from planner.validator.learn import learned
 
     plan = plan_file(
-        tmp_path, "--gpus", "4", "--tp", "2", "--pp", "2", "--num-microbatches", "4", "--global-batch-size", "4"
+        tmp_path,
+        "--gpus",
+        "4",
+        "--tp",
+        "2",
+        "--pp",
+        "2",
+        "--num-microbatches",
+        "4",
+        "--global-batch-size",
+        "4",
+        "--trainer",
+        "fsdp",
     )
     asked = task(plan)
     deep = truncated._small(asked)
