@@ -494,27 +494,14 @@ def test_memory_that_ran_out_is_known_behind_what_torch_wraps() -> None:
 
 
 def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
-    """Four GPUs made small for two: what is learned is of two layers on two processes, and reads back as that."""
+    """Four GPUs made small for two: what is learned is of the job of two processes, and reads back as that."""
     from planner.runs import rows_from_dict, to_run
     from planner.runs.validation import documents
     from planner.validator import truncated
     from planner.validator.learn import learned
 
-    plan = plan_file(
-        tmp_path,
-        "--gpus",
-        "4",
-        "--tp",
-        "2",
-        "--pp",
-        "2",
-        "--num-microbatches",
-        "4",
-        "--global-batch-size",
-        "4",
-        "--trainer",
-        "fsdp",
-    )
+    flags = ("--gpus", "4", "--dp", "4", "--zero", "3", "--global-batch-size", "4", "--trainer", "fsdp")
+    plan = plan_file(tmp_path, *flags)
     asked = task(plan)
     deep = truncated._small(asked)
     small = truncated.plan_of(asked, deep)
@@ -533,8 +520,8 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     [document] = documents({"planner_validation": 1, "plan": "p", **found}, where="v")
     run = to_run(rows_from_dict(document, where="v")[0], hardware=str(tmp_path / "cpu.yaml"))
     assert not run.unsupported and run.workload is not None and run.layout is not None
-    assert run.workload.model.num_layers == 2 < asked.plan.workload.model.num_layers
-    assert (int(run.layout.num_gpus), int(run.layout.pp), run.measured.step_time) == (2, 1, 0.30)
+    assert (int(run.layout.dp), int(asked.plan.layout.dp), run.measured.step_time) == (2, 4, 0.30)
+    assert run.workload.global_batch_size == 2 and run.workload.model == small.workload.model
     assert found["likeliest"] is None or "GPU" not in found["likeliest"]["sentence"]
     loud = result(mine, [{**one, "pressure": [80.0]} for one in left], None)
     found = learned(asked.plan, complete({"why": "asked", **loud, **truncated.result(asked, deep, loud, None, None)}))

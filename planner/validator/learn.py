@@ -36,7 +36,7 @@ def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str =
     if not found.get("layout"):  # it ended before there was anything to compare
         return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
     if found["rung"] == "truncated":  # it has learned of its own plan, which is a smaller one (truncated.py)
-        return {**found, "run": named(found.get("run"), f"{name}-truncated")}
+        return {"likeliest": None, "no_run": None, **found, "run": named(found.get("run"), f"{name}-truncated")}
     return learned_of(plan, found, date=date, name=name)
 
 
