@@ -511,7 +511,7 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
         one["steps"] = [
             {**step, "actions": [{**each, "stage": 0} for each in step["actions"]]} for step in one["steps"]
         ]
-    first = result(mine, left, None)
+    first = result(mine, left, None) | {"as_run": None}  # priced as planned, as a compiled run is
     found = learned(
         asked.plan, complete({"why": "asked", **first, **truncated.result(asked, deep, first, None, None)}), name="v"
     )
