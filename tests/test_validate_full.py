@@ -525,4 +525,4 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     assert found["likeliest"] is None or "GPU" not in found["likeliest"]["sentence"]
     loud = result(mine, [{**one, "pressure": [80.0]} for one in left], None)
     found = learned(asked.plan, complete({"why": "asked", **loud, **truncated.result(asked, deep, loud, None, None)}))
-    assert found["run"] is None and found["no_run"].startswith("neither a step time")
+    assert found["run"] is None and found["no_run"]
