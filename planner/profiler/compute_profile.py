@@ -122,6 +122,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         "launch": one_device.launch, "host_copy": one_device.host_copy, "cpu_adam": one_device.cpu_adam,
         "warm_up": one_device.warm_up,
         "host_stream": one_device.host_stream, "sustained": one_device.sustained, "bytes": one_device.memory_fact,
+        "yardstick": one_device.yardstick_fact,
     }  # fmt: skip
     try:
         if device == "cpu":

@@ -7,8 +7,12 @@ from planner.model import load_model
 from planner.profiler import definitions
 from planner.profiler.definitions import COMPILED, EAGER
 from planner.profiler.layer_check import HOST_LAYER, shard_point
-from planner.profiler.points import Point
+from planner.profiler.points import Point, Value
 
+YARDSTICK: dict[str, Value] = {"m": 192, "n": 256, "k": 512, "dtype": "fp32"}
+"""Rows, columns and depth of the product of a processor's yardstick: a few tenths of a millisecond."""
+OPTIMIZER_STATES = 8192 * 512
+"""Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8
@@ -19,7 +23,8 @@ def facts(device: str) -> list[Point]:
     """Cheap, and needed by every profile."""
     names = ("usable", "context", "allocator_rounding", "workspace") if device == "cuda" else ("usable",)
     kinds = ("stream", "graph", *HOST_LAYER) if device == "cuda" else ("stream", *HOST_LAYER)
-    return [*(Point.of("bytes", name=name) for name in names), *(Point.of("launch", kind=kind) for kind in kinds)]
+    rate = [Point.of("yardstick", **YARDSTICK)] if device == "cpu" else []
+    return [*(Point.of("bytes", name=name) for name in names), *rate, *(Point.of("launch", kind=kind) for kind in kinds)]
 
 
 def warm_up_point(device: str) -> Point:
@@ -97,7 +102,8 @@ def _classes(cuda: bool, rows: int, width: int, dtype: str) -> list[Point]:
                 definitions.swiglu(pass_, rows, width, dtype, kernel),
                 definitions.rope(pass_, rows, width // 128, width // 512, 128, dtype, kernel),
             ]
-    return [*more, definitions.memory_bound("optimizer", "forward", rows, width, "fp32")]
+    states = rows if cuda else OPTIMIZER_STATES // width
+    return [*more, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:

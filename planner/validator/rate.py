@@ -1,0 +1,98 @@
+"""How fast this processor's core is while a step runs, by the profiler's yardstick; and what the host needs around layers (torch).
+
+A core that is shared runs at another rate from second to second, and processor time does not leave that out. The profiler gives all
+of its figures at the rate that its yardstick had when it began; a step's are brought there alike: t = t_measured y_0 / y, y the
+mean of the yardstick between the passes of that step on that rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterable
+
+import torch
+
+from planner.profiler.machine import yardstick
+from planner.profiler.timing import Yardstick
+from planner.reference.split import Split
+from planner.validator.clock import Clock
+from planner.validator.training import Run
+from planner.validator.uncompiled import LAYERS, Host, apart, small
+
+APART = 40.0
+"""Yardsticks that fit between two of them: they take a fortieth of the time."""
+PASSES = ("F", "B")
+
+Passes = dict[tuple[int, str, int], float]
+"""Processor seconds by stage, kind and microbatch."""
+
+
+class Rate:
+    """The yardstick, run between passes."""
+
+    def __init__(self, measure: Yardstick | None = None) -> None:
+        self.yardstick = measure or yardstick()
+        self.samples: list[float] = []
+        self.spent = 0.0
+        """Wall seconds since the last ``take``."""
+        self._last = 0.0
+
+    def look(self) -> None:
+        """Runs it where the last time was long enough ago."""
+        begun = time.perf_counter()
+        if begun - self._last < APART * self.yardstick.reference:
+            return
+        self.samples.append(self.yardstick.seconds())
+        self._last = time.perf_counter()
+        self.spent += self._last - begun
+
+    def take(self) -> tuple[float, float]:
+        """Mean seconds of the yardstick since the last call (at least one run of it), and the wall time that it took."""
+        if not self.samples:
+            self._last = 0.0
+            self.look()
+        found, spent = statistics.fmean(self.samples), self.spent
+        self.samples, self.spent = [], 0.0
+        return found, spent
+
+
+def filled(run: Run) -> Run:
+    """Memory with small numbers in it."""
+    run.allocate(fill=False)
+    with torch.no_grad():
+        for part in run.parts:
+            for parameter in part.parameters():
+                (parameter.to_local() if hasattr(parameter, "to_local") else parameter).normal_(0.0, 0.02)
+    return run
+
+
+def timed_step(run: Run, clock: Clock, number: int) -> Passes:
+    """Takes a step."""
+    with clock.span("step"):
+        run.step(*run.data(number))
+    return {(t.stage, t.kind, t.microbatch): t.thread for t in clock.take() if t.microbatch >= 0}
+
+
+def middle(steps: Iterable[Passes], kind: str) -> list[float]:
+    """Passes of all microbatches but the first, which gathers weights, and the last, which reduces gradients."""
+    kept = list(steps)
+    last = max(number for step in kept for _, _, number in step)
+    return [t for step in kept for (_, k, number), t in step.items() if k == kind and 0 < number < last]
+
+
+def host_seconds(split: Split, reference: float | None = None) -> Host:
+    """Passes over layers of nothing: one layer and three tell a layer from the ends. Brought to a yardstick of ``reference``
+    seconds where one is given."""
+    device, found = torch.device("cpu"), {}
+    for layers in LAYERS:
+        run, clock, rate = filled(Run(small(split, layers), device)), Clock(device), Rate()
+        clock.attach(run)
+        clock.on = True
+        steps = []
+        for number in range(5):
+            steps.append(timed_step(run, clock, number))
+            rate.look()
+        slowed = rate.take()[0] / reference if reference else 1.0
+        found[layers] = {kind: statistics.median(middle(steps[1:], kind)) / slowed for kind in PASSES}
+    return {kind: apart(*(found[layers][kind] for layers in LAYERS)) for kind in PASSES}

@@ -1,0 +1,207 @@
+"""What a run is priced as where nothing is compiled: on a processor, and on a GPU without a compiler. No torch here.
+
+The trainer of a plan is priced with fused kernels, and with a host beside the device. The reference modules run chains of
+plain kernels there, and on a processor the host's work is work of the same core. A pass is then
+
+    t(stage) = sum of its operators, as chains, at the profile's rates + layers x h + ends x h_e
+    h        = t(layer of nothing, measured) - t(layer of nothing, priced)
+
+h: what torch does around the operators (modules, autograd, hooks of FSDP, DTensor), on layers too small for anything else that are
+split like the plan's, less what the launches in the operators' own prices make of it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from planner.analysis.passes import pieces_by_action
+from planner.analysis.pricing import Priced, price
+from planner.arrays import Floats
+from planner.cluster import Cluster
+from planner.cost.chains import CHAINS
+from planner.cost.stages import stage_parameters
+from planner.cost.traffic import local_states
+from planner.layout import Layout, Recompute, Schedule
+from planner.model import ModelSpec
+from planner.profiler.layer_check import ROPE_PASSES
+from planner.reference.split import Split, Stage
+from planner.rules import Job
+from planner.trainer import Trainer
+from planner.units import MICRO
+
+COMPUTED = ("compute", "recompute")
+"""Parts of a pass that are work of the core that computes."""
+NORM_AND_SCALE = 12.0
+"""Bytes per fp32 gradient that clipping moves: the norm reads 4, the scale reads 4 and writes 4, as kernels of their own.
+
+[torch 2.13, nn/utils/clip_grad.py: get_total_norm, _foreach_mul_]
+"""
+LAYERS = (1, 3)
+"""Of the small models that tell a layer from the ends."""
+SMALL_MICROBATCHES = 4
+
+Host = Mapping[str, tuple[float, float]]
+"""Processor seconds by kind of pass: of a layer of nothing, and of embedding and head together."""
+
+
+# ------------------------------------------------------------------------------------------------ the trainer as it runs
+
+
+def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
+    """The trainer with the chains that the reference modules run, and on a processor without a host beside the device.
+
+    Not fused: plain torch operations, SwiGLU and rotary embedding as chains that autograd runs backward, and a loss on fp32 logits of
+    8 bytes forward and 12 backward per logit, of which the model counts 6 each. Gradients of microbatches after the first: a
+    pipeline adds them to the ones before, element + 8 bytes per parameter; otherwise each is copied into the buffer that is
+    reduced, element + 4, and its share added to the ones before, 12.
+    [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward, foreach_reduce]
+    """
+    passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
+    if not split.fused:
+        passes |= {"rope_passes": ROPE_PASSES, "loss_passes": 10.0 / 6.0}
+    unfused = trainer.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
+    changed = trainer.replace(unfused=unfused, **passes)
+    return _on_processor(changed, split) if on_cpu else changed
+
+
+def _on_processor(trainer: Trainer, split: Split) -> Trainer:
+    element = 2.0 if split.precision == "bf16" else 4.0
+    reduces = split.pp == 1 and split.zero > 1
+    adds = element + 4.0 + 12.0 / split.dp_shard if reduces else element + 8.0
+    return trainer.replace(
+        accumulation_bytes=adds, host_time=0.0, step_overhead=0.0, tensor_parallel_host_factor=1.0,
+        reduce_copy_bytes=0.0 if reduces else trainer.reduce_copy_bytes,
+    )  # fmt: skip
+
+
+def update_seconds(priced: Priced) -> float:
+    """Seconds of the update as it runs: the norm of the gradient and its scale, then the optimizer; of the slowest stage."""
+    job, layout = priced.job, Layout.stack([priced.dealt])
+    parameters = stage_parameters(job.workload, layout, priced.contents)
+    each = local_states(job.workload, layout, parameters)
+    clip = job.cluster.hardware.memory_time(each * NORM_AND_SCALE, "elementwise")
+    return float(priced.estimate.time["optimizer"][0]) + float(np.max(clip))
+
+
+# ------------------------------------------------------------------------------------------------ passes
+
+
+def computed(priced: Priced) -> dict[str, Floats]:
+    """Seconds of one core by kind of pass, arrays over the virtual stages: communication is not its work."""
+    pieces = pieces_by_action(priced)
+    stages = 1 + max(stage for stage, _ in pieces)
+    return {
+        kind: np.array([
+            sum(piece.seconds for piece in pieces[stage, kind] if piece.part in COMPUTED and not piece.hidden)
+            for stage in range(stages)
+        ])
+        for kind in sorted({kind for _, kind in pieces})
+    }  # fmt: skip
+
+
+def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[str, Floats]:
+    """Processor seconds of one microbatch's passes by kind, arrays over the virtual stages.
+
+    Where the backward pass has two halves the host's share of it counts with the first.
+    """
+    told = computed(priced)
+    if host is None:
+        return told
+    nothing = priced_host(priced.job, priced.layout, split)
+    layers = np.array([float(len(stage.layers)) for stage in split.stages])
+    for kind, (each, ends) in host.items():
+        here = kind if kind in told else "I"
+        each, ends = each - nothing[kind][0], ends - nothing[kind][1]
+        told[here] = told[here] + each * layers
+        told[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
+    return {kind: np.maximum(seconds, 0.0) for kind, seconds in told.items()}
+
+
+# ------------------------------------------------------------------------------------------------ layers of nothing
+
+
+def not_measured(split: Split) -> str:
+    """Why the host's work around layers like these is not measured; "" where it can be."""
+    model = split.model
+    kinds = (("experts", model.is_moe), ("latent attention", model.is_mla), ("a split sequence", split.cp > 1))
+    names = [name for name, has in kinds if has]
+    return f"host time of layers with {' and '.join(names)} is not measured: it is priced by launches" if names else ""
+
+
+def _small_model(model: ModelSpec, tp: int, layers: int) -> ModelSpec:
+    return dataclasses.replace(
+        model, name="small", num_layers=layers, hidden_size=8 * model.num_heads, head_dim=8, ffn_size=8 * tp,
+        vocab_size=8 * tp, published_parameters=0.0, published_active_parameters=0.0,
+    )  # fmt: skip
+
+
+def small(split: Split, layers: int) -> Split:
+    """Layers without work on one stage, split by as many ranks: what is left is the host's.
+
+    Gradients are reduced when the plan's are: in each microbatch, or, as in the middle of a pipeline, in none that is looked at.
+    """
+    rest = split.world // split.tp
+    return dataclasses.replace(
+        split, model=_small_model(split.model, split.tp, layers), sequence_length=2 * split.tp, pp=1, dp=rest, dp_shard=rest,
+        zero=split.zero if split.pp == 1 else 1, num_microbatches=SMALL_MICROBATCHES,
+        schedule="1F1B", stages=(Stage(rank=0, layers=tuple(range(layers))),),
+    )  # fmt: skip
+
+
+def priced_host(job: Job, layout: Layout, split: Split) -> Host:
+    """What the model makes of layers of nothing, as ``Host``."""
+    each = [_priced_small(job, layout, small(split, layers)) for layers in LAYERS]
+    return {kind: apart(each[0][kind], each[1][kind]) for kind in ("F", "B")}
+
+
+def apart(one: float, three: float) -> tuple[float, float]:
+    """Seconds of a layer, and of the ends, from a model of one layer and one of three."""
+    each = (three - one) / float(LAYERS[1] - LAYERS[0])
+    return each, one - each
+
+
+def _priced_small(job: Job, layout: Layout, split: Split) -> dict[str, float]:
+    rest = split.dp
+    like = layout.replace(
+        pp=1, vpp=1, dp=rest, dp_shard=0, num_microbatches=SMALL_MICROBATCHES, first_stage_layers=0, last_stage_layers=0,
+        schedule=Schedule.ONE_F_ONE_B, recompute_layers=0, zero=split.zero,
+    )  # fmt: skip
+    if int(like.recompute) == Recompute.NONE:
+        like = like.replace(recompute_modules=0)
+    workload = dataclasses.replace(
+        job.workload, model=split.model, sequence_length=split.sequence_length, document_length=0,
+        global_batch_size=int(like.global_batch_size),
+    )  # fmt: skip
+    cluster = dataclasses.replace(job.cluster, num_gpus=int(like.num_gpus))
+    found = computed(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like))
+    return {kind: float(seconds[0]) for kind, seconds in found.items()}
+
+
+# ------------------------------------------------------------------------------------------------ the profile
+
+
+def yardstick_seconds(cluster: Cluster) -> float | None:
+    """What the yardstick of the profiler took when the profile was measured, at the rate that its figures have; None = not kept."""
+    return next((float(row["us"]) * MICRO for row in cluster.hardware.measurements.get("yardstick", ())), None)
+
+
+def profile_error(cluster: Cluster) -> float | None:
+    """How far sums of operators were off from whole layers when the profile was measured, the largest, as a fraction."""
+    rows = cluster.hardware.measurements.get("layer", ())
+    errors = [abs(float(row["error_percent"])) / 100.0 for row in rows if "error_percent" in row]
+    return max(errors, default=None)
+
+
+def mean_host(found: Sequence[Mapping[str, Any]]) -> Host | None:
+    """Of the ranks that have measured it."""
+    rows = [one["host_seconds"] for one in found if one.get("host_seconds")]
+    if not rows:
+        return None
+    return {
+        kind: (float(np.mean([row[kind][0] for row in rows])), float(np.mean([row[kind][1] for row in rows])))
+        for kind in rows[0]
+    }
