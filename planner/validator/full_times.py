@@ -157,10 +157,8 @@ class Run:
         """By pipeline rank one value per step: the largest of its ranks."""
         found: dict[int, list[float]] = {}
         for stage in sorted({one["stage"] for one in self.entries}):
-            mine = [one for one in self.entries if one["stage"] == stage]
-            found[stage] = [
-                max(measure(one["steps"][number]) for one in mine) for number in range(len(self.steps))
-            ]  # fmt: skip
+            mine = [rank for rank, one in enumerate(self.entries) if one["stage"] == stage]
+            found[stage] = [max(measure(step[rank]) for rank in mine) for step in self.steps]
         return found
 
 
