@@ -23,8 +23,12 @@ def facts(device: str) -> list[Point]:
     """Cheap, and needed by every profile."""
     names = ("usable", "context", "allocator_rounding", "workspace") if device == "cuda" else ("usable",)
     kinds = ("stream", "graph", *HOST_LAYER) if device == "cuda" else ("stream", *HOST_LAYER)
-    rate = [Point.of("yardstick", **YARDSTICK)] if device == "cpu" else []
-    return [*(Point.of("bytes", name=name) for name in names), *rate, *(Point.of("launch", kind=kind) for kind in kinds)]
+    rate = [Point(family="yardstick", key=tuple(sorted(YARDSTICK.items())))] if device == "cpu" else []
+    return [
+        *(Point.of("bytes", name=name) for name in names),
+        *rate,
+        *(Point.of("launch", kind=kind) for kind in kinds),
+    ]
 
 
 def warm_up_point(device: str) -> Point:

@@ -54,7 +54,9 @@ def _priced_as(run: Run) -> list[str]:
     chains = "norms, SwiGLU, rotary embedding and loss" if fused else "SwiGLU, rotary embedding and loss"
     if not run.on_cpu:
         names = "; ".join(f"{name}: {why}" for name, why in run.not_compiled.items())
-        return [f"priced as it ran: {chains} as chains of plain kernels, because no compiler made one of them ({names})"]
+        return [
+            f"priced as it ran: {chains} as chains of plain kernels, because no compiler made one of them ({names})"
+        ]
     return [
         f"priced as it ran: nothing is compiled on a CPU, so {chains} are chains of plain kernels, further gradients are added by "
         "kernels, the update takes the gradient's norm, and the host's work is the core's"
@@ -75,11 +77,14 @@ def _measured_at(run: Run, found: dict[str, Any]) -> list[str]:
         )
         said = [f"host time of a layer, measured on layers of nothing: {each}"]
     if at is None:
-        return [*said, "the profile has no yardstick: a core that is slower now than when it was profiled shows as an error"]
+        return [
+            *said,
+            "the profile has no yardstick: a core that is slower now than when it was profiled shows as an error",
+        ]
     return [
         *said,
-        f"processor time is given at the profile's rate of the core: the yardstick took {at['slowed']:.2f} times as long during the "
-        "steps",
+        "processor time is given at the profile's rate of the core: its yardstick took "
+        f"{at['slowed']:.2f} times as long during the steps",
     ]
 
 

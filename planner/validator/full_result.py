@@ -42,7 +42,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
             "pressure": {"some_avg10": {"before": before, "after": after}} if run.on_cpu else None,
         },
         "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
-        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes), "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
+        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes),
+        "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
         "rates": _rates(run), "parity": parity,
         "written_traces": [
             {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
@@ -128,9 +129,10 @@ def _rates(run: Run) -> dict[str, Any] | None:
     step, (told, _, _) = statistics.median(run.step_seconds), run.step_range
     tokens = float(estimate.tokens[0]) * world
     compared = not run.not_compared
-    mfu = float(estimate.flop[0]) / (estimate.peak_flops * step) if compared else None
+    useful = float(estimate.flop[0]) / estimate.peak_flops
     loss: list[float] = next((one["loss"] for one in run.entries if one["loss"]), [])
     return {
         "tokens_per_second": {"predicted": tokens / told if compared else None, "measured": tokens / step},
-        "mfu": {"predicted": float(estimate.flop[0]) / (estimate.peak_flops * told) if compared else None, "measured": mfu}, "loss": loss,
+        "mfu": {"predicted": useful / told if compared else None, "measured": useful / step if compared else None},
+        "loss": loss,
     }  # fmt: skip

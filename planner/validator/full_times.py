@@ -169,7 +169,9 @@ def _rated(step: dict[str, Any]) -> dict[str, Any]:
     def more(times: list[float]) -> list[float]:
         return [*times, times[THREAD] / slowed]
 
-    found = {name: more(value) if isinstance(value, list) and name != "actions" else value for name, value in step.items()}
+    found = {
+        name: more(value) if isinstance(value, list) and name != "actions" else value for name, value in step.items()
+    }
     actions = [{**one, "total": more(one["total"]), "median": more(one["median"])} for one in step["actions"]]
     return {**found, "actions": actions}
 

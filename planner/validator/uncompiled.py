@@ -54,10 +54,10 @@ Host = Mapping[str, tuple[float, float]]
 def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     """The trainer with the chains that the reference modules run, and on a processor without a host beside the device.
 
-    Not fused: plain torch operations, SwiGLU and rotary embedding as chains that autograd runs backward, and a loss on fp32 logits of
-    8 bytes forward and 12 backward per logit, of which the model counts 6 each. Gradients of microbatches after the first: a
-    pipeline adds them to the ones before, element + 8 bytes per parameter; otherwise each is copied into the buffer that is
-    reduced, element + 4, and its share added to the ones before, 12.
+    Not fused: plain torch operations, SwiGLU and rotary embedding as chains that autograd runs backward, and a loss on fp32
+    logits of 8 bytes forward and 12 backward per logit, of which the model counts 6 each. Gradients of microbatches after the
+    first: a pipeline adds them to the ones before, element + 8 bytes per parameter; otherwise each is copied into the buffer
+    that is reduced, element + 4, and its share added to the ones before, 12.
     [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward, foreach_reduce]
     """
     passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
