@@ -19,6 +19,7 @@ from click.testing import CliRunner
 from samples import model
 
 from cli import main
+from planner.cost.chains import BACKWARD, FORWARD
 from planner.errors import PlannerError
 from planner.launch.watch import Verdict
 from planner.plan import load_plan
@@ -195,6 +196,67 @@ def test_ranks_of_a_job_compare_a_tiny_model_of_its_kind() -> None:
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     assert len(rows) == 3 and all(row["equal"] and row["parameters"] >= 20 for row in rows), rows
+
+
+CHAINS = """
+import json, torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from planner.reference import operators as o
+
+rows, columns, heads = 256, 128, 4
+
+class Count(TorchDispatchMode):
+    # Bytes of the tensors that each kernel reads and writes, and kernels; views are none
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.kernels = 0, 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), named=None):
+        out = function(*arguments, **(named or {}))
+        if any(one.alias_info and not one.alias_info.is_write for one in function._schema.returns):
+            return out
+        self.kernels += 1
+        every = [one for one in tree_leaves((arguments, named, out)) if isinstance(one, torch.Tensor)]
+        if "scatter" not in str(function):  # it touches one entry of each row
+            self.bytes += sum(one.numel() * one.element_size() for one in every if one.numel() * heads >= rows * columns)
+        return out
+
+for dtype in (torch.float32, torch.bfloat16):
+    x, up, gradient = (torch.randn(rows, columns).to(dtype) for _ in range(3))
+    weight, scale, targets = torch.randn(columns), torch.randn(rows, 1), torch.randint(columns, (rows,))
+    q, table = torch.randn(1, rows, heads, columns // heads).to(dtype), torch.randn(1, rows, 1, columns // heads // 2)
+    back = -table
+    chains = {
+        "norm": [[lambda: o._rms_norm(x, weight, 1e-6)], [lambda: o._rms_norm_backward(gradient, x, weight, scale)]],
+        "swiglu": [[lambda: o._swiglu(x, up)], [lambda: o._swiglu_backward(gradient, x, up)]],
+        "rope": [[lambda: o._rotate(q, table, table)], [lambda: o._rotate(q, table, back)]],
+        "cross_entropy": [
+            [lambda: o._largest_logit(x), lambda: o._sum_of_exponentials(x, scale[:, 0])],
+            [lambda: o._loss_gradient(x, scale[:, 0], targets, torch.tensor(0.5))],
+        ],
+    }
+    for name, passes in chains.items():
+        for number, functions in enumerate(passes):
+            with Count() as count:
+                for function in functions:
+                    function()
+            print(json.dumps([name, number, dtype == torch.bfloat16, count.bytes / rows / columns, count.kernels]))
+"""
+
+
+@needs_torch
+def test_chains_are_counted_as_torch_runs_them() -> None:
+    """cost.chains by a dispatch mode that sees every kernel: its tensors' bytes, and how many there are."""
+    done = subprocess.run([sys.executable, "-c", CHAINS], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(rows) == 2 * 2 * 4 and {row[0] for row in rows} == set(FORWARD) == set(BACKWARD)
+    for name, backward, half, moved, kernels in rows:
+        chain, twice = (BACKWARD if backward else FORWARD)[name], 2.0 if name == "rope" else 1.0  # q and k
+        element = 2.0 if half else 4.0
+        assert moved == pytest.approx(chain.bytes(element), rel=1e-9), (name, backward, half)
+        assert twice * kernels == pytest.approx(chain.launches(element), abs=4 if name == "cross_entropy" else 0), name
 
 
 # ------------------------------------------------------------------------------------------------ choice and refusal
