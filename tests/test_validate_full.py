@@ -248,7 +248,9 @@ for dtype in (torch.float32, torch.bfloat16):
 @needs_torch
 def test_chains_are_counted_as_torch_runs_them() -> None:
     """cost.chains by a dispatch mode that sees every kernel: its tensors' bytes, and how many there are."""
-    done = subprocess.run([sys.executable, "-c", CHAINS], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CHAINS], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(rows) == 2 * 2 * 4 and {row[0] for row in rows} == set(FORWARD) == set(BACKWARD)

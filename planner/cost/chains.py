@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from planner.cost.operators import MemoryBound, Operator, Shard
+from planner.cost.operators import MemoryBound, Number, Operator, Shard
 
 CHAINS = "chains"
 """Name among ``Trainer.unfused`` of a run whose norms, activations, rotary embedding and loss are such chains."""
@@ -76,14 +76,22 @@ def as_chains(operators: list[Operator], shard: Shard) -> list[Operator]:
     return [_chained(one, shard) if isinstance(one, MemoryBound) else one for one in operators]
 
 
+def elements(one: Operator, shard: Shard) -> Number | None:
+    """Elements of the tensor that a chain works on, from the list of a trainer that fuses; None for what is no chain."""
+    if not isinstance(one, MemoryBound) or one.kind not in FORWARD:
+        return None
+    if one.kind == "norm" and shard.model.norm != "rmsnorm":
+        return None
+    return one.forward / (FUSED_LOSS if one.kind == "cross_entropy" else TENSORS[one.kind] * shard.element)
+
+
 def _chained(one: MemoryBound, shard: Shard) -> MemoryBound:
-    if one.kind not in FORWARD or (one.kind == "norm" and shard.model.norm != "rmsnorm"):
+    count, e = elements(one, shard), shard.element
+    if count is None:
         return one
-    e = shard.element
-    fused = FUSED_LOSS if one.kind == "cross_entropy" else TENSORS[one.kind] * e
     forward, backward = FORWARD[one.kind], BACKWARD[one.kind]
     return dataclasses.replace(
         one, kind="elementwise" if one.kind in ELEMENTWISE else one.kind,
-        forward=one.forward / fused * forward.bytes(e), backward=one.forward / fused * backward.bytes(e),
+        forward=count * forward.bytes(e), backward=count * backward.bytes(e),
         launches=(forward.launches(e), backward.launches(e)),
     )  # fmt: skip

@@ -46,7 +46,13 @@ def _yardstick(run: Run) -> dict[str, float] | None:
     """Of the profile, and how much longer it took during the steps: the mean of ranks and steps."""
     seconds = yardstick_seconds(run.task.asked.cluster)
     slowed = [one["slowed"] for step in run.steps for one in step if one.get("slowed")]
-    return {"profile_seconds": seconds, "slowed": statistics.fmean(slowed)} if seconds and slowed else None
+    update = [one["update_slowed"] for step in run.steps for one in step if one.get("update_slowed")]
+    if not seconds or not slowed:
+        return None
+    return {
+        "profile_seconds": seconds, "slowed": statistics.fmean(slowed),
+        "update_slowed": statistics.fmean(update or slowed),
+    }  # fmt: skip
 
 
 def _priced_as(run: Run) -> list[str]:
@@ -84,7 +90,7 @@ def _measured_at(run: Run, found: dict[str, Any]) -> list[str]:
     return [
         *said,
         "processor time is given at the profile's rate of the core: its yardstick took "
-        f"{at['slowed']:.2f} times as long during the steps",
+        f"{at['slowed']:.2f} times as long during the steps, that of the update {at['update_slowed']:.2f} times",
     ]
 
 

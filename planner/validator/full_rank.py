@@ -71,6 +71,8 @@ class OneRank:
         """The yardstick of a processor whose profile has one."""
         self.reference: float | None = None
         """Seconds of that yardstick in the profile."""
+        self.stream_reference: float | None = None
+        """Of that of the update."""
 
     def doing(self, words: str, seconds: float | None = None) -> Any:
         """What is said when it fails, and after how long it has hung."""
@@ -121,6 +123,7 @@ class OneRank:
         torch.set_num_threads(1)
         keep_memory()
         self.reference = yardstick_seconds(self.asked.cluster)
+        self.stream_reference = yardstick_seconds(self.asked.cluster, "stream")
         if self.reference is not None:
             self.rate = Rate()
             self.clock.between = self.rate.look
@@ -185,6 +188,7 @@ class OneRank:
             self.clock.on = not warm
             if self.rate is not None:
                 self.rate.take()
+                self.rate.around()
             limit = self.orders.timeout * (FIRST if step == 0 else 1.0)
             with self.doing(words, limit):
                 with self.clock.span("step"):
@@ -211,6 +215,9 @@ class OneRank:
         if self.rate is not None and self.reference:
             seconds, spent = self.rate.take()
             found["slowed"] = seconds / self.reference
+            self.rate.around()
+            if self.stream_reference:
+                found["update_slowed"] = self.rate.take_stream() / self.stream_reference
             for name in ("step", "passes"):
                 found[name][0] -= spent
         self.entry["steps"].append(found)

@@ -33,6 +33,8 @@ QUIET = 10.0
 SECONDS, PROCESSOR, THREAD, RATED = 0, 1, 2, 3
 """Clocks of a time: wall (of the stream on a GPU), processor time of the process, of the thread that ran it, and that at the
 rate that the core had when it was profiled."""
+UPDATE = ("clip", "optimizer")
+"""Spans of a step that are its update."""
 EXPOSED = {
     "tensor": "tensor_communication", "context": "context_communication", "expert": "expert_communication",
     "pipeline": "pipeline_communication", "data": "data_communication",
@@ -163,14 +165,19 @@ class Run:
 
 
 def _rated(step: dict[str, Any]) -> dict[str, Any]:
-    """A step of one rank with a fourth clock: the thread's seconds over how much slower the core was than when it was profiled."""
+    """A step of one rank with a fourth clock: the thread's seconds over how much slower the core was than when it was profiled;
+    the update, which moves bytes, by a yardstick that does so too."""
     slowed = step.get("slowed") or 1.0
+    update = step.get("update_slowed") or slowed
 
-    def more(times: list[float]) -> list[float]:
-        return [*times, times[THREAD] / slowed]
+    def more(times: list[float], by: float = slowed) -> list[float]:
+        return [*times, times[THREAD] / by]
 
     found = {
-        name: more(value) if isinstance(value, list) and name != "actions" else value for name, value in step.items()
+        name: more(value, update if name in UPDATE else slowed)
+        if isinstance(value, list) and name != "actions"
+        else value
+        for name, value in step.items()
     }
     actions = [{**one, "total": more(one["total"]), "median": more(one["median"])} for one in step["actions"]]
     return {**found, "actions": actions}
@@ -211,7 +218,7 @@ def _passes(clock: int) -> Callable[[dict[str, Any]], float]:
 
 
 def _update(clock: int) -> Callable[[dict[str, Any]], float]:
-    return lambda step: sum(step[name][clock] for name in ("clip", "optimizer") if name in step)
+    return lambda step: sum(step[name][clock] for name in UPDATE if name in step)
 
 
 def _on_cpu(run: Run) -> list[dict[str, Any]]:

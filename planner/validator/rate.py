@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 import torch
 
-from planner.profiler.machine import yardstick
-from planner.profiler.timing import Yardstick
+from planner.profiler.machine import stream_yardstick, yardstick
 from planner.reference.split import Split
 from planner.validator.clock import Clock
 from planner.validator.training import Run
@@ -28,11 +27,16 @@ Passes = dict[tuple[int, str, int], float]
 """Processor seconds by stage, kind and microbatch."""
 
 
-class Rate:
-    """The yardstick, run between passes."""
+AROUND = 3
+"""Runs of the yardstick of the update, on either side of a step."""
 
-    def __init__(self, measure: Yardstick | None = None) -> None:
-        self.yardstick = measure or yardstick()
+
+class Rate:
+    """The yardstick, run between passes; and that of the update, run around the step."""
+
+    def __init__(self) -> None:
+        self.yardstick = yardstick()
+        self.stream: list[float] = []
         self.samples: list[float] = []
         self.spent = 0.0
         """Wall seconds since the last ``take``."""
@@ -46,6 +50,15 @@ class Rate:
         self.samples.append(self.yardstick.seconds())
         self._last = time.perf_counter()
         self.spent += self._last - begun
+
+    def around(self) -> None:
+        """Runs the yardstick of the update."""
+        self.stream += [stream_yardstick().seconds() for _ in range(AROUND)]
+
+    def take_stream(self) -> float:
+        """Its mean seconds since the last call."""
+        found, self.stream = statistics.fmean(self.stream), []
+        return found
 
     def take(self) -> tuple[float, float]:
         """Mean seconds of the yardstick since the last call (at least one run of it), and the wall time that it took."""

@@ -13,7 +13,8 @@ split like the plan's, less what the launches in the operators' own prices make 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,9 +23,13 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.chains import CHAINS
+from planner.cost.chains import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.compute import repeated
+from planner.cost.layers import head, layer
+from planner.cost.operators import MemoryBound, Shard
 from planner.cost.stages import stage_parameters
 from planner.cost.traffic import local_states
+from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.profiler.layer_check import ROPE_PASSES
@@ -40,6 +45,8 @@ NORM_AND_SCALE = 12.0
 
 [torch 2.13, nn/utils/clip_grad.py: get_total_norm, _foreach_mul_]
 """
+FP32 = 4.0
+"""Bytes of an element of the chains that a processor's profile has timed."""
 LAYERS = (1, 3)
 """Of the small models that tell a layer from the ends."""
 SMALL_MICROBATCHES = 4
@@ -108,7 +115,7 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[s
 
     Where the backward pass has two halves the host's share of it counts with the first.
     """
-    told = computed(priced)
+    told = with_chains(priced, split)
     if host is None:
         return told
     nothing = priced_host(priced.job, priced.layout, split)
@@ -119,6 +126,81 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[s
         told[here] = told[here] + each * layers
         told[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
     return {kind: np.maximum(seconds, 0.0) for kind, seconds in told.items()}
+
+
+# ------------------------------------------------------------------------------------------------ chains
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """A chain of a profile."""
+
+    elements: float
+    """Of the tensor that it worked on."""
+    seconds: float
+    """Without the launches of its kernels, which are the host's."""
+
+
+def chain_rows(hardware: HardwareProfile, element: float) -> dict[tuple[str, str], list[Timed]]:
+    """Chains that the profile has timed, by class and pass; none where the elements are of another size than its own."""
+    launch = next((float(row["us"]) for row in hardware.measurements.get("launch", ()) if row["kind"] == "stream"), 0.0)
+    found: dict[tuple[str, str], list[Timed]] = {}
+    for row in hardware.measurements.get("chain", ()):
+        if row["dtype"] != "fp32" or element != FP32:
+            continue
+        op, pass_ = str(row["op"]), str(row["pass"])
+        kernels = (BACKWARD if pass_ == "backward" else FORWARD)[op].launches(element)
+        own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
+        found.setdefault((op, pass_), []).append(
+            Timed(elements=float(row["rows"]) * float(row["columns"]), seconds=own)
+        )
+    return found
+
+
+def with_chains(priced: Priced, split: Split) -> dict[str, Floats]:
+    """``computed`` with the chains that the profile has timed in place of their bytes over its bandwidth.
+
+    seconds = elements x seconds per element of the chain of the nearest size. A chain's tensors are in the cache between its
+    kernels, and the bandwidth of a profile is that of kernels that are not.
+    """
+    told, job = computed(priced), priced.job
+    shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.dealt]), ep_stride=1.0)
+    rows = chain_rows(job.cluster.hardware, shard.element)
+    if not rows or not split.fused or job.model.is_moe:
+        return told
+    layers = np.array([float(len(stage.layers)) for stage in split.stages])
+    ends = np.zeros_like(layers)
+    ends[-1] = 1.0
+    for block, count in ((layer, layers), (head, ends)):
+        forward, backward = _against_bytes(block, shard, job.cluster.hardware, rows)
+        told["F"] = told["F"] + forward * count
+        told["B" if "B" in told else "I"] = told["B" if "B" in told else "I"] + backward * count
+    return told
+
+
+def _against_bytes(
+    block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, rows: Mapping[tuple[str, str], Sequence[Timed]]
+) -> tuple[float, float]:
+    """What the timed chains of a block take beyond their bytes over the bandwidth, forward and backward."""
+    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.unfused - {CHAINS}))
+    named = {"moe": False} if block is layer else {}
+    chains = {one.name: one for one in block(shard, **named)[0]}
+    found = [0.0, 0.0]
+    for one in block(fused, **named)[0]:
+        count, chain = elements(one, shard), chains[one.name]
+        if count is None:
+            continue
+        assert isinstance(one, MemoryBound) and isinstance(chain, MemoryBound)
+        size = float(np.ravel(count)[0])
+        each = []
+        for pass_, moved in (("forward", chain.forward), ("backward", chain.backward)):
+            timed = rows.get((one.kind, pass_), ())
+            nearest = min(timed, key=lambda row: abs(np.log(row.elements / size)), default=None)
+            priced = float(np.ravel(hardware.memory_time(moved, chain.kind))[0])
+            each.append(nearest.seconds * size / nearest.elements - priced if nearest else 0.0)
+        again = float(np.ravel(repeated(int(one.module), shard, one.share))[0])
+        found = [found[0] + each[0], found[1] + each[1] + again * each[0]]
+    return found[0], found[1]
 
 
 # ------------------------------------------------------------------------------------------------ layers of nothing
@@ -177,16 +259,17 @@ def _priced_small(job: Job, layout: Layout, split: Split) -> dict[str, float]:
         global_batch_size=int(like.global_batch_size),
     )  # fmt: skip
     cluster = dataclasses.replace(job.cluster, num_gpus=int(like.num_gpus))
-    found = computed(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like))
+    found = with_chains(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like), split)
     return {kind: float(seconds[0]) for kind, seconds in found.items()}
 
 
 # ------------------------------------------------------------------------------------------------ the profile
 
 
-def yardstick_seconds(cluster: Cluster) -> float | None:
-    """What the yardstick of the profiler took when the profile was measured, at the rate that its figures have; None = not kept."""
-    return next((float(row["us"]) * MICRO for row in cluster.hardware.measurements.get("yardstick", ())), None)
+def yardstick_seconds(cluster: Cluster, kind: str = "product") -> float | None:
+    """What a yardstick of the profiler took when the profile was measured, at the rate that its figures have; None = not kept."""
+    rows = cluster.hardware.measurements.get("yardstick", ())
+    return next((float(row["us"]) * MICRO for row in rows if row["kind"] == kind), None)
 
 
 def profile_error(cluster: Cluster) -> float | None:
