@@ -72,10 +72,9 @@ def yardstick_of(point: Point) -> Yardstick:
 
 def yardstick_fact(point: Point, _: str, __: float) -> Measured:
     """Processor seconds of a yardstick at the rate that every figure of a profile is given at: its reference."""
-    taken = (stream_yardstick() if point["kind"] == "stream" else yardstick()).reference
-    return Measured(
-        point=point, median=taken, low=taken, high=taken, repetitions=YARDSTICK_RUNS, clock="cpu", confidence=0.0
-    )
+    stream = point["kind"] == "stream"
+    taken, runs = (stream_yardstick().reference, STREAM_RUNS) if stream else (yardstick().reference, YARDSTICK_RUNS)
+    return Measured(point=point, median=taken, low=taken, high=taken, repetitions=runs, clock="cpu", confidence=0.0)
 
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:

@@ -16,6 +16,8 @@ STREAM: dict[str, Value] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"
 product down, a neighbour on the core, slows memory less."""
 OPTIMIZER_STATES = 8192 * 512
 """Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
+LARGEST_CHAIN = 2**22
+"""Elements of a chain's tensor at most: beyond the caches the time of an element stays the same."""
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8
@@ -119,12 +121,18 @@ def chain_points(model: str, sequence_length: int | None) -> list[Point]:
     processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
     spec = load_model(model)
     seq = sequence_length or min(spec.max_sequence_length, 4096)
-    columns = {
-        "norm": spec.hidden_size, "swiglu": spec.ffn_size, "rope": (spec.num_heads + spec.num_kv_heads) * spec.head_dim,
-        "cross_entropy": spec.vocab_size,
-    }  # fmt: skip
+    columns = {"cross_entropy": spec.vocab_size}
+    if spec.norm == "rmsnorm":
+        columns["norm"] = spec.hidden_size
+    if spec.gated:
+        columns["swiglu"] = spec.ffn_size
+    if spec.position == "rope" and not spec.is_mla:
+        columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
     return [
-        Point.of("chain", weight=0.0, op=op, rows=seq, columns=width, head_dim=spec.head_dim, dtype="fp32", **{"pass": pass_})
+        Point.of(
+            "chain", weight=0.0, op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width,
+            head_dim=spec.head_dim, dtype="fp32", **{"pass": pass_},
+        )
         for op, width in columns.items() for pass_ in ("forward", "backward")
     ]  # fmt: skip
 

@@ -11,6 +11,7 @@ from planner.validator.full_times import Run
 from planner.validator.uncompiled import not_measured, priced_host, profile_error, yardstick_seconds
 
 KINDS = {"F": "forward", "B": "backward"}
+"""Passes whose host time is said."""
 
 
 def as_run_of(run: Run, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

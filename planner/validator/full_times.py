@@ -26,15 +26,13 @@ from planner.plan import Prediction, predict
 from planner.rules import Job
 from planner.validator.record import time_row
 from planner.validator.rungs import CPU_ARCH, Task
-from planner.validator.uncompiled import Host, as_run, mean_host, processor_seconds, update_seconds
+from planner.validator.uncompiled import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
 
 QUIET = 10.0
 """Percent of time in which some process waited for a core; below, wall times are compared."""
 SECONDS, PROCESSOR, THREAD, RATED = 0, 1, 2, 3
 """Clocks of a time: wall (of the stream on a GPU), processor time of the process, of the thread that ran it, and that at the
 rate that the core had when it was profiled."""
-UPDATE = ("clip", "optimizer")
-"""Spans of a step that are its update."""
 EXPOSED = {
     "tensor": "tensor_communication", "context": "context_communication", "expert": "expert_communication",
     "pipeline": "pipeline_communication", "data": "data_communication",
@@ -93,7 +91,11 @@ class Run:
     @cached_property
     def update(self) -> float:
         """Predicted seconds of the update, on a processor with the gradient's norm."""
-        return update_seconds(self.priced) if self.on_cpu else self.prediction.time_s["optimizer"]
+        return (
+            update_seconds(self.priced, self.task.asked.split, self.host)
+            if self.on_cpu
+            else self.prediction.time_s["optimizer"]
+        )
 
     @cached_property
     def step_range(self) -> tuple[float, float, float]:

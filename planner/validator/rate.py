@@ -15,9 +15,9 @@ import torch
 
 from planner.profiler.machine import stream_yardstick, yardstick
 from planner.reference.split import Split
-from planner.validator.clock import Clock
+from planner.validator.clock import Clock, Timed
 from planner.validator.training import Run
-from planner.validator.uncompiled import LAYERS, Host, apart, small
+from planner.validator.uncompiled import LAYERS, UPDATE, UPDATED, Host, apart, small
 
 APART = 40.0
 """Yardsticks that fit between two of them: they take a fortieth of the time."""
@@ -80,11 +80,16 @@ def filled(run: Run) -> Run:
     return run
 
 
-def timed_step(run: Run, clock: Clock, number: int) -> Passes:
+def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:
     """Takes a step."""
     with clock.span("step"):
         run.step(*run.data(number))
-    return {(t.stage, t.kind, t.microbatch): t.thread for t in clock.take() if t.microbatch >= 0}
+    return clock.take()
+
+
+def passes_of(step: Iterable[Timed]) -> Passes:
+    """The thread's seconds of each pass."""
+    return {(t.stage, t.kind, t.microbatch): t.thread for t in step if t.microbatch >= 0}
 
 
 def middle(steps: Iterable[Passes], kind: str) -> list[float]:
@@ -95,8 +100,8 @@ def middle(steps: Iterable[Passes], kind: str) -> list[float]:
 
 
 def host_seconds(split: Split, reference: float | None = None) -> Host:
-    """Passes over layers of nothing: one layer and three tell a layer from the ends. Brought to a yardstick of ``reference``
-    seconds where one is given."""
+    """Passes over layers of nothing, and their update: one layer and three tell a layer from the ends. Brought to a yardstick of
+    ``reference`` seconds where one is given."""
     device, found = torch.device("cpu"), {}
     for layers in LAYERS:
         run, clock, rate = filled(Run(small(split, layers), device)), Clock(device), Rate()
@@ -104,8 +109,11 @@ def host_seconds(split: Split, reference: float | None = None) -> Host:
         clock.on = True
         steps = []
         for number in range(5):
-            steps.append(timed_step(run, clock, number))
+            steps.append(taken_step(run, clock, number))
             rate.look()
         slowed = rate.take()[0] / reference if reference else 1.0
-        found[layers] = {kind: statistics.median(middle(steps[1:], kind)) / slowed for kind in PASSES}
-    return {kind: apart(*(found[layers][kind] for layers in LAYERS)) for kind in PASSES}
+        passes = [passes_of(step) for step in steps[1:]]
+        updates = [sum(t.thread for t in step if t.kind in UPDATE) for step in steps[1:]]
+        found[layers] = {kind: statistics.median(middle(passes, kind)) / slowed for kind in PASSES}
+        found[layers][UPDATED] = statistics.median(updates) / slowed
+    return {kind: apart(*(found[layers][kind] for layers in LAYERS)) for kind in (*PASSES, UPDATED)}

@@ -14,7 +14,7 @@ from planner.profiler.points import Point
 from planner.profiler.tensors import keep_memory
 from planner.reference.split import Split
 from planner.validator.clock import Clock
-from planner.validator.rate import Passes, filled, host_seconds, timed_step
+from planner.validator.rate import Passes, filled, host_seconds, passes_of, taken_step
 from planner.validator.training import Run
 from planner.validator.uncompiled import Host
 
@@ -66,7 +66,7 @@ def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[li
             start = time.thread_time()
             work()
             found.append(time.thread_time() - start)
-        steps.append(timed_step(run, clock, number_))
+        steps.append(passes_of(taken_step(run, clock, number_)))
         if number_ == 0:
             for found in samples:
                 found.clear()

@@ -52,7 +52,11 @@ LAYERS = (1, 3)
 SMALL_MICROBATCHES = 4
 
 Host = Mapping[str, tuple[float, float]]
-"""Processor seconds by kind of pass: of a layer of nothing, and of embedding and head together."""
+"""Processor seconds by kind of pass, and of the update: of a layer of nothing, and of embedding and head together."""
+UPDATED = "update"
+"""The update among these kinds."""
+UPDATE = ("clip", "optimizer")
+"""Spans of a step that are its update."""
 
 
 # ------------------------------------------------------------------------------------------------ the trainer as it runs
@@ -85,13 +89,17 @@ def _on_processor(trainer: Trainer, split: Split) -> Trainer:
     )  # fmt: skip
 
 
-def update_seconds(priced: Priced) -> float:
-    """Seconds of the update as it runs: the norm of the gradient and its scale, then the optimizer; of the slowest stage."""
+def update_seconds(priced: Priced, split: Split, host: Host | None) -> float:
+    """Seconds of the update as it runs: the norm of the gradient and its scale, then the optimizer; of the slowest stage, with
+    what the host needs around the tensors of its layers."""
     job, layout = priced.job, Layout.stack([priced.dealt])
     parameters = stage_parameters(job.workload, layout, priced.contents)
-    each = local_states(job.workload, layout, parameters)
-    clip = job.cluster.hardware.memory_time(each * NORM_AND_SCALE, "elementwise")
-    return float(priced.estimate.time["optimizer"][0]) + float(np.max(clip))
+    states = local_states(job.workload, layout, parameters)
+    clip = job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise")
+    each, ends = host[UPDATED] if host is not None else (0.0, 0.0)
+    held = max(sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp))
+    around = each * held + ends / min(split.pp, 2)
+    return float(priced.estimate.time["optimizer"][0]) + float(np.max(clip)) + max(around, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ passes
@@ -121,6 +129,8 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[s
     nothing = priced_host(priced.job, priced.layout, split)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
     for kind, (each, ends) in host.items():
+        if kind == UPDATED:
+            continue
         here = kind if kind in told else "I"
         each, ends = each - nothing[kind][0], ends - nothing[kind][1]
         told[here] = told[here] + each * layers
