@@ -16,7 +16,7 @@ KINDS = {"F": "forward", "B": "backward"}
 
 def as_run_of(run: Run, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """What the prediction of an uncompiled run is made of, in numbers and sentences; None where the plan's own stands."""
-    if not run.plain or not run.steps:
+    if not run.plain or not run.steps or run.not_compared:
         return None
     own = profile_error(run.task.asked.cluster)
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]

@@ -35,7 +35,7 @@ from planner.validator.clock import PASSES, Clock, Timed
 from planner.validator.orders import Ledger, Orders
 from planner.validator.parity import among_ranks
 from planner.validator.rate import Rate, host_seconds
-from planner.validator.rungs import pressure
+from planner.validator.rungs import CPU_ARCH, pressure
 from planner.validator.tiny import tiny_of
 from planner.validator.traced import traced_step
 from planner.validator.training import Run
@@ -127,7 +127,7 @@ class OneRank:
         if self.reference is not None:
             self.rate = Rate()
             self.clock.between = self.rate.look
-        if not not_measured(self.asked.split):
+        if self.asked.cluster.hardware.arch == CPU_ARCH and not not_measured(self.asked.split):
             with self.doing("timing layers without work", SETTING_UP):
                 self.tell("timing the host", 1)
                 self.entry["host_seconds"] = dict(host_seconds(self.asked.split, self.reference))
