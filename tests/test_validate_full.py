@@ -393,6 +393,22 @@ def entry(rank: int, seconds: float, **more: Any) -> dict[str, Any]:
             "parity": None, "loss": [6.0, 5.0], "memory": {}, **more}  # fmt: skip
 
 
+def test_a_slower_core_is_brought_to_the_rate_of_the_profile(tmp_path: Path) -> None:
+    """Passes by the product's yardstick, the update by that of memory; what waits is not touched, nor what the profile lacks."""
+    asked = task(plan_file(tmp_path))
+    left = [entry(rank, 0.3) for rank in (0, 1)]
+    for one in left:
+        one["steps"] = [step | {"slowed": 1.6, "update_slowed": 1.25} for step in one["steps"]]
+    found = result(asked, left, None)
+    times = {row["what"]: row for row in found["times"]}
+    assert times["forward_backward"]["measured_seconds"] == pytest.approx(4 * 0.030 / 1.6)
+    assert times["optimizer"]["measured_seconds"] == pytest.approx(0.003 / 1.25)
+    assert times["replayed_step"]["measured_seconds"] == pytest.approx(5 * 0.030 / 1.6 + 0.003 / 1.25)
+    assert times["exposed in passes"]["measured_seconds"] == pytest.approx(2 * 0.030)
+    assert {row["measured_seconds"] for row in found["stages"]} == {0.010 / 1.6, 0.020 / 1.6}
+    assert any("its own error is not known" in one for one in found["as_run"]["sentences"])
+
+
 def test_times_by_hand(tmp_path: Path) -> None:
     """1F1B of two stages and four microbatches: (m + p - 1)(F + B) of the thread's time; wall where the machine is quiet."""
     asked = task(plan_file(tmp_path))
@@ -496,6 +512,17 @@ def test_rows_of_a_gpu_by_hand(tmp_path: Path) -> None:
     )
     text = "".join(map(str, validation_lines(found)))
     assert "device" in text and "missed" in text and "exposed pipeline" in text and "MFU" in text
+    assert found["as_run"] is None, "the plan's own prediction"
+    plain = result(on_gpu, [one | {"not_compiled": {"swiglu": "Cannot find a working triton"}} for one in left], None)
+    assert (
+        plain["as_run"]["not_compiled"] == {"swiglu": "Cannot find a working triton"}
+        and plain["as_run"]["host"] is None
+    )
+    assert "no compiler made one of them (swiglu: Cannot find a working triton)" in "".join(validation_lines(plain))
+    assert all(
+        slow["predicted_seconds"] > quick["predicted_seconds"] * 1.02
+        for slow, quick in zip(plain["stages"], found["stages"], strict=True)
+    )
     other = result(task(plan, device="cuda", gpus=2, name="NVIDIA A100-SXM4-80GB"), left, None)
     assert "for h100-sxm (Hopper) and ran on NVIDIA A100-SXM4-80GB: not compared" in other["times"][0]["note"]
 
