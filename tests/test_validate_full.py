@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,14 @@ from planner.validator.full import LIBRARIES, needed_memory
 from planner.validator.full_result import result
 from planner.validator.record import FOUND, complete, time_row
 from planner.validator.rungs import Machine, Task, choose
-from planner.validator.uncompiled import as_run, computed, processor_seconds
+from planner.validator.uncompiled import (
+    UPDATED,
+    as_run,
+    computed,
+    priced_host,
+    processor_seconds,
+    update_seconds,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(
@@ -391,6 +399,42 @@ def entry(rank: int, seconds: float, **more: Any) -> dict[str, Any]:
             "optimizer": [0.002, 0.002, 0.002], "actions": actions}  # fmt: skip
     return {"rank": rank, "stage": rank, "host": "a", "name": "CPU", "steps": [step, step], "pressure": [2.0, 3.0],
             "parity": None, "loss": [6.0, 5.0], "memory": {}, **more}  # fmt: skip
+
+
+def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:
+    """Two layers on each stage: a host that takes what its launches are priced at adds nothing, 1 ms more of a layer adds 2 ms;
+    chains that the profile has timed stand in place of their bytes; the norm of the gradient moves 12 bytes per parameter."""
+    asked = question(load_plan(plan_file(tmp_path)))
+    trainer = as_run(asked.trainer, asked.split, on_cpu=True)
+    priced = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=trainer), asked.layout)
+    bare, none = processor_seconds(priced, asked.split, None), priced_host(priced.job, asked.layout, asked.split)
+    same = processor_seconds(priced, asked.split, none)
+    assert all(same[kind] == pytest.approx(bare[kind]) for kind in "FB")
+    more = {kind: (each + 1e-3, ends + 4e-4) for kind, (each, ends) in none.items()}
+    slower = processor_seconds(priced, asked.split, more)
+    assert all(slower[kind] - bare[kind] == pytest.approx([2.2e-3, 2.2e-3]) for kind in "FB")  # half of the ends each
+
+    hardware, tokens, h, f, vocabulary = asked.cluster.hardware, 128, 128, 256, 512
+    rows = [
+        {"op": "norm", "pass": "forward", "rows": 64, "columns": h, "dtype": "fp32", "us": 30.0},
+        {"op": "swiglu", "pass": "backward", "rows": tokens, "columns": f, "dtype": "fp32", "us": 200.0},
+    ]
+    measurements = {"chain": rows, "launch": [{"kind": "stream", "us": 2.0}]}
+    timed = replace(asked.cluster, hardware=replace(hardware, measurements=measurements))
+    told = processor_seconds(
+        price(Job(workload=asked.workload, cluster=timed, trainer=trainer), asked.layout), asked.split, None
+    )
+    rate = hardware.memory_bandwidth
+    norm = 2 * (30.0 - 6 * 2.0) * 1e-6 - 28 * tokens * h / (rate * hardware.memory_fraction["elementwise"])
+    swiglu = (200.0 - 9 * 2.0) * 1e-6 - 96 * tokens * f / (rate * hardware.memory_fraction["swiglu"])
+    assert told["F"] - bare["F"] == pytest.approx([4 * norm, 5 * norm])  # two norms of a layer, and that of the head
+    assert told["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
+
+    layer = 2 * h * h + 2 * h * 64 + 3 * h * f + 2 * h
+    norm_and_scale = 12 * (2 * layer + vocabulary * h + h) / (rate * hardware.memory_fraction["elementwise"])
+    adam = float(priced.estimate.time["optimizer"][0])
+    assert update_seconds(priced, asked.split, None) == pytest.approx(adam + norm_and_scale)
+    assert update_seconds(priced, asked.split, {UPDATED: (1e-3, 1e-3)}) == pytest.approx(adam + norm_and_scale + 2.5e-3)
 
 
 def test_a_slower_core_is_brought_to_the_rate_of_the_profile(tmp_path: Path) -> None:
