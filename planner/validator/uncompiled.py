@@ -67,10 +67,11 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
 
     Not fused: plain torch operations, SwiGLU and rotary embedding as chains that autograd runs backward, and a loss on fp32
     logits of 8 bytes forward and 12 backward per logit, of which the model counts 6 each. Gradients of microbatches after the
-    first: a pipeline adds each tensor's to the fp32 one before, which is read and written, 8 bytes per parameter; otherwise it is
-    copied into the buffer that is reduced, 4 written, and its share added to the one before, 8. The fresh gradient itself is
-    still in the cache that its product wrote it into: 3.2 million parameters of a layer took 2.5 ms, 8 bytes are 2.4 ms and 12 are 3.6
-    (a core of a Xeon at 2.5 GHz, 2026-11-21).  [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward]
+    first: a pipeline adds each tensor's to the fp32 one before, which is read and written, 8 bytes per parameter; otherwise it
+    is copied into the buffer that is reduced, 4 written, and its share added to the one before, 8. The fresh gradient itself
+    is still in the cache that its product wrote it into: 3.2 million parameters of a layer took 2.5 ms, 8 bytes are 2.4 ms
+    and 12 are 3.6 (a core of a Xeon at 2.5 GHz, 2026-11-21).
+    [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward]
     """
     passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
     if not split.fused:
