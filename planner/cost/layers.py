@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from planner.cost.chains import as_chains
 from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,
@@ -57,7 +58,7 @@ def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
     operators, collectives = _attention_block(shard)
     more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
-    return operators + more_operators, collectives + more_collectives
+    return as_chains(operators + more_operators, shard), collectives + more_collectives
 
 
 def _norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: bool = True) -> Operator:
@@ -466,4 +467,4 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     if trainer.gathered_logits:
         collectives.append(Collective(name="head_logits", group="tp", op="all_gather", size=logits * shard.element,
                                       n=shard.tp, stride=1.0, backward=False))  # fmt: skip
-    return operators, collectives
+    return as_chains(operators, shard), collectives

@@ -206,7 +206,9 @@ def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
 
 
 def _notes(found: dict[str, Any]) -> Iterator[str]:
-    """Why something was not compared, each once."""
+    """What was priced as it ran, and why something was not compared, each once."""
+    if found.get("as_run"):
+        yield from found["as_run"]["sentences"]
     notes: dict[str, list[str]] = {}
     for row in found["times"]:
         if row["note"]:

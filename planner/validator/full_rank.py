@@ -25,6 +25,8 @@ from planner.launch.place import Place
 from planner.launch.state import Pace, State, Teller, to_file
 from planner.launch.torchrun import DIRECTORY
 from planner.launch.watch import Verdict, Watch, heed_signals
+from planner.profiler.tensors import keep_memory
+from planner.reference import kernels
 from planner.reference.experts import Experts
 from planner.units import GIB
 from planner.validator import clock as clocks
@@ -32,10 +34,12 @@ from planner.validator.clock import PASSES, Clock, Timed
 from planner.validator.limits import FIRST, SETTING_UP
 from planner.validator.orders import Ledger, Orders
 from planner.validator.parity import among_ranks
-from planner.validator.rungs import pressure
+from planner.validator.rate import Rate, host_seconds
+from planner.validator.rungs import CPU_ARCH, pressure
 from planner.validator.tiny import precisions, tiny_of
 from planner.validator.traced import traced_step
 from planner.validator.training import Run
+from planner.validator.uncompiled import not_measured, yardstick_seconds
 from planner.validator.witness import Witness
 
 SLACK = 30.0
@@ -57,8 +61,14 @@ class OneRank:
         self.pace = Pace("validate", self.steps + 3, skip=3)
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
-            "pressure": [pressure()], "parity": None, "loss": [], "memory": {},
+            "pressure": [pressure()], "parity": None, "loss": [], "memory": {}, "host_seconds": None, "not_compiled": {},
         }  # fmt: skip
+        self.rate: Rate | None = None
+        """The yardstick of a processor whose profile has one."""
+        self.reference: float | None = None
+        """Seconds of that yardstick in the profile."""
+        self.stream_reference: float | None = None
+        """Of that of the update."""
 
     def doing(self, words: str, seconds: float | None = None) -> Any:
         """What is said when it fails, and after how long it has hung."""
@@ -82,6 +92,8 @@ class OneRank:
         self.entry["stage"] = made.rank["pp"]
         if self.orders.parity and not self._equal(made):
             return
+        if self.device.type == "cpu":
+            self._processor()
         with self.doing("allocating weights and optimizer states", SETTING_UP):
             with contextlib.ExitStack() as stack:
                 if witness is not None:
@@ -96,6 +108,22 @@ class OneRank:
         if self.orders.trace or self.device.type == "cuda":
             self._trace(made)
         self.entry["pressure"].append(pressure())
+        self.put()
+
+    def _processor(self) -> None:
+        """A processor is host and device at once: memory and threads as its profile has them, the rate of its core, and what
+        the host needs around layers that are split like these."""
+        torch.set_num_threads(1)
+        keep_memory()
+        self.reference = yardstick_seconds(self.asked.cluster)
+        self.stream_reference = yardstick_seconds(self.asked.cluster, "stream")
+        if self.reference is not None:
+            self.rate = Rate()
+            self.clock.between = self.rate.look
+        if self.asked.cluster.hardware.arch == CPU_ARCH and not not_measured(self.asked.split):
+            with self.doing("timing layers without work", SETTING_UP):
+                self.tell("timing the host", 1)
+                self.entry["host_seconds"] = dict(host_seconds(self.asked.split, self.reference))
         self.put()
 
     def put(self) -> None:
@@ -155,6 +183,9 @@ class OneRank:
             if step == self.orders.warmup and self.device.type == "cuda":
                 clocks.reset_memory(self.device)
             self.clock.on = not warm
+            if self.rate is not None:
+                self.rate.take()
+                self.rate.around()
             limit = self.orders.timeout * (FIRST if step == 0 else 1.0)
             with self.doing(words, limit):
                 with self.clock.span("step"):
@@ -177,7 +208,17 @@ class OneRank:
 
     def _took(self, batch: Any) -> None:
         """Keeps the times of one step."""
-        self.entry["steps"].append(summary(self.clock.resolve(batch)))
+        found = summary(self.clock.resolve(batch))
+        if self.rate is not None and self.reference:
+            seconds, spent = self.rate.take()
+            found["slowed"] = seconds / self.reference
+            self.rate.around()
+            if self.stream_reference:
+                found["update_slowed"] = self.rate.take_stream() / self.stream_reference
+            for name in ("step", "passes"):
+                found[name][0] -= spent
+        self.entry["steps"].append(found)
+        self.entry["not_compiled"] = dict(kernels.NOT_COMPILED)
         self.put()
 
     def _memory(self, made: Run) -> None:

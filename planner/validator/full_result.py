@@ -13,6 +13,7 @@ from planner.error_bars import error_bar
 from planner.launch.watch import Verdict
 from planner.units import GIB
 from planner.validator.compare import NAMES, POSITIONS, position, predicted, row
+from planner.validator.full_notes import as_run_of
 from planner.validator.full_times import Run, stages, times
 from planner.validator.rungs import Task
 
@@ -31,6 +32,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     run = Run(task=task, entries=entries, pressure=(before, after))
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
     outcome, failure = _outcome(entries, verdict, parity)
+    passes = stages(run)
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
         "changes": list(asked.changes), "outcome": outcome, "failure": failure,
@@ -41,7 +43,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
             "pressure": {"some_avg10": {"before": before, "after": after}} if run.on_cpu else None,
         },
         "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
-        "times": times(run), "stages": stages(run), "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
+        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes),
+        "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
         "rates": _rates(run), "parity": parity,
         "written_traces": [
             {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
@@ -145,13 +148,13 @@ def _rates(run: Run) -> dict[str, Any] | None:
     if not run.steps:
         return None
     estimate, world = run.priced.estimate, run.task.asked.split.world
-    step, told = statistics.median(run.step_seconds), run.prediction
+    step, (told, _, _) = statistics.median(run.step_seconds), run.step_range
     tokens = float(estimate.tokens[0]) * world
     compared = not run.not_compared
-    mfu = float(estimate.flop[0]) / (estimate.peak_flops * step) if compared else None
+    useful = float(estimate.flop[0]) / estimate.peak_flops
     loss = _losses(run.entries)
     return {
-        "tokens_per_second": {"predicted": tokens / told.step_time_s if compared else None, "measured": tokens / step},
-        "mfu": {"predicted": told.mfu if compared else None, "measured": mfu},
+        "tokens_per_second": {"predicted": tokens / told if compared else None, "measured": tokens / step},
+        "mfu": {"predicted": useful / told if compared else None, "measured": useful / step if compared else None},
         "loss": loss if all(math.isfinite(one) for one in loss) else None,
     }  # fmt: skip

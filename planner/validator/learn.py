@@ -119,6 +119,8 @@ def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
     other = other_device(plan.cluster().hardware, found.get("device") or {})
     if other:
         return other
+    if found.get("as_run"):
+        return "what ran was not compiled, and the plan is for a compiled trainer: it was priced as it ran"
     if found["outcome"] == "completed" and step_of(found) is None and peak_of(found)[1] is None:
         return "neither a step time nor a peak of memory was measured"
     step = time_of(found, "step")
@@ -147,7 +149,7 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     compared = not (found["rung"] in RAN and other_device(plan.cluster().hardware, found.get("device") or {}))
     if not compared or found["outcome"] != "completed":
         return None
-    row, (kind, peak) = step_of(found), peak_of(found)
+    row, (kind, peak) = None if found.get("as_run") else step_of(found), peak_of(found)
     if peak is not None and kind == "allocated":
         peak += unseen(plan, found)
     step = None if row is None else float(row["measured_seconds"])
