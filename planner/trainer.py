@@ -34,7 +34,7 @@ UNFUSED: dict[str, str] = {
     "router": "gradients of the router are computed on fp32 copies of its input, those of its weights after the activation's",
     "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
-    "chains": "norms, SwiGLU, rotary embedding and loss are chains of plain kernels: nothing is compiled (cost.chains)",
+    "chains": "norms, SwiGLU, rotary embedding and loss are chains of plain kernels: nothing is compiled (cost.uncompiled)",
 }
 
 

@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (1, "model hardware. trainer"),
     (2, "workload cluster costs"),
     (3, "rules cost.parameters cost.operators cost.distinct"),
-    (3, "cost.experts cost.v_orders cost.chains"),
+    (3, "cost.experts cost.v_orders cost.uncompiled"),
     (3, "space cost.layers cost.compute cost.schedule cost.timeline"),
     (3, "cost.communication cost.stages"),
     (3, "cost.blocks cost.traffic"),

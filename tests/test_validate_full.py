@@ -21,7 +21,7 @@ from samples import model
 
 from cli import main
 from planner.analysis.pricing import price
-from planner.cost.chains import BACKWARD, FORWARD
+from planner.cost.uncompiled import BACKWARD, FORWARD
 from planner.errors import PlannerError
 from planner.launch.watch import Verdict
 from planner.plan import load_plan
@@ -308,7 +308,7 @@ for dtype in (torch.float32, torch.bfloat16):
 
 @needs_torch
 def test_chains_are_counted_as_torch_runs_them() -> None:
-    """cost.chains by a dispatch mode that sees every kernel: its tensors' bytes, and how many there are."""
+    """cost.uncompiled by a dispatch mode that sees every kernel: its tensors' bytes, and how many there are."""
     done = subprocess.run(
         [sys.executable, "-c", CHAINS], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )

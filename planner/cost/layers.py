@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.chains import as_chains
+from planner.cost.uncompiled import as_chains
 from planner.cost.experts import after_experts, before_experts, clamp, expert_exchange, joined
 from planner.cost.operators import (
     NEVER,

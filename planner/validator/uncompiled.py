@@ -23,7 +23,7 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.chains import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.uncompiled import BACKWARD, CHAINS, FORWARD, elements
 from planner.cost.compute import repeated
 from planner.cost.layers import head, layer
 from planner.cost.operators import MemoryBound, Shard
