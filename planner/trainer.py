@@ -35,6 +35,7 @@ UNFUSED: dict[str, str] = {
     "router_fp32": "the router works on an fp32 copy of its input, and so does its backward pass",
     "scaled_rope": "a rotary embedding with a factor is a chain of multiplications, one without it a fused kernel",
     "clamp": "gate and up are clamped by kernels of their own before the activation",
+    "chains": "norms, SwiGLU, rotary embedding and loss are chains of plain kernels: nothing is compiled (cost.uncompiled)",
 }
 
 

@@ -52,6 +52,28 @@ def test_megatron() -> None:
     assert run.measured.memory == pytest.approx(61234.5 * 2**20) and run.measured.memory_kind == "allocated"
 
 
+STEP = " iteration {0}/ 20 | elapsed time per iteration (ms): 1000.0 | global batch size: 8 |\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "kind", "gib", "others"),
+    [
+        ("[Rank 0] (after 1 iterations) memory (MB) | allocated: 1024.00 | max allocated: 2048.00 | reserved: 3072.00 | "
+         "max reserved: 4096.00 | total device memory used: 5120.00", "allocated", 2.0, {"reserved": 4.0, "device": 5.0}),
+        ("[Rank 3] (after 1 iterations) memory (MB) | allocated: 1 | max allocated: 2048.0 | reserved: 3.0 | max reserved: 4096.0",
+         "allocated", 2.0, {"reserved": 4.0}),  # before 2026: all digits
+        ("after 100 iterations memory (MB) | allocated: 1.5 | max allocated: 1536.0 | cached: 2.0 | max cached: 1792.0",
+         "allocated", 1.5, {"reserved": 1.75}),  # v1.0
+        ("[Rank 0] memory (MB) | max reserved: 4096.0", "reserved", 4.0, {}),
+    ],
+)  # fmt: skip
+def test_megatron_prints_several_peaks(line: str, kind: str, gib: float, others: dict[str, float]) -> None:
+    """report_memory of all versions; the highest of the ranks counts."""
+    lower = line.replace("2048.0", "1048.0").replace("4096.0", "3096.0").replace("1536", "1036").replace("1792", "1092")
+    log = parse_log(line + "\n" + lower + "\n" + "".join(STEP.format(n) for n in range(1, 7)), "log")
+    assert (log.memory_kind, log.memory_gib, log.other_memory_gib) == (kind, gib, others)
+
+
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [

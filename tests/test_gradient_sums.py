@@ -93,7 +93,7 @@ def test_bytes_of_the_loss() -> None:
 
     def each(trainer: Trainer, precision: str) -> float:
         shard = Shard(workload=work(precision), trainer=trainer, layout=Layout.stack([Layout()]), ep_stride=1.0)
-        return layers.loss_bytes(shard)
+        return loss_bytes(shard)
 
     assert each(TITAN, "bf16") == pytest.approx(4.0, rel=1e-3) and each(TITAN, "fp32") == 8.0
     eager = TITAN.replace(loss_passes=4.0)

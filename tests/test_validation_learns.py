@@ -179,7 +179,7 @@ def test_a_step_outside_of_its_interval_has_a_likeliest_mechanism() -> None:
     assert inside["likeliest"] is None and inside["no_run"] is None and inside["run"]["rows"][0]["measured"]["step_s"]
     slow = learned(plan, measured_step(plan, plan.prediction.step_time_s * 2.0))["likeliest"]
     assert slow["quantity"] == "step_time" and slow["gap"] == pytest.approx(1.0)
-    assert slow["check"] and slow["mechanism"] and "100.0% above the prediction" in slow["sentence"]
+    assert slow["check"] and slow["mechanism"] and "the step is 2 times the prediction" in slow["sentence"]
     high = 1.6 * plan.prediction.memory_peak_gib
     only_memory = learned(plan, measured_step(plan, plan.prediction.step_time_s, high))["likeliest"]
     assert only_memory["quantity"] == "memory" and "the peak of memory is" in only_memory["sentence"]
@@ -191,7 +191,8 @@ def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:
     cases = [
         ({"device": {"name": "CPU", "kind": "cpu", "pressure": None}}, "it ran on CPUs, and the plan is for"),
         ({"device": {"name": "NVIDIA A100-SXM4-80GB", "kind": "cuda"}}, "it ran on NVIDIA A100-SXM4-80GB (Ampere"),
-        ({"rung": "truncated"}, "rung truncated measures a part of the plan"),
+        ({"rung": "rank"}, "rung rank runs ranks alone"),
+        ({"rung": "meta"}, "nothing was measured on hardware"),
         ({"outcome": "hung"}, "the run ended as hung"),
         ({"times": []}, "neither a step time nor a peak"),
     ]
@@ -258,7 +259,9 @@ def test_an_exported_plan_is_started_and_its_log_compared(name: str, tmp_path: P
     found = run_trainer(plan, tmp_path / "plan.yaml", asked, said.append)
     assert found["outcome"] == "completed" and found["failure"] is None and said
     [step], [rank] = found["times"], found["ranks"]
-    [peak] = rank["memory"]
+    peak, *others = rank["memory"]
+    assert [one["what"] for one in others] == (["reserved"] if name == "megatron" else [])
+    assert all(one["measured_gib"] == pytest.approx(66120 / 1024) for one in others)
     expected = {"megatron": (13.3, "allocated"), "torchtitan": (8192 / 7043, "reserved")}[name]
     assert step["measured_seconds"] == pytest.approx(expected[0], rel=0.01) and peak["what"] == expected[1]
     assert step["predicted_seconds"] == plan.prediction.step_time_s and step["interval"][0] < step["interval"][1]

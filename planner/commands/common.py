@@ -185,7 +185,15 @@ def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
 
 
 def console() -> Console:
-    """Standard output; colours off and 120 columns wide when it is piped."""
+    """Standard output; colours off and 140 columns wide when it is piped."""
     from rich.console import Console
 
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140, no_color=True)
+
+
+def print_part(out: Console, part: Any) -> None:
+    """A table, or a sentence as it is: brackets are no markup, and where no person reads along its lines are not broken."""
+    if isinstance(part, str):
+        out.print(part, markup=False, soft_wrap=not out.is_terminal)
+    else:
+        out.print(part)

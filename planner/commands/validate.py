@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, progress
+from planner.commands.common import console, print_part, progress
 from planner.commands.validate_top import (
     finalists_of,
     for_finalist,
@@ -24,6 +24,9 @@ from planner.commands.validate_top import (
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from planner.launch.state import State
     from planner.validator.rungs import Task
     from planner.validator.top import Finalist
     from planner.validator.trainer_run import TrainerRun
@@ -32,11 +35,18 @@ if TYPE_CHECKING:
 @click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rung", metavar="NAME", default="auto", help="full, truncated, rank, meta or auto: the highest. [auto]")
-@click.option("--rank", type=int, multiple=True, metavar="R", help="rank, meta: this one; repeatable. [3 stages]")
+@click.option(
+    "--rank", type=int, multiple=True, metavar="R", help="Rungs rank, meta: this rank; repeatable. [of 3 stages]"
+)
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What runs it. [cuda where there is a GPU]")
 @click.option("--steps", type=click.IntRange(1, 1000), default=5, metavar="N", help="Steps that are measured. [5]")
 @click.option("--warmup", type=click.IntRange(0, 1000), default=2, metavar="N", help="Steps before them. [2]")
-@click.option("--timeout", default="60s", metavar="TIME", help="A step that takes longer has hung. [60s]")
+@click.option(
+    "--timeout",
+    default="60s",
+    metavar="TIME",
+    help="A step that takes longer has hung; the first has 4 times it. [60s]",
+)
 @click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Trace one more step.")
 @click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")
 @click.option("--trainer", metavar="NAME", help="Run its export in torchtitan or megatron and read the log.")
@@ -65,8 +75,9 @@ def validate(
     (--print-commands shows how), or with gloo on the CPU. Rung `truncated` runs fewer layers and replicas with the same shards
     on a few devices, and scales up. Rung `rank` runs some ranks alone on one device: computation and memory are measured,
     communication is priced. Rung `meta` needs no GPU: the modules, the optimizer and one step of a rank, at full size, on
-    fake tensors; memory and collectives are compared. Exit codes: 0 it ran, 1 it ran out of
-    memory, hung, lost a rank or trains differently than one process (recorded in --output), 2 the input is wrong.
+    fake tensors; memory and collectives are compared. All limits of time are said before the start. Exit codes: 0 it ran,
+    1 it ran out of memory, hung, lost a rank, was stopped or trains differently than one process (recorded in --output, with
+    what was measured before), 2 the input is wrong.
 
     \b
     Examples:
@@ -147,10 +158,10 @@ def _validate_finalists(
         if name == "meta":
             raise PlannerError(f"finalists are ranked by measured steps, and rung meta measures none ({why})")
 
-    def run(one: Finalist) -> dict[str, Any]:
+    def run(one: Finalist, shown: Callable[[State], State]) -> dict[str, Any]:
         if by_trainer is not None:
-            return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one)))
-        return complete(_run(_task(one.plan, device, flags, lambda _: None), name))
+            return complete(run_with_trainer(one.plan, file, for_finalist(by_trainer, one), shown))
+        return complete(_run(replace(_task(one.plan, device, flags, lambda _: None), shown=shown), name))
 
     def keep(found: dict[str, Any]) -> None:
         if output is not None:
@@ -211,10 +222,11 @@ def _report(plan: Any, found: dict[str, Any], file: Path, output: Path | None, a
         from planner.report.learned import learned_lines, trainer_tables
         from planner.report.validation import validation_tables
 
+        out = console()
         for part in (trainer_tables if written["rung"] == "trainer" else validation_tables)(written):
-            console().print(part)
+            print_part(out, part)
         for line in learned_lines(written, None if output is None else str(output)):
-            console().print(line, markup=False, soft_wrap=True)
+            print_part(out, line)
     if written["failure"] is not None:
         click.echo(f"error: {written['failure']['sentence']}", err=True)
 

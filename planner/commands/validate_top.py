@@ -5,15 +5,17 @@ from __future__ import annotations
 import dataclasses
 import datetime
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, progress
+from planner.commands.common import console, print_part, progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
+    from planner.launch.state import State
     from planner.plan import Plan
     from planner.validator.top import Finalist
     from planner.validator.trainer_run import TrainerRun
@@ -41,12 +43,21 @@ def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -
     )  # fmt: skip
 
 
-def run_with_trainer(plan: Plan, file: Path, asked: TrainerRun) -> dict[str, Any]:
-    """One plan with its trainer; limits are said before the start."""
+def run_with_trainer(
+    plan: Plan, file: Path, asked: TrainerRun, shown: Callable[[State], State] | None = None
+) -> dict[str, Any]:
+    """One plan with its trainer; limits are said before the start. ``shown`` is what a bar draws of a state."""
+    from planner.launch.state import Bar, same
     from planner.validator.trainer_run import run_trainer
 
-    with progress(asked.trainer) as say:
-        return run_trainer(plan, file, asked, say, lambda text: click.echo(text, err=True))
+    with ExitStack() as stack:
+
+        def started(text: str) -> None:
+            click.echo(text, err=True)
+            stack.enter_context(bar)
+
+        bar = Bar(through=shown or same)
+        return run_trainer(plan, file, asked, bar.show, started)
 
 
 def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
@@ -70,18 +81,27 @@ def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
 
 
 def run_finalists(
-    chosen: list[Finalist], file: Path, rung: str, run: Callable[[Finalist], dict[str, Any]],
-    keep: Callable[[dict[str, Any]], object],
+    chosen: list[Finalist], file: Path, rung: str,
+    run: Callable[[Finalist, Callable[[State], State]], dict[str, Any]], keep: Callable[[dict[str, Any]], object],
 ) -> dict[str, Any]:  # fmt: skip
-    """Every finalist, what is known kept after each."""
+    """Every finalist, what is known kept after each; ``run`` gets what its bar draws of a state: a part of all."""
+    from planner.launch.state import Course
+    from planner.units import format_seconds
     from planner.validator.learn import learned
     from planner.validator.top import validate_all
 
+    course = Course("finalist", len(chosen))
+    count = len(chosen)
+
+    def shown(finalist: Finalist) -> dict[str, Any]:
+        course.next()
+        return run(finalist, course.through)
+
     def one(finalist: Finalist) -> dict[str, Any]:
-        what = "the plan" if finalist.own else f"finalist {finalist.predicted_rank}"
-        click.echo(f"{what}, predicted {finalist.plan.prediction.step_time_s:.4g} s per step", err=True)
+        what = f"finalist {finalist.predicted_rank} of {count}{', the plan' if finalist.own else ''}"
+        click.echo(f"{what}: {format_seconds(finalist.plan.prediction.step_time_s)} per step predicted", err=True)
         name, today = f"{file.stem}-{finalist.predicted_rank}", datetime.date.today().isoformat()
-        return learned(finalist.plan, run(finalist), name=name, date=today)
+        return learned(finalist.plan, shown(finalist), name=name, date=today)
 
     return validate_all(chosen, one, keep, file=file, rung=rung)
 
@@ -101,9 +121,7 @@ def print_finalists(found: dict[str, Any], output: Path | None) -> None:
 
     out = console()
     for part in finalist_tables(found):
-        out.print(part, markup=False) if isinstance(part, str) else out.print(part)
-    lines: dict[str, None] = {}
+        print_part(out, part)
     for one in found["validations"]:
-        lines |= dict.fromkeys(learned_lines(one, None if output is None else str(output)))
-    for line in lines:
-        out.print(line, markup=False, soft_wrap=True)
+        for line in learned_lines(one, None if output is None else str(output)):
+            print_part(out, f"finalist {one['predicted_rank']}: {line}")

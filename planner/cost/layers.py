@@ -20,7 +20,9 @@ from planner.cost.operators import (
     Number,
     Operator,
     Shard,
+    loss_bytes,
 )
+from planner.cost.uncompiled import as_chains
 from planner.layout import CpMethod, Module
 from planner.workload import LORA_TARGETS, LOW_PRECISIONS
 
@@ -50,7 +52,7 @@ def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
     operators, collectives = _attention_block(shard)
     more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
-    return operators + more_operators, collectives + more_collectives
+    return as_chains(operators + more_operators, shard), collectives + more_collectives
 
 
 def _norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: bool = True) -> Operator:
@@ -466,18 +468,6 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     return operators, [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
 
 
-def loss_bytes(shard: Shard) -> float:
-    """Bytes per logit that the cross entropy reads and writes, in each pass.
-
-    Half precision: 2 + 4 times ``loss_passes``. fp32: plain kernels do without the cast, 2 + 4 less; one kernel moves 4 + 4.
-    [torch 2.13, F.cross_entropy of logits.float(): log_softmax reads and writes fp32, backward reads both and writes]
-    """
-    passes = shard.trainer.loss_passes
-    if shard.element < 4:
-        return 6.0 * passes
-    return 8.0 if passes < 2 else 6.0 * passes - 6.0
-
-
 def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     """Final norm, output projection and cross entropy on V / t columns.
 
@@ -504,4 +494,4 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     if trainer.gathered_logits:
         collectives.append(Collective(name="head_logits", group="tp", op="all_gather", size=logits * shard.element,
                                       n=shard.tp, stride=1.0, backward=False))  # fmt: skip
-    return operators, collectives
+    return as_chains(operators, shard), collectives

@@ -11,6 +11,14 @@ from planner.model import ModelSpec
 
 OPTIMIZERS = {"adam": "AdamW"}
 
+MASK_BLOCK = 128
+"""Tokens of a block of FlexAttention's mask (_DEFAULT_SPARSE_BLOCK_SIZE of torch), which context-parallel ranks share out whole."""
+NEEDS_TORCH = (
+    "torchtitan 0.3 pins no torch and is built on nightly ones: after its first step it calls torch.distributed.set_timeout, which "
+    "torch 2.13 and older have not. Install a newer torch; the release notes of your torchtitan name the one of its tests."
+)
+"""[torchtitan 0.3.0: distributed/utils.py set_pg_timeouts, docs/release.md; pytorch/pytorch#187387 of 2026-06]"""
+
 
 def refusals(job: ExportJob) -> list[str]:
     """What torchtitan 0.3 cannot run, with its rule."""
@@ -62,7 +70,25 @@ def _layout_refusals(job: ExportJob) -> list[str]:
             f"ep {layout.ep} must divide dp_shard {shard} x cp {cp} x tp {tp} = {shard * cp * tp}, whose ranks it borrows "
             "[ParallelDims]; choose a larger dp_shard"
         )
-    return found + shared_refusals(job)
+    return [*found, *_sequence_refusals(job), *shared_refusals(job)]
+
+
+def _sequence_refusals(job: ExportJob) -> list[str]:
+    """Parts of the sequence: blocks of FlexAttention's mask over cp, and both halves of a rank's chunks over tp."""
+    tp, cp, length = int(job.layout.tp), int(job.layout.cp), job.workload.sequence_length
+    found = []
+    if cp > 1 and length % (MASK_BLOCK * cp):
+        found.append(
+            f"{length} tokens are not a multiple of cp {cp} x {MASK_BLOCK}, the blocks that FlexAttention's mask is shared out in "
+            f"[torch.distributed.tensor, _create_cp_block_mask]; use {-(-length // (MASK_BLOCK * cp)) * MASK_BLOCK * cp} tokens, "
+            "or a smaller cp"
+        )
+    split = tp if job.layout.sequence_parallel else 1
+    if cp > 1 and length % (2 * cp * split):
+        found.append(
+            f"{length} tokens are not a multiple of 2 x cp {cp} x tp {split} [Trainer.__init__]; use a multiple of {2 * cp * split}"
+        )
+    return found
 
 
 def _batch_refusals(job: ExportJob) -> list[str]:
@@ -86,6 +112,7 @@ def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
     entry = ("-m", "torchtitan.train", "--module", "plan_config")
     notes = [
+        NEEDS_TORCH,
         "0.3 trains language models with FlexAttention (flash attention compiled by inductor); documents do not see each other.",
         "The planner does not know the base of the rotary positions: THETA in plan_config.py is 500000; set your model's.",
         "Weights start random; initial_load_in_hf of the checkpoint section loads safetensors of Hugging Face.",
@@ -108,7 +135,10 @@ def render(job: ExportJob) -> Rendered:
             "STEPS": Setting(value="1000", why="optimizer steps"),
         },
         notes=tuple(notes),
-        install=("pip install 'torchtitan>=0.3,<0.4'" + (" torchao" if low else ""),),
+        install=(
+            "pip install 'torchtitan>=0.3,<0.4'" + (" torchao" if low else ""),
+            "python -c 'from torch.distributed import set_timeout'  # fails where torch is too old for torchtitan 0.3: see Notes",
+        ),
     )
 
 

@@ -71,7 +71,8 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
             _stop(process)
             raise InterruptedRunError("stopped") from None
         finally:
-            _end(process, directory)
+            with deaf():
+                _end(process, directory)
     _judge(process.returncode, directory, ranks)
     return time.monotonic() - begun
 
@@ -117,8 +118,21 @@ def termination_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def deaf() -> Iterator[None]:
+    """Ctrl-C is not heard: processes that are ended here are all ended, those that are started here never hear it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C for torchrun, which hands it to its ranks."""
+    """Ctrl-C for torchrun, which hands it to its ranks; a second one ends the waiting for them."""
     process.send_signal(signal.SIGINT)
     with contextlib.suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
         process.wait(timeout=STOP_SECONDS)

@@ -57,7 +57,7 @@ class Watch:
         self.store, self.rank, self.hosts, self.timeout = store, rank, hosts, timeout
         self._ended, self._leave = ended, leave
         self._doing = ("starting", tuple(range(len(hosts))))
-        self._deadline = float("inf")
+        self._deadline, self._seconds = float("inf"), timeout
         self._posted = False
         self.verdict: Verdict | None = None
         """What went wrong; set on the rank that reports before ``ended`` is called."""
@@ -84,7 +84,8 @@ class Watch:
 
     def again(self, seconds: float | None = None) -> None:
         """One more step of the same: the time starts anew."""
-        self._deadline = time.monotonic() + (self.timeout if seconds is None else seconds)
+        self._seconds = self.timeout if seconds is None else seconds
+        self._deadline = time.monotonic() + self._seconds
 
     def done(self) -> None:
         """This rank has nothing left to do; ending is now no failure."""
@@ -154,7 +155,14 @@ class Watch:
     def _report(self, kind: str, text: str, facts: dict[str, Any]) -> str:
         """Posts, waits, and on the rank that comes first here returns the sentence."""
         words, ranks = self._doing
-        post = {"kind": kind, "text": text, "doing": words, "ranks": list(ranks), "facts": facts}
+        post = {
+            "kind": kind,
+            "text": text,
+            "doing": words,
+            "ranks": list(ranks),
+            "facts": facts,
+            "seconds": self._seconds,
+        }
         self.store.set(f"failed/{self.rank}", json.dumps(post))
         self.store.set("failure", "1")
         before = self._lives()
@@ -198,7 +206,7 @@ class Watch:
         if gone:
             names = " and ".join(self.where(rank) for rank in gone[:4]) + (" and others" if len(gone) > 4 else "")
             late = all(entry["kind"] == "late" for entry in waiting.values()) and waiting
-            how = f"stopped answering for {self.timeout:g} s" if late else "died"
+            how = f"stopped answering for {self._limit(waiting):g} s" if late else "died"
             return Verdict(
                 kind="hung" if late else "died", rank=gone[0], phase=doing, sentence=f"{names} {how} during {doing}"
             )
@@ -206,13 +214,17 @@ class Watch:
             return Verdict(kind="stopped", rank=-1, phase=doing, sentence=f"the launcher ended the run during {doing}")
         return self._stuck(waiting, doing)
 
+    def _limit(self, waiting: dict[int, dict[str, Any]]) -> float:
+        """Seconds that what is being done may take: the first step has more than the others."""
+        return max((float(entry.get("seconds", self.timeout)) for entry in waiting.values()), default=self.timeout)
+
     def _stuck(self, waiting: dict[int, dict[str, Any]], doing: str) -> Verdict:
         """All ranks are alive and wait."""
         ranks = sorted({rank for entry in waiting.values() for rank in entry["ranks"]}) or sorted(waiting)
         hosts = sorted({self.hosts[rank] for rank in ranks})
         names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         lost = [f"rank {rank}: {entry['text']}" for rank, entry in waiting.items() if entry["kind"] == "lost"]
-        why = lost[0] if lost else f"no answer within {self.timeout:g} s"
+        why = lost[0] if lost else f"no answer within {self._limit(waiting):g} s"
         sentence = (
             f"{doing} did not end although all ranks are alive ({why}): the link between ranks {names} on "
             f"{', '.join(hosts[:4])} hangs"

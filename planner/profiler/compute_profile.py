@@ -34,7 +34,7 @@ from planner.profiler.fit_compute import (
 from planner.profiler.fit_products import gemm_curves
 from planner.profiler.fitting import short
 from planner.profiler.layer_check import HOST_LAYER, check, host_floor
-from planner.profiler.more_points import SUSTAINED_SECONDS, facts, layer_points, machine, spanning
+from planner.profiler.more_points import SUSTAINED_SECONDS, chain_points, facts, layer_points, machine, spanning
 from planner.profiler.points import Measured, Point
 from planner.profiler.shapes import Wanted, affordable, weighed, with_kernels
 
@@ -78,9 +78,10 @@ def compute_points(
         layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
     first, last = facts(device), spanning(device)
     anchors, rest = _anchors(shapes)
+    chains = [point for name in named for point in chain_points(name, length)] if device == "cpu" else []
     half = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     classes = [point for point in last if point.family == "memory_bound"]
-    ordered = [*first, *anchors, *classes, *rest[:half], *layers, *machine(device), *rest[half:], *last]
+    ordered = [*first, *anchors, *chains, *classes, *rest[:half], *layers, *machine(device), *rest[half:], *last]
     unique: dict[object, Point] = {}
     for point in ordered:
         unique.setdefault(point.identity, point)
@@ -114,7 +115,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
     import torch
 
     from planner.profiler import machine as one_device
-    from planner.profiler import operators, tensors, whole_layer
+    from planner.profiler import operators, streams, tensors, whole_layer
     from planner.profiler.timing import measure
 
     threads = torch.get_num_threads()
@@ -122,6 +123,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         "launch": one_device.launch, "host_copy": one_device.host_copy, "cpu_adam": one_device.cpu_adam,
         "warm_up": one_device.warm_up,
         "host_stream": one_device.host_stream, "sustained": one_device.sustained, "bytes": one_device.memory_fact,
+        "yardstick": one_device.yardstick_fact,
     }  # fmt: skip
     try:
         if device == "cpu":
@@ -130,12 +132,13 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         if point.family in alone:
             budget_s = max(budget_s, SUSTAINED_SECONDS[device]) if point.family == "sustained" else budget_s
             return alone[point.family](point, device, budget_s)
-        make = whole_layer.layer if point.family == "layer" else operators.operator
+        makers = {"layer": whole_layer.layer, "chain": streams.chain}
+        make = makers.get(point.family, operators.operator)
         run = make(point, device)
         details = (
             {"kernel_of_groups": operators.grouped_kernel(point, device)} if point.family == "grouped_gemm" else {}
         )
-        by = one_device.yardstick() if device == "cpu" else None
+        by = one_device.yardstick_of(point) if device == "cpu" else None
         clock = one_device.clock_of(device)
         return measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point, **details)
     except (

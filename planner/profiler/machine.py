@@ -16,6 +16,7 @@ from planner.errors import PlannerError
 from planner.profiler import rounds
 from planner.profiler.definitions import number, text
 from planner.profiler.layer_check import HOST_LAYER, host_layer
+from planner.profiler.more_points import STREAM, YARDSTICK
 from planner.profiler.points import Measured, Point
 from planner.profiler.streams import adam
 from planner.profiler.tensors import Run, in_turn, precision, values, whole
@@ -33,15 +34,13 @@ def clock_of(device: str) -> str:
     return "cuda_events" if device == "cuda" else "cpu"
 
 
-YARDSTICK = (192, 256, 512)
-"""Rows, columns and depth of the product of the yardstick: a few tenths of a millisecond."""
-YARDSTICK_RUNS = 200
+YARDSTICK_RUNS, STREAM_RUNS = 200, 60
 
 
 @cache
 def yardstick() -> Yardstick:
     """Of this process: a product with operands outside of the caches next to the core, and an addition."""
-    m, n, k = YARDSTICK
+    m, n, k = (int(YARDSTICK[name]) for name in "mnk")
 
     def one() -> Run:
         x, w, y = values((m, k), "fp32", "cpu"), values((n, k), "fp32", "cpu"), values((m, n), "fp32", "cpu")
@@ -50,6 +49,32 @@ def yardstick() -> Yardstick:
     found = Yardstick(run=in_turn(one, 4.0 * (m * k + n * k + m * n), "cpu"), reference=1.0)
     seconds = sorted(found.seconds() for _ in range(YARDSTICK_RUNS))
     return Yardstick(run=found.run, reference=seconds[len(seconds) // 10])
+
+
+@cache
+def stream_yardstick() -> Yardstick:
+    """Of this process, for what only moves bytes: a sum of two arrays, far larger together than the caches."""
+    count = int(STREAM["elements"])
+
+    def one() -> Run:
+        x, y, z = (values((count,), "fp32", "cpu") for _ in range(3))
+        return lambda: torch.add(x, y, out=z)
+
+    found = Yardstick(run=in_turn(one, 12.0 * count, "cpu"), reference=1.0)
+    seconds = sorted(found.seconds() for _ in range(STREAM_RUNS))
+    return Yardstick(run=found.run, reference=seconds[len(seconds) // 10])
+
+
+def yardstick_of(point: Point) -> Yardstick:
+    """The one that slows down as the point does."""
+    return stream_yardstick() if point.values.get("op") == "optimizer" else yardstick()
+
+
+def yardstick_fact(point: Point, _: str, __: float) -> Measured:
+    """Processor seconds of a yardstick at the rate that every figure of a profile is given at: its reference."""
+    stream = point["kind"] == "stream"
+    taken, runs = (stream_yardstick().reference, STREAM_RUNS) if stream else (yardstick().reference, YARDSTICK_RUNS)
+    return Measured(point=point, median=taken, low=taken, high=taken, repetitions=runs, clock="cpu", confidence=0.0)
 
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:

@@ -7,8 +7,17 @@ from planner.model import load_model
 from planner.profiler import definitions
 from planner.profiler.definitions import COMPILED, EAGER
 from planner.profiler.layer_check import HOST_LAYER, shard_point
-from planner.profiler.points import Point
+from planner.profiler.points import Point, Value
 
+YARDSTICK: dict[str, Value] = {"kind": "product", "m": 192, "n": 256, "k": 512, "dtype": "fp32"}
+"""Rows, columns and depth of the product of a processor's yardstick: a few tenths of a millisecond."""
+STREAM: dict[str, Value] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
+"""The yardstick of the update, which only moves bytes: a sum of two arrays into a third, 25 MB, a few milliseconds. What slows a
+product down, a neighbour on the core, slows memory less."""
+OPTIMIZER_STATES = 8192 * 512
+"""Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
+LARGEST_CHAIN = 2**22
+"""Elements of a chain's tensor at most: beyond the caches the time of an element stays the same."""
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8
@@ -19,7 +28,13 @@ def facts(device: str) -> list[Point]:
     """Cheap, and needed by every profile."""
     names = ("usable", "context", "allocator_rounding", "workspace") if device == "cuda" else ("usable",)
     kinds = ("stream", "graph", *HOST_LAYER) if device == "cuda" else ("stream", *HOST_LAYER)
-    return [*(Point.of("bytes", name=name) for name in names), *(Point.of("launch", kind=kind) for kind in kinds)]
+    both = (YARDSTICK, STREAM) if device == "cpu" else ()
+    rate = [Point(family="yardstick", key=tuple(sorted(one.items()))) for one in both]
+    return [
+        *(Point.of("bytes", name=name) for name in names),
+        *rate,
+        *(Point.of("launch", kind=kind) for kind in kinds),
+    ]
 
 
 def warm_up_point(device: str) -> Point:
@@ -97,7 +112,29 @@ def _classes(cuda: bool, rows: int, width: int, dtype: str) -> list[Point]:
                 definitions.swiglu(pass_, rows, width, dtype, kernel),
                 definitions.rope(pass_, rows, width // 128, width // 512, 128, dtype, kernel),
             ]
-    return [*more, definitions.memory_bound("optimizer", "forward", rows, width, "fp32")]
+    states = rows if cuda else OPTIMIZER_STATES // width
+    return [*more, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
+
+
+def chain_points(model: str, sequence_length: int | None) -> list[Point]:
+    """The chains of plain kernels that a layer and the loss of a model are where nothing is compiled, at their own sizes: on a
+    processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
+    spec = load_model(model)
+    seq = sequence_length or min(spec.max_sequence_length, 4096)
+    columns = {"cross_entropy": spec.vocab_size}
+    if spec.norm == "rmsnorm":
+        columns["norm"] = spec.hidden_size
+    if spec.gated:
+        columns["swiglu"] = spec.ffn_size
+    if spec.position == "rope" and not spec.is_mla:
+        columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    return [
+        Point.of(
+            "chain", weight=0.0, op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width,
+            head_dim=spec.head_dim, dtype="fp32", **{"pass": pass_},
+        )
+        for op, width in columns.items() for pass_ in ("forward", "backward")
+    ]  # fmt: skip
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:

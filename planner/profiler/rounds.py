@@ -14,7 +14,7 @@ from planner.profiler.points import Measured, Point
 
 ROUNDS = {"cpu": 5, "cuda": 3}
 """Times that each point is measured where the budget lasts; the time of a visit leaves that much for the others."""
-IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer")
+IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer", "chain")
 """Families that are measured in rounds; clocks, launches, copies and facts of the memory are measured once."""
 WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}
 """Seconds after which measuring begins whether rates are steady or not."""

@@ -12,7 +12,8 @@ from planner.errors import PlannerError
 from planner.profiler.definitions import COMPILED, EAGER, ELEMENT, text
 from planner.profiler.points import Point
 from planner.profiler.tensors import Run, gradients, in_turn, values, whole
-from planner.reference.model import Place, angles, turn
+from planner.reference.model import EPSILON, Place, angles, turn
+from planner.reference.operators import OPS
 
 
 def memory_bound(point: Point, device: str) -> Run:
@@ -125,3 +126,58 @@ def _loss(point: Point, device: str) -> Run:
     gradient = torch.randn_like(output)
     kept = logits.dtype if device == "cuda" else torch.float32  # the CPU's kernel keeps the type of the softmax
     return lambda: torch.ops.aten._log_softmax_backward_data(gradient, output, -1, kept)
+
+
+def chain(point: Point, device: str) -> Run:
+    """A chain of plain kernels of the reference transformer, as it runs where nothing is compiled; no autograd around it.
+
+    Inputs take turns; what is between the kernels of one run stays where the chain leaves it. cross_entropy: the largest logit and
+    the sum forward, the gradient backward.
+    """
+    op, dtype = text(point, "op"), text(point, "dtype")
+    rows, columns = whole(point, "rows"), whole(point, "columns")
+    makers = {"norm": _norm_chain, "swiglu": _swiglu_chain, "rope": _rope_chain, "cross_entropy": _loss_chain}
+    if op not in makers:
+        raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
+    return in_turn(lambda: makers[op](point, device), 2.0 * ELEMENT[dtype] * rows * columns, device)
+
+
+def _tensors(point: Point, device: str, count: int) -> list[Any]:
+    shape = (whole(point, "rows"), whole(point, "columns"))
+    return [values(shape, text(point, "dtype"), device) for _ in range(count)]
+
+
+def _norm_chain(point: Point, device: str) -> Run:
+    x, gradient = _tensors(point, device, 2)
+    weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
+    if text(point, "pass") == "forward":
+        return lambda: OPS.rms_norm(x, weight, EPSILON)
+    return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
+
+
+def _swiglu_chain(point: Point, device: str) -> Run:
+    gate_, up, gradient = _tensors(point, device, 3)
+    if text(point, "pass") == "forward":
+        return lambda: OPS.swiglu(gate_, up)
+    return lambda: OPS.swiglu_backward(gradient, gate_, up)
+
+
+def _rope_chain(point: Point, device: str) -> Run:
+    """q and k together, as if they had equally many heads; backward is the same turn."""
+    rows, columns, d = (whole(point, name) for name in ("rows", "columns", "head_dim"))
+    heads = columns // d
+    both = [
+        values((1, rows, count, d), text(point, "dtype"), device) for count in (heads - heads // 2, heads // 2) if count
+    ]
+    cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
+    return lambda: [OPS.rotate(one, cosine, sine) for one in both]
+
+
+def _loss_chain(point: Point, device: str) -> Run:
+    (logits,) = _tensors(point, device, 1)
+    rows, columns = logits.shape
+    largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
+    scale = torch.ones((), device=device)
+    if text(point, "pass") == "forward":
+        return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))
+    return lambda: OPS.loss_gradient(logits, largest, targets, scale)

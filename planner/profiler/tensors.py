@@ -79,12 +79,14 @@ def sets(bytes_each: float, device: str) -> int:
 @cache
 def keep_memory() -> None:
     """A processor's freed memory stays with the process, as a GPU's does in torch's allocator: else every larger tensor is
-    fetched from the kernel again and zeroed page by page, in one operator more often than in another.  [glibc, mallopt]"""
-    m_trim_threshold, m_mmap_threshold, most = -1, -3, 2**31 - 1
+    fetched from the kernel again and zeroed page by page, in one operator more often than in another, and every microbatch
+    meets its activations as new pages, 3 us of the kernel for 4 KiB.  [glibc, mallopt]"""
+    m_trim_threshold, m_top_pad, m_mmap_threshold, most = -1, -2, -3, 2**31 - 1
     with contextlib.suppress(OSError, AttributeError):  # another C library: its own ways
         library = ctypes.CDLL("libc.so.6")
-        library.mallopt(m_mmap_threshold, 2**30)
+        library.mallopt(m_mmap_threshold, most)
         library.mallopt(m_trim_threshold, most)
+        library.mallopt(m_top_pad, 2**26)
 
 
 def in_turn(make: Callable[[], Run], bytes_each: float, device: str) -> Run:

@@ -219,8 +219,12 @@ def _once_more(run: Run) -> float:
 
 
 def _needed(point: Point, journal: Journal) -> bool:
-    """Whether a profile needs a point like this one and has none: memory, launches, a product, attention both ways, a stream."""
-    each = {"gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",)}
+    """Whether a profile needs a point like this one and has none: memory, launches, a product, attention both ways, a stream, a
+    whole layer both ways, which says how far off the sum of its operators is, and the chains of its plain kernels."""
+    each = {
+        "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
+        "yardstick": ("kind",), "layer": ("pass",), "chain": ("op", "pass"),
+    }  # fmt: skip
     names = each.get(point.family)
     if names is None or (point.family == "memory_bound" and point["op"] != "elementwise"):
         return False

@@ -15,14 +15,14 @@ def finalist_tables(found: Mapping[str, Any]) -> Iterator[RenderableType]:
     """What is printed of the finalists in the content of a validation file."""
     from rich import box
     from rich.table import Table
+    from rich.text import Text
 
-    table = Table(
-        box=box.SIMPLE_HEAD, title="Finalists, fastest measured first", title_justify="left", title_style="bold"
-    )
-    for name in ("measured", "predicted"):
+    yield Text("Finalists, fastest measured first", style="bold")
+    table = Table(box=box.SIMPLE_HEAD)
+    for name in ("rank", "predicted"):
         table.add_column(name, justify="right")
     table.add_column("layout", overflow="fold")
-    for name in ("predicted step", "measured step", "error"):
+    for name in ("step, predicted", "measured", "error"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in found["finalists"]:
         told, seen = row["predicted_seconds"], row["measured_seconds"]

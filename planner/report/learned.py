@@ -24,7 +24,7 @@ def learned_lines(found: Mapping[str, Any], file: str | None) -> Iterator[str]:
             f"what was measured corrects the profile, with at least two validations of other layouts: plan calibrate {file} "
             f"MORE.yaml --hardware {hardware} --output my-cluster.yaml"
         )
-    elif found.get("no_run") and found.get("rung") in ("full", "trainer"):
+    elif found.get("no_run") and found.get("rung") in ("full", "truncated", "trainer"):
         yield f"nothing for plan calibrate: {found['no_run']}"
 
 

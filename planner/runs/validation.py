@@ -71,7 +71,7 @@ def _checked(one: Any, where: str) -> dict[str, Any]:
 def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]:
     """What a file's validations measured, each in the schema of profiles/runs. Raises PlannerError when none did."""
     found = validations_from_dict(data, where=where)
-    measured = [one["run"] for one in found if one["run"] is not None]
+    measured = [run for one in found for run in _runs(one, where)]
     if not measured:
         rungs = " and ".join(dict.fromkeys(str(one["rung"]) for one in found))
         why = next(
@@ -82,3 +82,18 @@ def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]
             "--rung full or --trainer"
         )
     return measured
+
+
+def _runs(one: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
+    """The run of a validation, and of rung truncated that of its second depth."""
+    depths = one.get("truncated") or []
+    runs = (
+        [one["run"], *(depth.get("run") for depth in depths if isinstance(depth, Mapping))]
+        if isinstance(depths, list)
+        else None
+    )
+    if runs is None or any(run is not None and not isinstance(run, Mapping) for run in runs):
+        raise PlannerError(
+            f"{where}: truncated is {shown(depths)}; it must be a list of depths, each with a run or null"
+        )
+    return [run for run in runs if run is not None]

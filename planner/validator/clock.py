@@ -58,6 +58,8 @@ class Clock:
         self._last: tuple[int, int] = (0, 0)
         self.on = False
         """Nothing is taken while it is off."""
+        self.between: Callable[[], object] = lambda: None
+        """Called when a pass has ended."""
 
     def _now(self) -> Any:
         if not self.cuda:
@@ -75,6 +77,8 @@ class Clock:
         begun = self._now()
         yield
         self._open.append((kind, stage, microbatch, begun, self._now()))
+        if kind in PASSES:
+            self.between()
 
     def attach(self, run: Run) -> None:
         """Puts spans around the passes, the loss, clipping and the update of a run."""

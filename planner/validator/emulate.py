@@ -16,7 +16,7 @@ import statistics
 import time
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,9 +30,11 @@ from planner.reference.split import Split
 from planner.validator.assemble import Seen
 from planner.validator.clock import Clock, Timed, memory, reset_memory
 from planner.validator.full_rank import facts, fill, in_words
+from planner.validator.limits import FIRST, SETTING_UP
 from planner.validator.meta import Emulated, Measured, measured_by, step_of
 from planner.validator.stand_ins import StandIns, denormals
 from planner.validator.training import Run
+from planner.validator.voice import Voice
 from planner.validator.wires import Wires
 from planner.validator.witness import Witness
 
@@ -50,6 +52,8 @@ class Alone:
     """Steps that are neither watched nor timed."""
     steps: int
     """Steps that are timed."""
+    timeout: float = 60.0
+    """Seconds after which a step has hung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,14 +80,14 @@ class Emulation:
     stand_ins: list[dict[str, Any]]
     """Per step: operation, times, bytes of the full buffers, seconds; ``beside`` of them ran on other streams, untimed."""
     failure: dict[str, Any] | None = None
-    """Phase, sentence, GiB allocated and whether it ran out of memory; None when it got through."""
+    """Phase, sentence, GiB allocated, whether it ran out of memory and ``outcome``; None when it got through."""
     not_compiled: dict[str, str] = field(default_factory=dict)
     """Operators that ran on a GPU as several kernels instead of one, and why."""
 
     @classmethod
-    def lost(cls, rank: int, split: Split, sentence: str) -> Emulation:
+    def lost(cls, rank: int, split: Split, sentence: str, phase: str = "its process", **more: Any) -> Emulation:
         """A rank whose process ended without an answer."""
-        failure = {"phase": "its process", "sentence": sentence, "allocated_gib": None, "out_of_memory": False}
+        failure = {"phase": phase, "sentence": sentence, "allocated_gib": None, "out_of_memory": False, **more}
         return cls(
             rank=rank, stage=rank * split.pp // split.world, memory=None, allocator={}, samples={}, totals=[], updates=[],
             microbatches=step_of(split), stand_ins=[], failure=failure,
@@ -104,7 +108,7 @@ class Emulation:
 class OnDevice(Emulated):
     """The run of a rank without neighbours, with numbers: weights, tokens and what comes from neighbours are drawn."""
 
-    def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None], rank: int) -> None:
+    def __init__(self, run: Run, witness: Witness, progress: Voice, rank: int) -> None:
         super().__init__(run, witness, progress)
         self._drawn = torch.Generator(device=run.device).manual_seed(rank)
         fill(run, rank)
@@ -160,8 +164,12 @@ class StoppedClock(Clock):
 
 @dataclass
 class _Progress:
-    """Where a rank is: named when it fails."""
+    """Where a rank is, named when it fails, and what it has found."""
 
+    rank: int
+    ran: Split
+    device: torch.device
+    say: Voice
     phase: str = "building the model"
     memory: Measured | None = None
     samples: Samples = field(default_factory=lambda: defaultdict(list))
@@ -169,8 +177,22 @@ class _Progress:
     updates: list[float] = field(default_factory=list)
     stand_ins: list[dict[str, Any]] = field(default_factory=list)
 
+    def begin(self, phase: str, seconds: float) -> None:
+        """What comes next, and after how long it has hung."""
+        self.phase = phase
+        self.say.begin(phase, seconds)
 
-def emulate(alone: Alone, split: Split, rank: int, say: Callable[[str], None] = lambda _: None) -> Emulation:
+    def found(self, failure: dict[str, Any] | None = None) -> Emulation:
+        """All of it."""
+        return Emulation(
+            rank=self.rank, stage=self.rank * self.ran.pp // self.ran.world, memory=self.memory,
+            allocator=memory(self.device), samples=dict(self.samples), totals=self.totals, updates=self.updates,
+            microbatches=self.ran.num_microbatches, stand_ins=self.stand_ins, failure=failure,
+            not_compiled=dict(kernels.NOT_COMPILED),
+        )  # fmt: skip
+
+
+def emulate(alone: Alone, split: Split, rank: int, say: Voice | None = None) -> Emulation:
     """Run one rank by itself. Once per process: torch remembers process groups by name that the next call would not have.
 
     Running out of memory is a result: what was known until then, and the phase.
@@ -183,10 +205,10 @@ def emulate(alone: Alone, split: Split, rank: int, say: Callable[[str], None] = 
     gc.disable()  # as trainers do: a collection in the middle of a step is none of the layout's business
     count = step_of(split)
     ran = dataclasses.replace(split, num_microbatches=count, balanced=True)
-    so_far, failure = _Progress(), None
+    so_far, failure = _Progress(rank, ran, device, say or Voice()), None
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
-        _watch_and_time(alone, split, ran, rank, device, so_far, say)
+        _watch_and_time(alone, split, ran, rank, device, so_far)
     except Exception as error:
         known = facts(error, device.type)
         if not known.get("out_of_memory"):
@@ -195,11 +217,7 @@ def emulate(alone: Alone, split: Split, rank: int, say: Callable[[str], None] = 
     finally:
         gc.enable()
         dist.destroy_process_group()
-    return Emulation(
-        rank=rank, stage=rank * split.pp // split.world, memory=so_far.memory, allocator=memory(device),
-        samples=dict(so_far.samples), totals=so_far.totals, updates=so_far.updates, microbatches=count,
-        stand_ins=so_far.stand_ins, failure=failure, not_compiled=dict(kernels.NOT_COMPILED),
-    )  # fmt: skip
+    return so_far.found(failure)
 
 
 def _device(alone: Alone) -> torch.device:
@@ -220,19 +238,19 @@ def _watch_and_time(
     rank: int,
     device: torch.device,
     so_far: _Progress,
-    say: Callable[[str], None],
 ) -> None:
     """The watched step, then the timed ones; what was found goes into ``so_far`` as it comes."""
     started = time.perf_counter()
+    so_far.begin("building the model", SETTING_UP)
     with ExitStack() as stack:
         witness = Witness()
         stack.enter_context(witness.patches())
         made, wires = Run(ran, device), Wires()
         stand_ins = stack.enter_context(StandIns(device))
         with witness:
-            run = OnDevice(made, witness, say, rank)
+            run = OnDevice(made, witness, so_far.say, rank)
             run.warm()
-            so_far.phase = "first step"
+            so_far.begin("first step", alone.timeout * FIRST)
             witness.start()
             with wires:
                 run.measured()
@@ -240,7 +258,8 @@ def _watch_and_time(
             so_far.memory = measured_by(run, witness, wires, split, rank, time.perf_counter() - started)
         odd = sum(denormals(one) for one in run.receive_buffers())
         assert not odd, f"{odd} numbers of receive buffers are denormal or not finite"
-        _time(alone, run, stand_ins, device, so_far, say)
+        so_far.say.keep(so_far.found())
+        _time(alone, run, stand_ins, device, so_far, so_far.say)
 
 
 def _time(
@@ -249,7 +268,7 @@ def _time(
     stand_ins: StandIns,
     device: torch.device,
     so_far: _Progress,
-    say: Callable[[str], None],
+    say: Voice,
 ) -> None:
     """Steps with the clock on; nothing watches them."""
     for hook in run.hooks:
@@ -257,10 +276,12 @@ def _time(
     clock = StoppedClock(device, stand_ins)
     clock.attach(run.run)
     data = run.inputs(run.split.num_microbatches)
+    ahead = 1 if clock.cuda else 0  # a GPU that waits to be asked idles at the beginning of the next step
     batches: list[list[Any]] = []
     for number in range(alone.warmup + alone.steps):
         timed = number >= alone.warmup
-        so_far.phase = f"step {number - alone.warmup + 1}" if timed else f"warm-up step {number + 1}"
+        phase = f"step {number - alone.warmup + 1}" if timed else f"warm-up step {number + 1}"
+        so_far.begin(phase, alone.timeout * (FIRST if number == 0 else 1.0))
         say(f"stage {run.run.rank['pp']}: {so_far.phase} of {alone.steps if timed else alone.warmup}")
         if number == alone.warmup:
             gc.collect()
@@ -269,12 +290,23 @@ def _time(
         clock.on = timed
         with clock.span("step"):
             run.run.step(*data)
-        if timed:  # read later: a GPU that waits to be asked idles at the beginning of the next step
+        if timed:
             batches.append(clock.cut())
-    [last] = batches[-1][1]["step", -1, -1]
+        elif clock.cuda:
+            torch.cuda.synchronize()  # its time is over when it has run, not when it was started
+        while len(batches) > ahead:
+            _took(batches.pop(0), clock, stand_ins, so_far)
+    so_far.begin("the last step", alone.timeout)
     for batch in batches:
-        _keep(clock.own(batch), so_far)
-    so_far.stand_ins = _by_operation(stand_ins, *last)
+        _took(batch, clock, stand_ins, so_far)
+
+
+def _took(batch: list[Any], clock: StoppedClock, stand_ins: StandIns, so_far: _Progress) -> None:
+    """Keeps the times of one step, here and where this process was started."""
+    [window] = batch[1]["step", -1, -1]
+    _keep(clock.own(batch), so_far)
+    so_far.stand_ins = _by_operation(stand_ins, *window)
+    so_far.say.keep(so_far.found())
 
 
 def _keep(own: dict[tuple[str, int, int], float], so_far: _Progress) -> None:

@@ -16,6 +16,7 @@ from planner.launch.torchrun import InterruptedRunError, run_here
 from planner.launch.watch import Verdict
 from planner.units import GIB, format_seconds
 from planner.validator.full_result import result
+from planner.validator.limits import FIRST, SETTING_UP, START, step_limits
 from planner.validator.orders import Ledger, Orders
 from planner.validator.rungs import Say, Task
 
@@ -23,8 +24,6 @@ MOST_ON_CPU = 64
 """Processes on a CPU."""
 LIBRARIES = 0.4 * GIB
 """Bytes that a process with torch takes before it does anything: 0.3 to 0.4 GiB were resident  [torch 2.13, CPU build]."""
-START = 120.0
-"""Seconds that the ranks wait for each other."""
 
 
 def obstacle(task: Task) -> str:
@@ -79,16 +78,19 @@ def stated_limits(task: Task) -> str:
     split, steps = task.asked.split, task.warmup + task.steps
     parity = "a comparison with one process, " if task.parity else ""
     where = "GPUs" if task.machine.device == "cuda" else "processes on this CPU"
+    setting_up = f"{format_seconds(SETTING_UP)} to set up{' and to compare' if task.parity else ''}"
     return (
         f"{split.world} ranks on {where}: {parity}{task.warmup} warm and {task.steps} measured steps. Limits: "
-        f"{format_seconds(START)} to meet, {format_seconds(task.timeout)} for each of {steps} steps (four times that for the "
-        f"first, --timeout), then what hangs is named and ended"
+        f"{format_seconds(START)} to meet, {setting_up}, {step_limits(task.timeout, steps)}"
     )
 
 
 def limits(task: Task) -> dict[str, float]:
     """The same as numbers, seconds."""
-    return {"start_seconds": START, "step_seconds": task.timeout, "first_step_seconds": 4.0 * task.timeout}
+    return {
+        "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
+        "first_step_seconds": FIRST * task.timeout,
+    }  # fmt: skip
 
 
 def _here(task: Task, orders: Orders) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def _here(task: Task, orders: Orders) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         directory = Path(name)
         try:
-            with Bar() as bar:
+            with Bar(through=task.shown) as bar:
                 run_here("planner.validator", orders.to_json(), world, directory, bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped; what was measured is kept")
@@ -137,7 +139,7 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
         else:  # this rank ends at once
             task.report({"rung": "full", "why": task.why, **found})
 
-    with Bar(quiet=place.rank != 0) as bar:
+    with Bar(quiet=place.rank != 0, through=task.shown) as bar:
         try:
             work(orders, place, report, bar.show)
         except KeyboardInterrupt:

@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import statistics
-import time
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
@@ -23,27 +22,28 @@ from torch.distributed.tensor import DTensor
 from planner import library
 from planner.launch.meeting import Met, meet, open_store
 from planner.launch.place import Place
-from planner.launch.state import State, Teller, to_file
+from planner.launch.state import Pace, State, Teller, to_file
 from planner.launch.torchrun import DIRECTORY
 from planner.launch.watch import Verdict, Watch, heed_signals
+from planner.profiler.tensors import keep_memory
+from planner.reference import kernels
 from planner.reference.experts import Experts
 from planner.units import GIB
 from planner.validator import clock as clocks
 from planner.validator.clock import PASSES, Clock, Timed
+from planner.validator.limits import FIRST, SETTING_UP
 from planner.validator.orders import Ledger, Orders
 from planner.validator.parity import among_ranks
-from planner.validator.rungs import pressure
-from planner.validator.tiny import tiny_of
+from planner.validator.rate import Rate, host_seconds
+from planner.validator.rungs import CPU_ARCH, pressure
+from planner.validator.tiny import precisions, tiny_of
 from planner.validator.traced import traced_step
 from planner.validator.training import Run
+from planner.validator.uncompiled import not_measured, yardstick_seconds
 from planner.validator.witness import Witness
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""
-FIRST = 4.0
-"""The first steps may take so many times longer: kernels are chosen, communicators are made."""
-SETTING_UP = 300.0
-"""Seconds for modules, weights and groups."""
 
 
 class OneRank:
@@ -56,24 +56,27 @@ class OneRank:
             torch.device("cuda", torch.cuda.current_device()) if orders.device == "cuda" else torch.device("cpu")
         )
         self.world = list(range(place.world))
-        self.begun = time.monotonic()
         self.clock = Clock(self.device)
         self.steps = orders.warmup + orders.steps
+        self.pace = Pace("validate", self.steps + 3, skip=3)
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
-            "pressure": [pressure()], "parity": None, "loss": [], "memory": {},
+            "pressure": [pressure()], "parity": None, "loss": [], "memory": {}, "host_seconds": None, "not_compiled": {},
         }  # fmt: skip
+        self.rate: Rate | None = None
+        """The yardstick of a processor whose profile has one."""
+        self.reference: float | None = None
+        """Seconds of that yardstick in the profile."""
+        self.stream_reference: float | None = None
+        """Of that of the update."""
 
     def doing(self, words: str, seconds: float | None = None) -> Any:
         """What is said when it fails, and after how long it has hung."""
         return self.met.watch.doing(words, self.world, seconds)
 
     def tell(self, doing: str, done: int) -> None:
-        """Shows where the run is; the budget is what the steps so far promise."""
-        spent = time.monotonic() - self.begun
-        total = self.steps + 3
-        budget = spent / max(done, 1) * total
-        self.teller.tell(State(part="validate", doing=doing, done=done, points=total, spent=spent, budget=budget))
+        """Shows where the run is."""
+        self.teller.tell(self.pace.at(doing, done))
 
     def run(self) -> None:
         """Everything; the entry in the ledger is whole after every step."""
@@ -89,6 +92,8 @@ class OneRank:
         self.entry["stage"] = made.rank["pp"]
         if self.orders.parity and not self._equal(made):
             return
+        if self.device.type == "cpu":
+            self._processor()
         with self.doing("allocating weights and optimizer states", SETTING_UP):
             with contextlib.ExitStack() as stack:
                 if witness is not None:
@@ -105,6 +110,22 @@ class OneRank:
         self.entry["pressure"].append(pressure())
         self.put()
 
+    def _processor(self) -> None:
+        """A processor is host and device at once: memory and threads as its profile has them, the rate of its core, and what
+        the host needs around layers that are split like these."""
+        torch.set_num_threads(1)
+        keep_memory()
+        self.reference = yardstick_seconds(self.asked.cluster)
+        self.stream_reference = yardstick_seconds(self.asked.cluster, "stream")
+        if self.reference is not None:
+            self.rate = Rate()
+            self.clock.between = self.rate.look
+        if self.asked.cluster.hardware.arch == CPU_ARCH and not not_measured(self.asked.split):
+            with self.doing("timing layers without work", SETTING_UP):
+                self.tell("timing the host", 1)
+                self.entry["host_seconds"] = dict(host_seconds(self.asked.split, self.reference))
+        self.put()
+
     def put(self) -> None:
         """Writes what there is."""
         self.ledger.put(self.place.rank, self.entry)
@@ -112,12 +133,16 @@ class OneRank:
     def _equal(self, made: Run) -> bool:
         """Whether a tiny model with the same degrees trains like one process."""
         self.tell("comparing a tiny model with one process", 1)
-        tiny = tiny_of(self.asked.split)
-        with self.doing("training a tiny model to compare it with one process", max(self.orders.timeout, SETTING_UP)):
-            found = among_ranks(tiny, self.device, made.meshes)
-        self.entry["parity"] = found
-        self.put()
-        return bool(found["equal"])
+        for precision in precisions(self.asked.split):
+            tiny = tiny_of(self.asked.split, precision)
+            words = f"training a tiny model in {precision} to compare it with one process"
+            with self.doing(words, max(self.orders.timeout, SETTING_UP)):
+                found = among_ranks(tiny, self.device, made.meshes)
+            self.entry["parity"] = found if precision == "fp64" else {**self.entry["parity"], "rounded": found}
+            self.put()
+            if not found["equal"]:
+                return False
+        return True
 
     def _witness(self, made: Run, witness: Witness) -> None:
         """Two steps on a CPU with every storage followed: the second has optimizer states from its beginning."""
@@ -158,6 +183,9 @@ class OneRank:
             if step == self.orders.warmup and self.device.type == "cuda":
                 clocks.reset_memory(self.device)
             self.clock.on = not warm
+            if self.rate is not None:
+                self.rate.take()
+                self.rate.around()
             limit = self.orders.timeout * (FIRST if step == 0 else 1.0)
             with self.doing(words, limit):
                 with self.clock.span("step"):
@@ -180,7 +208,17 @@ class OneRank:
 
     def _took(self, batch: Any) -> None:
         """Keeps the times of one step."""
-        self.entry["steps"].append(summary(self.clock.resolve(batch)))
+        found = summary(self.clock.resolve(batch))
+        if self.rate is not None and self.reference:
+            seconds, spent = self.rate.take()
+            found["slowed"] = seconds / self.reference
+            self.rate.around()
+            if self.stream_reference:
+                found["update_slowed"] = self.rate.take_stream() / self.stream_reference
+            for name in ("step", "passes"):
+                found[name][0] -= spent
+        self.entry["steps"].append(found)
+        self.entry["not_compiled"] = dict(kernels.NOT_COMPILED)
         self.put()
 
     def _memory(self, made: Run) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -12,6 +13,7 @@ from planner.error_bars import error_bar
 from planner.launch.watch import Verdict
 from planner.units import GIB
 from planner.validator.compare import NAMES, POSITIONS, position, predicted, row
+from planner.validator.full_notes import as_run_of
 from planner.validator.full_times import Run, stages, times
 from planner.validator.rungs import Task
 
@@ -30,6 +32,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     run = Run(task=task, entries=entries, pressure=(before, after))
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
     outcome, failure = _outcome(entries, verdict, parity)
+    passes = stages(run)
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
         "changes": list(asked.changes), "outcome": outcome, "failure": failure,
@@ -40,7 +43,8 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
             "pressure": {"some_avg10": {"before": before, "after": after}} if run.on_cpu else None,
         },
         "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
-        "times": times(run), "stages": stages(run), "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
+        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes),
+        "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
         "rates": _rates(run), "parity": parity,
         "written_traces": [
             {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
@@ -49,10 +53,13 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
 
 
 def _parity(found: dict[str, Any]) -> dict[str, Any]:
+    """The comparison in fp64, and under ``rounded`` that in bf16 where the plan's passes are (None: not made)."""
+    rounded = found.get("rounded")
     return {
         "compared_parameters": found["parameters"], "compared_values": found["values"],
         "largest_error": max(found["parameter_error"], found["loss_and_norm_error"]), "tolerance": found["tolerance"],
-        "precision": "fp64", "equal": found["equal"],
+        "precision": found.get("precision", "fp64"), "equal": found["equal"] and (rounded is None or rounded["equal"]),
+        "rounded": None if rounded is None else {k: v for k, v in _parity(rounded).items() if k != "rounded"},
     }  # fmt: skip
 
 
@@ -62,10 +69,11 @@ def _outcome(
     """How it ended, and what is known of a failure: rank, phase, sentence, GiB allocated on that rank."""
     if verdict is None:
         if parity is None or parity["equal"]:
-            return "completed", None
+            return _numbers(entries)
+        worst = parity["rounded"] or parity
         sentence = (
-            f"a tiny model with the plan's degrees does not train like one process: error {parity['largest_error']:.1e}, "
-            f"{parity['tolerance']:.0e} is allowed; nothing was timed"
+            f"a tiny model with the plan's degrees does not train like one process: error {worst['largest_error']:.1e} in "
+            f"{worst['precision']}, {worst['tolerance']:.1g} is allowed; nothing was timed"
         )
         return "not_equal", {"rank": None, "phase": "parity", "sentence": sentence, "allocated_gib": None}
     outcome = "out_of_memory" if verdict.facts.get("out_of_memory") else OUTCOME[verdict.kind]
@@ -77,6 +85,23 @@ def _outcome(
         "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase, "sentence": verdict.sentence + more,
         "allocated_gib": allocated,
     }  # fmt: skip
+
+
+def _numbers(entries: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any] | None]:
+    """A run whose loss is no number does not train, however fast it is."""
+    losses = _losses(entries)
+    if all(math.isfinite(one) for one in losses):
+        return "completed", None
+    sentence = (
+        f"the loss is {losses[0]} in the first and {losses[-1]} in the last measured step: the run does not train, and its times "
+        "are those of other numbers"
+    )
+    return "failed", {"rank": None, "phase": "the measured steps", "sentence": sentence, "allocated_gib": None}
+
+
+def _losses(entries: Sequence[dict[str, Any]]) -> list[float]:
+    """Of the first and of the last measured step."""
+    return next((one["loss"] for one in entries if one["loss"]), [])
 
 
 def _has_memory(entry: dict[str, Any]) -> bool:
@@ -123,12 +148,13 @@ def _rates(run: Run) -> dict[str, Any] | None:
     if not run.steps:
         return None
     estimate, world = run.priced.estimate, run.task.asked.split.world
-    step, told = statistics.median(run.step_seconds), run.prediction
+    step, (told, _, _) = statistics.median(run.step_seconds), run.step_range
     tokens = float(estimate.tokens[0]) * world
     compared = not run.not_compared
-    mfu = float(estimate.flop[0]) / (estimate.peak_flops * step) if compared else None
-    loss: list[float] = next((one["loss"] for one in run.entries if one["loss"]), [])
+    useful = float(estimate.flop[0]) / estimate.peak_flops
+    loss = _losses(run.entries)
     return {
-        "tokens_per_second": {"predicted": tokens / told.step_time_s if compared else None, "measured": tokens / step},
-        "mfu": {"predicted": told.mfu if compared else None, "measured": mfu}, "loss": loss,
+        "tokens_per_second": {"predicted": tokens / told if compared else None, "measured": tokens / step},
+        "mfu": {"predicted": useful / told if compared else None, "measured": useful / step if compared else None},
+        "loss": loss if all(math.isfinite(one) for one in loss) else None,
     }  # fmt: skip

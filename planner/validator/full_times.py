@@ -1,8 +1,9 @@
 """Measured times of a run beside the predicted ones: the step, its stages, the bubble, exposed communication. No torch here.
 
 On a CPU whose cores are shared only processor time says something about the work: each pass is compared by the seconds of the
-thread that computes, without what it waits, and the step by a replay of the schedule with those seconds. Wall time is
-compared when the machine is quiet and every rank has a core.
+thread that computes, without what it waits, at the rate that the core had when it was profiled, and the step by a replay of
+the schedule with those seconds. Wall time is compared when the machine is quiet and every rank has a core. What is not
+compiled is priced as it runs (``uncompiled``).
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from planner.plan import Prediction, predict
 from planner.rules import Job
 from planner.validator.record import time_row
 from planner.validator.rungs import CPU_ARCH, Task
+from planner.validator.uncompiled import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
 
 QUIET = 10.0
 """Percent of time in which some process waited for a core; below, wall times are compared."""
-SECONDS, PROCESSOR, THREAD = 0, 1, 2
-"""Clocks of a time: wall (of the stream on a GPU), processor time of the process, of the thread that ran it."""
-OWN = ("compute", "host")
-"""Streams of a pass that a thread's processor time is made of."""
+SECONDS, PROCESSOR, THREAD, RATED = 0, 1, 2, 3
+"""Clocks of a time: wall (of the stream on a GPU), processor time of the process, of the thread that ran it, and that at the
+rate that the core had when it was profiled."""
 EXPOSED = {
     "tensor": "tensor_communication", "context": "context_communication", "expert": "expert_communication",
     "pipeline": "pipeline_communication", "data": "data_communication",
@@ -55,10 +56,56 @@ class Run:
         return self.task.machine.device == "cpu"
 
     @cached_property
+    def not_compiled(self) -> dict[str, str]:
+        """Operators of a GPU that ran as several kernels because no compiler made one of them, and why."""
+        return {name: why for one in self.entries for name, why in one.get("not_compiled", {}).items()}
+
+    @property
+    def plain(self) -> bool:
+        """Whether what ran is not compiled."""
+        return self.on_cpu or bool(self.not_compiled)
+
+    @cached_property
     def priced(self) -> Priced:
         """The layout priced as it was run."""
         asked = self.task.asked
-        return price(Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer), asked.layout)
+        trainer = as_run(asked.trainer, asked.split, on_cpu=self.on_cpu) if self.plain else asked.trainer
+        return price(Job(workload=asked.workload, cluster=asked.cluster, trainer=trainer), asked.layout)
+
+    @cached_property
+    def host(self) -> Host | None:
+        """What layers of nothing took on a processor."""
+        return mean_host(self.entries)
+
+    @cached_property
+    def passes(self) -> dict[tuple[int, str], float]:
+        """Predicted seconds of one microbatch by virtual stage and kind: of the core, or of the GPU's stream."""
+        if not self.on_cpu:
+            return predicted_passes(self)
+        return self._processor(self.host)
+
+    def _processor(self, host: Host | None) -> dict[tuple[int, str], float]:
+        told = processor_seconds(self.priced, self.task.asked.split, host)
+        return _as_torch({(stage, kind): float(t) for kind, every in told.items() for stage, t in enumerate(every)})
+
+    @cached_property
+    def update(self) -> float:
+        """Predicted seconds of the update, on a processor with the gradient's norm."""
+        return (
+            update_seconds(self.priced, self.task.asked.split, self.host)
+            if self.on_cpu
+            else self.prediction.time_s["optimizer"]
+        )
+
+    @cached_property
+    def step_range(self) -> tuple[float, float, float]:
+        """Predicted seconds of the step and the ends of its interval: on a processor with the host's work and the norm."""
+        told, (low, high) = self.prediction.step_time_s, self.prediction.step_time_range_s
+        if not self.on_cpu:
+            return told, low, high
+        more = (replay(self, self.passes) or 0.0) - (replay(self, self._processor(None)) or 0.0)
+        whole = told + more + self.update - self.prediction.time_s["optimizer"]
+        return whole, low * whole / told, high * whole / told
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -71,7 +118,7 @@ class Run:
         if len(self.entries) < self.task.asked.split.world:
             return []
         count = min(len(one["steps"]) for one in self.entries)
-        return [[one["steps"][number] for one in self.entries] for number in range(count)]
+        return [[_rated(one["steps"][number]) for one in self.entries] for number in range(count)]
 
     @cached_property
     def step_seconds(self) -> list[float]:
@@ -114,11 +161,28 @@ class Run:
         """By pipeline rank one value per step: the largest of its ranks."""
         found: dict[int, list[float]] = {}
         for stage in sorted({one["stage"] for one in self.entries}):
-            mine = [one for one in self.entries if one["stage"] == stage]
-            found[stage] = [
-                max(measure(one["steps"][number]) for one in mine) for number in range(len(self.steps))
-            ]  # fmt: skip
+            mine = [rank for rank, one in enumerate(self.entries) if one["stage"] == stage]
+            found[stage] = [max(measure(step[rank]) for rank in mine) for step in self.steps]
         return found
+
+
+def _rated(step: dict[str, Any]) -> dict[str, Any]:
+    """A step of one rank with a fourth clock: the thread's seconds over how much slower the core was than when it was profiled;
+    the update, which moves bytes, by a yardstick that does so too."""
+    slowed = step.get("slowed") or 1.0
+    update = step.get("update_slowed") or slowed
+
+    def more(times: list[float], by: float = slowed) -> list[float]:
+        return [*times, times[THREAD] / by]
+
+    found = {
+        name: more(value, update if name in UPDATE else slowed)
+        if isinstance(value, list) and name != "actions"
+        else value
+        for name, value in step.items()
+    }
+    actions = [{**one, "total": more(one["total"]), "median": more(one["median"])} for one in step["actions"]]
+    return {**found, "actions": actions}
 
 
 def spread(values: Sequence[float]) -> float | None:
@@ -136,10 +200,11 @@ def times(run: Run) -> list[dict[str, Any]]:
         return []
     wall = "wall" if run.on_cpu else "device"
     step = run.step_seconds
+    told, low, high = run.step_range
     return [
         time_row(
-            "step", _if(run, run.prediction.step_time_s), statistics.median(step), spread=spread(step), currency=wall,
-            interval=run.prediction.step_time_range_s if not run.not_compared else None, note=run.not_by_wall,
+            "step", _if(run, told), statistics.median(step), spread=spread(step), currency=wall,
+            interval=(low, high) if not run.not_compared else None, note=run.not_by_wall,
         ),
         *(_on_cpu(run) if run.on_cpu else _on_gpu(run)),
     ]  # fmt: skip
@@ -155,26 +220,25 @@ def _passes(clock: int) -> Callable[[dict[str, Any]], float]:
 
 
 def _update(clock: int) -> Callable[[dict[str, Any]], float]:
-    return lambda step: sum(step[name][clock] for name in ("clip", "optimizer") if name in step)
+    return lambda step: sum(step[name][clock] for name in UPDATE if name in step)
 
 
 def _on_cpu(run: Run) -> list[dict[str, Any]]:
     """Processor time of the thread that computes; waiting only where the machine is quiet."""
-    passes, update = run.of_ranks(_passes(THREAD)), run.of_ranks(_update(THREAD))
+    passes, update = run.of_ranks(_passes(RATED)), run.of_ranks(_update(RATED))
     slowest = max(passes, key=lambda rank: statistics.median(passes[rank]))
-    told = seconds_of_rank(run, slowest, OWN)
+    told = seconds_of_rank(run, slowest)
     most = max(update.values(), key=statistics.median)
-    time = run.prediction.time_s
     rows = [
         time_row("forward_backward", _if(run, told), statistics.median(passes[slowest]), spread=spread(passes[slowest]),
                  currency="processor", note=run.not_compared),
-        time_row("optimizer", _if(run, time["optimizer"]), statistics.median(most), spread=spread(most),
+        time_row("optimizer", _if(run, run.update), statistics.median(most), spread=spread(most),
                  currency="processor", note=run.not_compared),
     ]  # fmt: skip
-    measured = replay(run, measured_passes(run, THREAD))
+    measured = replay(run, measured_passes(run, RATED))
     if measured is not None:
-        expected = replay(run, predicted_passes(run, OWN))
-        whole = None if expected is None else expected + time["optimizer"]
+        expected = replay(run, run.passes)
+        whole = None if expected is None else expected + run.update
         rows.append(
             time_row("replayed_step", None if run.not_compared else whole, measured + statistics.median(most),
                      currency="processor", note=run.not_compared)
@@ -236,9 +300,8 @@ def stages(run: Run) -> list[dict[str, Any]]:
     """A row for each virtual stage and kind of pass: seconds of one microbatch, the median of its steps and ranks."""
     if not run.steps:
         return []
-    clock = THREAD if run.on_cpu else SECONDS
-    streams = OWN if run.on_cpu else ()
-    told, found = predicted_passes(run, streams), []
+    clock = RATED if run.on_cpu else SECONDS
+    told, found = run.passes, []
     for (stage, kind), values in sorted(measured_passes(run, clock, every=True).items()):
         row = time_row(
             kind, None if run.not_compared else told.get((stage, kind)), statistics.median(values), spread=spread(values),
@@ -267,13 +330,14 @@ def measured_passes(run: Run, clock: int, *, every: bool = False) -> Any:
     return found if every else {key: statistics.median(values) for key, values in found.items()}
 
 
-def predicted_passes(run: Run, streams: Sequence[str] = ()) -> dict[tuple[int, str], float]:
-    """The same as predicted, of the pieces on some streams, or of all that is not hidden. Kinds as torch's schedules have them:
-    B where the model has I and W, and nothing for halves that it does not tell apart."""
-    found = {
-        key: sum(one.seconds for one in pieces if not one.hidden and (not streams or one.stream in streams))
-        for key, pieces in pieces_by_action(run.priced).items()
-    }  # fmt: skip
+def predicted_passes(run: Run) -> dict[tuple[int, str], float]:
+    """The same as predicted, of all that is not hidden."""
+    pieces = pieces_by_action(run.priced)
+    return _as_torch({key: sum(one.seconds for one in mine if not one.hidden) for key, mine in pieces.items()})
+
+
+def _as_torch(found: dict[tuple[int, str], float]) -> dict[tuple[int, str], float]:
+    """Kinds as torch's schedules have them: B where the model has I and W, and nothing for halves that it does not tell apart."""
     for stage in {stage for stage, _ in found}:
         if (stage, "I") in found:
             found[stage, "B"] = found[stage, "I"] + found.get((stage, "W"), 0.0)
@@ -283,9 +347,9 @@ def predicted_passes(run: Run, streams: Sequence[str] = ()) -> dict[tuple[int, s
     return found
 
 
-def seconds_of_rank(run: Run, rank: int, streams: Sequence[str]) -> float:
+def seconds_of_rank(run: Run, rank: int) -> float:
     """Predicted seconds of all passes of a pipeline rank in a step."""
-    passes = predicted_passes(run, streams)
+    passes = run.passes
     count = int(run.priced.dealt.num_microbatches)
     return count * sum(
         seconds for (stage, kind), seconds in passes.items() if kind in ("F", "B") and _rank(run, stage) == rank

@@ -20,8 +20,13 @@ from planner.runs import Measured
 from planner.runs.planned import document_of_plan
 from planner.units import GIB
 
-RAN = ("full", "trainer")
-"""Rungs whose step is one that the plan's own ranks really ran; the others measure a part and price the rest."""
+RAN = ("full", "truncated", "trainer")
+"""Rungs whose step is one that all ranks of a job really ran: the plan's, or of the truncated plan, which is a job of its own."""
+PARTS = {
+    "meta": "rung meta runs on fake tensors: nothing was measured on hardware",
+    "rank": "rung rank runs ranks alone: passes and memory are measured, communication is priced, and no step of a job was run",
+}
+"""Why the other rungs are no run of a job."""
 PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "allocated": "allocated"}
 """Rows of a rank's memory that are a peak, best for a comparison first, and what they are the peak of."""
 
@@ -30,6 +35,18 @@ def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str =
     """What a rung found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
     if not found.get("layout"):  # it ended before there was anything to compare
         return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
+    if found["rung"] == "truncated":  # it has learned of its own plan, which is a smaller one (truncated.py)
+        return {"likeliest": None, "no_run": None, **found, "run": named(found.get("run"), f"{name}-truncated")}
+    return learned_of(plan, found, date=date, name=name)
+
+
+def named(run: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
+    """A document of one run with another id of its row."""
+    return None if run is None else {**run, "rows": [{**run["rows"][0], "id": name}]}
+
+
+def learned_of(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str = "plan") -> dict[str, Any]:
+    """The same, of the plan that was run."""
     try:
         return _learned(as_run(plan, found), found, date=date, name=name)
     except PlannerError as error:  # what was measured is kept, whatever the plan's files have become
@@ -96,12 +113,14 @@ def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
 def no_run(plan: Plan, found: Mapping[str, Any]) -> str:
     """Why nothing was measured that the plan predicts; '' = something was."""
     if found["rung"] not in RAN:
-        return f"rung {found['rung']} measures a part of the plan and prices the rest"
+        return PARTS.get(found["rung"], f"rung {found['rung']} measures a part of the plan and prices the rest")
     if found["outcome"] not in ("completed", "out_of_memory"):
         return f"the run ended as {found['outcome'].replace('_', ' ')}"
     other = other_device(plan.cluster().hardware, found.get("device") or {})
     if other:
         return other
+    if found.get("as_run"):
+        return "what ran was not compiled, and the plan is for a compiled trainer: it was priced as it ran"
     if found["outcome"] == "completed" and step_of(found) is None and peak_of(found)[1] is None:
         return "neither a step time nor a peak of memory was measured"
     step = time_of(found, "step")
@@ -130,7 +149,9 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     compared = not (found["rung"] in RAN and other_device(plan.cluster().hardware, found.get("device") or {}))
     if not compared or found["outcome"] != "completed":
         return None
-    row, (kind, peak) = step_of(found), peak_of(found)
+    row, (kind, peak) = None if found.get("as_run") else step_of(found), peak_of(found)
+    if peak is not None and kind == "allocated":
+        peak += unseen(plan, found)
     step = None if row is None else float(row["measured_seconds"])
     if step is None and peak is None:
         return None
@@ -144,10 +165,19 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     return {**missed[0], "also": missed[1:]} if missed else None
 
 
+def unseen(plan: Plan, found: Mapping[str, Any]) -> float:
+    """Bytes of GPU libraries that the predicted peak has and a witness without a GPU cannot see."""
+    watched = found["rung"] == "meta" or (found.get("device") or {}).get("kind") == "cpu"
+    return float(plan.cluster().hardware.workspace_memory) if watched else 0.0
+
+
 def _said(one: Finding, plan: Plan) -> dict[str, Any]:
     """The first explanation of one quantity as plain data."""
     what = "step" if one.quantity == "step_time" else "peak of memory"
-    gap = f"the {what} is {abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'} the prediction and outside of its interval"
+    far = (
+        f"{1.0 + one.gap:.3g} times" if one.gap >= 1.0 else f"{abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'}"
+    )
+    gap = f"the {what} is {far} the prediction and outside of its interval"
     base = {"quantity": one.quantity, "gap": one.gap, "model_error_share": one.model_share}
     if not one.explanations:
         return {

@@ -7,16 +7,25 @@ the rows, which sum to that of the step; ``measured_seconds`` is there where the
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
+import sys
 from typing import TYPE_CHECKING, Any
 
 from planner import detect
 from planner.errors import PlannerError
+from planner.launch.state import Bar, Course, Pace
 from planner.units import GIB, format_seconds
+from planner.validator.full import kills
+from planner.validator.limits import FIRST, SETTING_UP, step_limits
 from planner.validator.rungs import CPU_ARCH, Machine, Say, Task, pressure
+from planner.validator.voice import Lost
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from planner.analysis.pricing import Priced
+    from planner.reference.split import Split
     from planner.validator.assemble import Assembled
     from planner.validator.compare import Question
     from planner.validator.emulate import Emulation
@@ -53,6 +62,21 @@ def _too_large(asked: Question, machine: Machine) -> str:
     )
 
 
+def stated_limits(task: Task, count: int) -> str:
+    """What is started and how long it may take, before it starts."""
+    where = "this CPU" if task.machine.device == "cpu" else "this GPU"
+    ranks = "1 rank alone" if count == 1 else f"{count} ranks, one after the other"
+    return (
+        f"{ranks} on {where}: a step whose memory is followed, {task.warmup} warm and {task.steps} measured steps. Limits: "
+        f"{format_seconds(SETTING_UP)} to build the model, {step_limits(task.timeout, 1 + task.warmup + task.steps)}"
+    )
+
+
+def limits(task: Task) -> dict[str, float]:
+    """The same as numbers, seconds."""
+    return {"setting_up_seconds": SETTING_UP, "step_seconds": task.timeout, "first_step_seconds": FIRST * task.timeout}
+
+
 def run(task: Task, say: Say) -> dict[str, Any]:
     """The ranks asked for, or one of the first, the second and the last stage."""
     from planner.analysis.pricing import price
@@ -65,37 +89,68 @@ def run(task: Task, say: Say) -> dict[str, Any]:
             raise PlannerError(f"--rank {one}: the plan has ranks 0 to {split.world - 1}")
     ranks = list(dict.fromkeys(task.ranks)) or stage_ranks(split)
     before = pressure()
-    found = _emulated(task, ranks, say)
+    print(stated_limits(task, len(ranks)), file=sys.stderr, flush=True)
+    found = _emulated(task, ranks)
     job = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
-    content = result(task, price(job, asked.layout), found)
+    content = result(task, price(job, asked.layout), found) | {"limits": limits(task)}
     if task.machine.device == "cpu":
         content["device"]["pressure"] = {"some_avg10": {"before": before, "after": pressure()}}
     return content
 
 
-def _emulated(task: Task, ranks: list[int], say: Say) -> list[Emulation]:
+def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
     """Each in a process of its own, one at a time: they share the device, and times are taken. One that is lost is a result."""
     from functools import partial
 
-    from planner.validator.emulate import Alone, Emulation, emulate
+    from planner.validator.emulate import Alone, emulate
     from planner.validator.workers import Manner, measure_all
 
-    alone = Alone(device=task.machine.device, warmup=task.warmup, steps=task.steps)
+    split, killed = task.asked.split, kills()
+    alone = Alone(device=task.machine.device, warmup=task.warmup, steps=task.steps, timeout=task.timeout)
     on_gpu = task.machine.device != "cpu"
-    manner = Manner(work=partial(emulate, alone), at_once=1, fork=not on_gpu, where="alone on one device")
+    manner = Manner(
+        work=partial(emulate, alone), at_once=1, fork=not on_gpu, where="alone on one device", limit=SETTING_UP
+    )
     found: list[Emulation] = []
-    for rank in ranks:
-        try:
-            found += measure_all(task.asked.split, [rank], say, manner)
-        except PlannerError as error:
-            found.append(Emulation.lost(rank, task.asked.split, str(error)))
+
+    def lost(one: Lost) -> None:
+        if one.rank >= 0 or not found:
+            found.append(_lost(one if one.rank >= 0 else dataclasses.replace(one, rank=ranks[0]), split, killed))
+
+    course = Course("rank", len(ranks))
+    with Bar(through=lambda state: task.shown(course.through(state))) as bar:
+        for rank in ranks:
+            pace = Pace("", task.warmup + task.steps + 2, skip=2)
+            course.next()
+            every = measure_all(split, [rank], manner=manner, lost=lost, begun=_shown(bar, pace))
+            found += [one for one in every if one is not None]
+            if found and _kind(found[-1]) == "interrupted":
+                break
     return found
+
+
+def _shown(bar: Bar, pace: Pace) -> Callable[[str], object]:
+    """Draws every phase of one rank."""
+    return lambda phase: bar.show(pace.next(phase))
+
+
+def _lost(one: Lost, split: Split, killed: int) -> Emulation:
+    """A rank that did not come to its end: what it had found, and why."""
+    from planner.validator.emulate import Emulation
+
+    out_of_memory = one.kind == "died" and kills() > killed
+    more = ": the kernel ended it because main memory was used up" if out_of_memory else ""
+    outcome = {"died": "lost_rank"}.get(one.kind, one.kind)
+    gone = Emulation.lost(one.rank, split, one.sentence + more, one.phase, outcome=outcome)
+    assert gone.failure is not None
+    failure = {**gone.failure, "out_of_memory": out_of_memory}
+    return dataclasses.replace(gone if one.kept is None else one.kept, failure=failure)
 
 
 def result(task: Task, priced: Priced, found: list[Emulation]) -> dict[str, Any]:
     """Everything about the ranks as plain data; what did not get through has a failure, and no times come from it."""
-    done = [one for one in found if one.failure is None]
     failed = [one for one in found if one.failure is not None]
+    done = [one for one in found if one.failure is None or (one.totals and not one.failure["out_of_memory"])]
     content: dict[str, Any] = {
         "rung": "rank", "trainer": task.asked.trainer.name, "changes": [*task.asked.changes, *_changes(task, found)],
         "layout": task.asked.layout.to_dict(), "num_gpus": int(task.asked.layout.num_gpus),
@@ -131,10 +186,8 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
             "receive buffers are added to the memory"
         )
     copies = max((sum(row["seconds"] for row in one.stand_ins) for one in found), default=0.0)
-    changes.append(
-        f"collectives are local copies of the same bytes; on the stream that computes they took up to {format_seconds(copies)} "
-        "of a step, which is taken off"
-    )
+    taken = f"; on the stream that computes they took up to {format_seconds(copies)} of a step, which is taken off"
+    changes.append(f"collectives are local copies of the same bytes{taken if copies else ''}")
     for one in found[:1]:
         changes += [f"{name} ran as several kernels, not as one: {why}" for name, why in one.not_compiled.items()]
     if split.model.is_moe:
@@ -144,15 +197,23 @@ def _changes(task: Task, found: list[Emulation]) -> list[str]:
 
 def _outcome(failed: list[Emulation]) -> str:
     """How it ended: for the first rank that did not get through."""
-    if not failed:
+    return _kind(failed[0]) if failed else "completed"
+
+
+def _kind(one: Emulation) -> str:
+    """How one rank ended."""
+    if one.failure is None:
         return "completed"
-    assert failed[0].failure is not None
-    return "out_of_memory" if failed[0].failure["out_of_memory"] else "failed"
+    return "out_of_memory" if one.failure["out_of_memory"] else str(one.failure.get("outcome", "failed"))
 
 
 def _failure(one: Emulation) -> dict[str, Any]:
     assert one.failure is not None
-    said = f"rank {one.rank} alone on one device, {one.failure['phase']}: {one.failure['sentence']}"
+    said, names = one.failure["sentence"], ("hung", "lost_rank", "interrupted")
+    if _kind(one) not in names:  # those say all of it
+        said = f"rank {one.rank} alone on one device, {one.failure['phase']}: {said}"
+    if _kind(one) == "hung":
+        said += "; if it only needs longer, raise --timeout"
     return {
         "rank": one.rank,
         "phase": one.failure["phase"],

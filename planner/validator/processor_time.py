@@ -9,11 +9,9 @@ through the schedule, as a step. All times are processor time of the thread that
     python -m planner.validator.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
     python -m planner.validator.processor_time --row 0 --rounds 10
 
-What this adds to the plain use of a profile, because a processor needs it: operators count with their mean, not their
-median (a pass is the sum of hundreds of them, and a core that is slow a fifth of the time is so within every pass); the rotary
-embedding and SwiGLU are timed as torch runs them uncompiled, chains of kernels; gradients are added up by kernels of their own; and
-what torch does around the operators (modules, hooks of FSDP, DTensor, autograd) is work of the same core, which no device hides:
-it is timed on layers that are too small for anything else, less the launches that each operator's own time has.
+The layout is priced as ``plan validate --rung full`` prices what is not compiled (``uncompiled``). What this adds: the operators
+are timed between the steps, and count with their mean, not their median (a pass is the sum of hundreds of them, and a core that
+is slow a fifth of the time is so within every pass); products that read one input are timed apart, as the model has them.
 """
 
 from __future__ import annotations
@@ -32,12 +30,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced, price
+from planner.analysis.pricing import price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.layers import layer
-from planner.cost.operators import Shard
 from planner.cost.step import estimate
 from planner.cost.timeline import program, walk
 from planner.hardware import HardwareProfile, load_hardware
@@ -53,10 +48,12 @@ from planner.profiler.settings import Settings
 from planner.profiler.shapes import layout_points
 from planner.reference.split import SCHEDULES, Split, deal
 from planner.rules import Job
-from planner.trainer import Trainer, load_trainer
+from planner.trainer import load_trainer
 from planner.units import MIB
 from planner.validator.ranks import run_ranks
-from planner.validator.turns import Passes, middle, on_rank
+from planner.validator.rate import Passes, middle
+from planner.validator.turns import on_rank
+from planner.validator.uncompiled import as_run, mean_host, processor_seconds
 from planner.workload import Workload
 
 BOUND = 0.08
@@ -64,8 +61,6 @@ BOUND = 0.08
 ROUNDS = 6
 FACTS = (Point.of("bytes", name="usable"), Point.of("launch", kind="stream"))
 """Points that are no operators, without which no profile is written."""
-COMPUTED = ("compute", "recompute")
-"""Parts of a pass that are work of the core that computes."""
 
 
 def medium(**changes: Any) -> ModelSpec:
@@ -107,7 +102,9 @@ class Asked:
             global_batch_size=int(self.layout.global_batch_size),
         )  # fmt: skip
         cluster = Cluster(hardware=hardware, num_gpus=int(self.layout.num_gpus))
-        return Job(workload=workload, cluster=cluster, trainer=uncompiled())
+        return Job(
+            workload=workload, cluster=cluster, trainer=as_run(load_trainer("torchtitan"), self.split(), on_cpu=True)
+        )
 
     def points(self) -> list[Point]:
         """Operators of the layout; which ones they are does not depend on the hardware that weighs them."""
@@ -122,25 +119,6 @@ class Asked:
 
 TRAFFIC = 16.0 * MIB
 """Bytes of a memory-bound point at most, as for every profile of a CPU."""
-
-
-def uncompiled() -> Trainer:
-    """torchtitan's parts run one operator after the other, on a core that is host and device at once.
-
-    Norms, rotary embedding and SwiGLU are timed as the operators that run: no passes on top. The loss on fp32 logits moves 8 bytes
-    forward and 12 backward per logit, 10 each in the mean; gradients are added in fp32: two read, one written. No host runs beside
-    the device.
-    """
-    return load_trainer("torchtitan").replace(
-        norm_passes=1.0,
-        rope_passes=1.0,
-        loss_passes=16.0 / 6.0,
-        unfused=frozenset({"gradient_sum"}),
-        accumulation_bytes=12.0,
-        pipeline_accumulation_bytes=0.0,
-        host_time=0.0,
-        step_overhead=0.0,
-    )
 
 
 # ------------------------------------------------------------------------------------------------ predicted and measured
@@ -168,29 +146,6 @@ def _header() -> dict[str, Any]:
     return header(Alone())  # type: ignore[arg-type]
 
 
-def computed(priced: Priced) -> dict[str, Floats]:
-    """Seconds of one core by kind of pass, arrays over the virtual stages: communication is not its work."""
-    pieces = pieces_by_action(priced)
-    stages = 1 + max(stage for stage, _ in pieces)
-    return {
-        kind: np.array([
-            sum(piece.seconds for piece in pieces[stage, kind] if piece.part in COMPUTED and not piece.hidden)
-            for stage in range(stages)
-        ])
-        for kind in sorted({kind for _, kind in pieces})
-    }  # fmt: skip
-
-
-def launches(priced: Priced) -> dict[str, float]:
-    """Kernels that both passes over a layer launch, as the model counts them."""
-    job = priced.job
-    shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.layout]), ep_stride=1.0)
-    each = [one.launches for one in layer(shard, moe=False)[0]]
-    return {
-        kind: float(sum(np.mean(np.asarray(one[number_])) for one in each)) for number_, kind in enumerate(("F", "B"))
-    }
-
-
 def replayed(split: Split, schedule: int, passes: Passes) -> float:
     """Seconds from the first to the last pass when each takes what it took, in the order of the schedule."""
     if split.pp == 1:
@@ -214,12 +169,8 @@ def compare(asked: Asked) -> dict[str, Any]:
     )
     samples = [[t for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
-    told, measured = computed(priced), _mean_passes(step for rank in ranks for step in rank[1])
-    for kind in told:
-        each, ends = (statistics.fmean(rank[2][kind][i] for rank in ranks) for i in range(2))
-        each = max(each - launches(priced)[kind] * priced.job.cluster.hardware.launch_floor, 0.0)
-        told[kind] = told[kind] + each * np.array([float(len(one.layers)) for one in split.stages])
-        told[kind][[0, -1]] += ends / 2.0 if len(split.stages) > 1 else ends
+    told = processor_seconds(priced, split, mean_host([{"host_seconds": rank[2]} for rank in ranks]))
+    measured = _mean_passes(step for rank in ranks for step in rank[1])
     return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
 
 

@@ -14,12 +14,13 @@ from planner.runs.validation import VERSION
 
 FOUND: dict[str, Any] = {
     "rung": "", "why": "", "trainer": "", "layout": {}, "num_gpus": 0, "changes": [], "outcome": "completed",
-    "failure": None, "device": None, "limits": None, "times": [], "stages": [], "ranks": [], "rates": None,
+    "failure": None, "device": None, "limits": None, "times": [], "stages": [], "as_run": None, "ranks": [], "rates": None,
     "parity": None, "traces": [], "likeliest": None, "no_run": None, "run": None,
 }  # fmt: skip
 """What rungs find, in the order of the file, and what stands there when a rung does not say.
 
 ``times``: rows of ``time_row``. ``stages``: the same by pipeline stage and kind of pass. ``ranks``: memory by rank.
+``as_run``: what an uncompiled run was priced as, and how well (``full_notes``); None where the plan's own prediction stands.
 ``run``: what was measured as a document of profiles/runs, ``no_run``: why there is none (``learn``).
 ``failure``: rank, phase, sentence, allocated_gib. ``device``: name, kind, count, pressure before and after.
 """

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.errors import PlannerError, nearest_first
 from planner.launch.place import Place, place_from
+from planner.launch.state import State, same
 
 if TYPE_CHECKING:
     from planner.plan import Plan
@@ -68,6 +69,8 @@ class Task:
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
     """Why this rung, in one sentence."""
+    shown: Callable[[State], State] = same
+    """What a bar draws of a state: where this run is one of several, all of them."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
 
@@ -99,7 +102,12 @@ class Rung:
 RUNGS: tuple[Rung, ...] = (
     Rung(name="full", what="the plan itself on all its ranks", module="planner.validator.full", shows_itself=True),
     Rung(name="truncated", what="fewer layers and replicas", module="planner.validator.truncated", shows_itself=True),
-    Rung(name="rank", what="some ranks, one after the other on one device", module="planner.validator.one_rank"),
+    Rung(
+        name="rank",
+        what="some ranks, one after the other on one device",
+        module="planner.validator.one_rank",
+        shows_itself=True,
+    ),
     Rung(name="meta", what="memory on fake tensors, no GPU needed", module="planner.validator.fake"),
 )
 """The highest first."""

@@ -27,6 +27,14 @@ def tiny_of(split: Split, precision: str = "fp64") -> Split:
     )  # fmt: skip
 
 
+def precisions(split: Split) -> tuple[str, ...]:
+    """In which precisions the tiny model is compared: fp64, and bf16 where the plan's passes are.
+
+    Not with experts: rounding changes which one a token goes to, and a different expert is no error.
+    """
+    return ("fp64", "bf16") if split.precision == "bf16" and not split.model.is_moe else ("fp64",)
+
+
 def _layers(split: Split) -> list[tuple[int, ...]]:
     """Numbers of the layers of each stage: one, or none where the stage has none; in a pipeline of one stage three."""
     each = 3 if len(split.stages) == 1 else 1

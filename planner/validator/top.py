@@ -144,7 +144,7 @@ def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "predicted_rank": one.predicted_rank, "measured_rank": None, "own": one.own, "layout": layout_text(one.plan.layout),
         "predicted_seconds": one.plan.prediction.step_time_s, "measured_seconds": step["measured_seconds"] if step else None,
-        "measured_as": step["what"] if step else None, "compared": bool(step and not step.get("note")),
+        "measured_as": step["what"] if step else None, "compared": bool(step and step["what"] == "step" and not step.get("note")),
         "outcome": result["outcome"], "sentence": failure["sentence"] if failure else None,
     }  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Bytes that a rank hands to collectives beside what the cost model prices: by operation and dimension, per step.
 
-Buffers count whole, as nccl-tests counts them. Messages below LEAST bytes (norms' gradients, the loss, counts of tokens) carry
-nothing and are left out on both sides.
+Buffers count whole, as nccl-tests counts them. Small messages (norms' gradients, the loss, counts of tokens) carry nothing and are
+left out on both sides: those below LEAST bytes, in a small model below a part of its largest one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from planner.validator.compare import Question, position
 
 LEAST = 1 << 20
 """Bytes of the smallest buffer that is compared."""
+SMALL = 0.01
+"""Or this part of the largest buffer, where that is less."""
 BOUND = 0.01
 """Difference beyond which the row says so."""
 Key = tuple[str, str]
@@ -28,7 +30,9 @@ Key = tuple[str, str]
 
 def compared(asked: Question, measured: Any) -> list[dict[str, Any]]:
     """One row per operation and dimension, of the microbatches that were run."""
-    told, seen = predicted(asked, measured.stage, measured.microbatches), grouped(asked, measured.collectives)
+    least = min(LEAST, SMALL * max((one["bytes"] for one in measured.collectives), default=0.0))
+    told = predicted(asked, measured.stage, measured.microbatches, least)
+    seen = grouped(asked, measured.collectives, least)
     rows = []
     for operation, dimension in sorted({*told, *seen}):
         one, other = told.get((operation, dimension), 0.0), seen.get((operation, dimension), 0.0)
@@ -40,7 +44,7 @@ def compared(asked: Question, measured: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def grouped(asked: Question, collectives: list[dict[str, Any]]) -> dict[Key, float]:
+def grouped(asked: Question, collectives: list[dict[str, Any]], least: float = LEAST) -> dict[Key, float]:
     """Measured bytes by operation and dimension; a group is known by its ranks and their distance."""
     layout = asked.layout
     tp, cp, ep, pp = (int(getattr(layout, name)) for name in ("tp", "cp", "ep", "pp"))
@@ -52,7 +56,7 @@ def grouped(asked: Question, collectives: list[dict[str, Any]]) -> dict[Key, flo
     ]  # fmt: skip
     found: dict[Key, float] = {}
     for one in collectives:
-        if one["bytes"] < LEAST:
+        if one["bytes"] < least:
             continue
         operation = one["operation"]
         dimension = "pp" if pp > 1 and operation in ("send", "receive") else "other"
@@ -67,7 +71,7 @@ def grouped(asked: Question, collectives: list[dict[str, Any]]) -> dict[Key, flo
     return found
 
 
-def predicted(asked: Question, stage: int, microbatches: int) -> dict[Key, float]:
+def predicted(asked: Question, stage: int, microbatches: int, least: float = LEAST) -> dict[Key, float]:
     """Priced bytes of one pipeline stage in a step of so many microbatches."""
     layout = Layout.stack([asked.layout])
     where = position(stage, int(asked.layout.pp))
@@ -82,7 +86,7 @@ def predicted(asked: Question, stage: int, microbatches: int) -> dict[Key, float
 
     for collective, times in _of_blocks(shard, counts):
         n, size = (float(np.broadcast_to(value, 1)[0]) for value in (collective.n, collective.size))
-        if n > 1 and size >= LEAST:
+        if n > 1 and size >= least:
             add(
                 collective.op,
                 collective.group,

@@ -97,17 +97,19 @@ def _step(plan: Plan, seconds: float, spread: float) -> dict[str, Any]:
 
 
 def _peak(plan: Plan, log: Log) -> dict[str, Any]:
-    """The highest peak that the log prints, beside the same kind on the stage with the highest prediction."""
+    """The highest peaks that the log prints, each beside the same kind on the stage with the highest prediction."""
     found = estimate_of(job_of(plan), plan.layout)
-    kind = log.memory_kind or "allocated"
-    told = float((found.memory_reserved if kind == "reserved" else found.memory_allocated)[0])
-    share, seen = told / (plan.prediction.memory_peak_gib * GIB), log.memory_gib or 0.0
-    low, high = (share * bound for bound in plan.prediction.memory_peak_range_gib)
-    row = {
-        "what": kind, "predicted_gib": told / GIB, "measured_gib": seen, "error": told / GIB / seen - 1.0, "bound": None,
-        "interval": [low, high], "inside": low <= seen <= high,
-    }  # fmt: skip
-    return {"rank": None, "stage": None, "memory": [row]}
+    told = {"allocated": found.memory_allocated, "reserved": found.memory_reserved, "device": found.memory_peak}
+    sizes = {log.memory_kind or "allocated": log.memory_gib or 0.0, **log.other_memory_gib}
+    rows = []
+    for kind, seen in sizes.items():
+        one = float(told[kind][0]) / GIB
+        low, high = (one / plan.prediction.memory_peak_gib * bound for bound in plan.prediction.memory_peak_range_gib)
+        rows.append({
+            "what": kind, "predicted_gib": one, "measured_gib": seen, "error": one / seen - 1.0, "bound": None,
+            "interval": [low, high], "inside": low <= seen <= high,
+        })  # fmt: skip
+    return {"rank": None, "stage": None, "memory": rows}
 
 
 def _rates(plan: Plan, log: Log, seconds: float | None) -> dict[str, Any]:

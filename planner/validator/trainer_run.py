@@ -30,6 +30,7 @@ from planner.export import load_target
 from planner.export.bundle import make_bundle, write_bundle
 from planner.export.nearest import require_expressible
 from planner.export.target import ExportJob, Target
+from planner.launch.state import Pace, State
 from planner.plan import Plan
 from planner.runs.planned import columns
 from planner.validator.children import Ended, run_watched
@@ -78,11 +79,11 @@ def run_trainer(
     plan: Plan,
     file: Path,
     asked: TrainerRun,
-    say: Callable[[str], object] = lambda _: None,
+    show: Callable[[State], object] = lambda _: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> dict[str, Any]:
     """What a trainer measures of a plan, as rungs give it. Raises PlannerError before anything starts where it cannot run;
-    after that every end is a result. ``tell`` is given the limits before the start, ``say`` each new step."""
+    after that every end is a result. ``tell`` is given the limits before the start, ``show`` each new step."""
     target = _target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
@@ -96,7 +97,7 @@ def run_trainer(
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)
         words = shlex.split(asked.command) if asked.command else ["bash", "smoke.sh"]
-        progress = _Progress(asked, say, time.monotonic() + START + asked.silence(plan), asked.silence(plan))
+        progress = _Progress(asked, show, time.monotonic() + START + asked.silence(plan), asked.silence(plan))
         try:
             ended = run_watched(words, folder, progress.look, progress.deadline)
         except OSError as error:
@@ -196,9 +197,11 @@ def _with_steps(target: Target, job: ExportJob, asked: TrainerRun) -> Target:
 class _Progress:
     """Follows the log while the trainer runs: says the step, and moves the deadline with every new one."""
 
-    def __init__(self, asked: TrainerRun, say: Callable[[str], object], until: float, silence: float) -> None:
-        self._asked, self._say, self._until, self._silence = asked, say, until, silence
+    def __init__(self, asked: TrainerRun, show: Callable[[State], object], until: float, silence: float) -> None:
+        self._show, self._until, self._silence = show, until, silence
+        self._pace = Pace(asked.trainer, asked.all_steps, skip=1)
         self._seen = 0
+        show(self._pace.at("until the first step", 0))
 
     def look(self, text: str) -> None:
         """A new part of the log."""
@@ -206,7 +209,7 @@ class _Progress:
         if last is not None and last > self._seen:
             self._seen = last
             self._until = time.monotonic() + self._silence
-            self._say(f"step {self._seen} of {self._asked.all_steps}")
+            self._show(self._pace.at("steps", self._seen))
 
     def deadline(self) -> float:
         """Until when the next step must be there, on the monotonic clock."""

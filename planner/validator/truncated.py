@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from planner.cost.exact import price_exactly
+from planner.launch.state import Course, State
 from planner.plan import Plan, predict
 from planner.rules import Job
 from planner.validator import full
 from planner.validator.compare import question
+from planner.validator.learn import learned_of
 from planner.validator.one_rank import other_device
+from planner.validator.record import complete
 from planner.validator.rungs import Say, Task
 from planner.validator.scale import scaled, summary
 from planner.validator.truncate import Truncated, shallower, shrink
@@ -76,16 +81,26 @@ def run(task: Task, say: Say) -> dict[str, Any]:
     """Two depths of the truncated plan, the deeper first; a fault of the deeper one is the result."""
     deep = _small(task)
     less = shallower(_job(task), task.asked.layout, deep)
+    course = Course("depth", 1 if less is None else 2)
+    task = dataclasses.replace(task, shown=_around(task.shown, course))
+    course.next()
     first = _run(task, deep, say, parity=task.parity)
     second = None
     if less is not None and first["outcome"] == "completed":
+        course.next()
         second = _run(dataclasses.replace(task, trace=None), less, say, parity=False)
     return first | result(task, deep, first, less, second)
+
+
+def _around(outer: Callable[[State], State], course: Course) -> Callable[[State], State]:
+    return lambda state: outer(course.through(state))
 
 
 def _run(task: Task, small: Truncated, say: Say, *, parity: bool) -> dict[str, Any]:
     """One depth on all its ranks."""
     plan = plan_of(task, small)
+    depth = f"truncated to {small.layers} {'layer' if small.layers == 1 else 'layers'} per stage"
+    print(f"{depth}:", end=" ", file=sys.stderr, flush=True)
     return full.run(dataclasses.replace(task, plan=plan, asked=question(plan), ranks=(), parity=parity), say)
 
 
@@ -105,14 +120,34 @@ def result(
     ]  # fmt: skip
     if elsewhere:
         changes.append(f"nothing is scaled up: {elsewhere.removeprefix('not compared: ')}")
+    learned = _learned(plan_of(task, deep), first)
     return {
+        **{key: learned[key] for key in ("likeliest", "no_run", "run")},
         "rung": "truncated", "changes": changes, "layout": task.asked.layout.to_dict(),
         "num_gpus": int(task.asked.layout.num_gpus),
-        "truncated": [_one(deep, first), *([_one(less, second)] if less is not None and second is not None else [])],
+        "truncated": [_one(deep, first), *([_again(task, less, second)] if less is not None and second is not None else [])],
         "scaled": {
             "step": summary(parts, told.step_time_range_s, depths), "parts": [one.to_dict() for one in parts],
         } if parts else None,
     }  # fmt: skip
+
+
+def _learned(plan: Plan, found: dict[str, Any]) -> dict[str, Any]:
+    """What the run of a truncated plan teaches: it is a run of a smaller job, with its own model and layout."""
+    from datetime import date
+
+    return learned_of(plan, complete({**found, "rung": "truncated"}), date=date.today().isoformat(), name=_id(plan))
+
+
+def _id(plan: Plan) -> str:
+    """Of the row of its run."""
+    return f"{plan.workload.model.num_layers}-layers-truncated"
+
+
+def _again(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
+    """The second depth, with the run that it is; that of the first stands where other rungs have theirs."""
+    learned = _learned(plan_of(task, small), found)
+    return {**_one(small, found), "no_run": learned["no_run"], "run": learned["run"]}
 
 
 def _one(small: Truncated, found: dict[str, Any]) -> dict[str, Any]:

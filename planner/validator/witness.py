@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
@@ -83,6 +84,10 @@ class Witness(TorchDispatchMode):
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
         if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
+            if not isinstance(
+                args[0], FakeTensor
+            ):  # unwaited, what it gives is not there yet and what it took stays alive
+                func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))
         if not Watch.depth:  # a forward pass has ended: what is left of it is kept for the backward pass

@@ -8,7 +8,13 @@ where the padded vocabulary stands:
     > padded vocab (size: 50257) with 431 dummy tokens (new size: 50688)
      [2025-11-14 10:20:15] iteration        2/      20 | consumed samples:         1024 | elapsed time per iteration (ms): 423291.1
        | throughput per GPU (TFLOP/s/GPU): 248.4 | learning rate: 1.466963E-04 | global batch size:   512 | ...     (one line)
-    [Rank 0] (after 1 iterations) memory (MB) | allocated: 60348.25 | max allocated: 73751.57 | reserved: 90894.0 | ...
+    [Rank 0] (after 1 iterations) memory (MB) | allocated: 60348.25 | max allocated: 73751.57 | reserved: 90894.0
+       | max reserved: 90894.0 | total device memory used: 93210.12                              (one line)
+
+The line of memory is report_memory's: v1.0 says 'cached' instead of 'reserved' and has no rank, from v2.0 (2020) on it is as above
+with all digits of a number, since 2026-01 with two; the device's memory comes with --log-device-memory-used only. MB are MiB.
+The first data-parallel rank of every tensor and pipeline rank prints it, after the first two iterations and every
+--log-memory-interval ones.
 """
 
 from __future__ import annotations
@@ -23,7 +29,12 @@ _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 _STEP = re.compile(r"iteration\s+(\d+)\s*/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
 _BATCH = re.compile(r"g(?:lobal|loabl) batch size:\s*(\d+)")
 _LOSS = re.compile(r"lm loss:\s*([\d.]+(?:E[+-]\d+)?)")
-_MEMORY = re.compile(r"memory \(MB\) \|.*?max allocated: ([\d.]+)")
+_MEMORY = re.compile(r"memory \(MB\) \|")
+_PEAKS = {
+    "allocated": re.compile(r"\| max allocated: ([\d.]+)"),
+    "reserved": re.compile(r"\| max (?:reserved|cached): ([\d.]+)"),
+    "device": re.compile(r"\| total device memory used: ([\d.]+)"),
+}
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _FP8_NOTE = {"mxfp8": "MXFP8", "blockwise": "blockwise fp8"}
 
@@ -35,7 +46,7 @@ def matches(text: str) -> bool:
 
 def read(text: str) -> Log:
     """Steps, arguments and peak memory."""
-    steps, arguments, peak, padded = [], dict[str, str](), 0.0, None
+    steps, arguments, peaks, padded = [], dict[str, str](), dict[str, float](), None
     for line in lines(text):
         if " .." in line and (match := _ARGUMENT.search(line)):
             arguments.setdefault(match.group(1), match.group(2).strip())
@@ -49,14 +60,20 @@ def read(text: str) -> Log:
                     loss=float(loss.group(1)) if loss else None,
                 )
             )
-        elif match := _MEMORY.search(line):
-            peak = max(peak, float(match.group(1)))
+        elif _MEMORY.search(line):
+            for kind, pattern in _PEAKS.items():
+                if match := pattern.search(line):
+                    peaks[kind] = max(peaks.get(kind, 0.0), float(match.group(1)) * units.MIB / units.GIB)
         elif match := _VOCABULARY.search(line):
             padded = int(match.group(1))
     log = Log(framework="megatron-lm core", steps=steps)
-    if peak:
-        log.memory_gib, log.memory_kind = peak * units.MIB / units.GIB, "allocated"
-        log.notes.append("peak allocated GiB")
+    kind = next((one for one in _PEAKS if peaks.get(one)), "")
+    if kind:
+        log.memory_gib, log.memory_kind = peaks.pop(kind), kind
+        log.notes.append(
+            {"allocated": "peak allocated GiB", "reserved": "reserved GiB", "device": "nvidia-smi GiB"}[kind]
+        )
+        log.other_memory_gib = {one: size for one, size in peaks.items() if size}
     if arguments:
         _arguments(log, arguments, padded)
     elif padded:

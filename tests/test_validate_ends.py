@@ -1,0 +1,234 @@
+"""How runs of plan validate end: a rank that hangs or runs out of memory, Ctrl-C, limits; and watching changes no number."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from test_validate_full import ROOT, _alive, _steps, needs_torch, plan_file
+
+WIDE = {"hidden_size": 256, "ffn_size": 1024, "vocab_size": 4096}
+"""Buffers of megabytes: what a step allocates comes from the kernel anew."""
+
+
+@dataclass
+class Ended:
+    """A command whose ranks were disturbed in mid-run."""
+
+    code: int
+    out: str
+    error: str
+    found: dict[str, Any]
+    """validation.yaml."""
+    seconds: float
+    """From the disturbance to the end."""
+    alive: list[int]
+    """Ranks that outlived it."""
+    left: list[str]
+    """Files of ranks that were left behind."""
+
+
+def disturbed(folder: Path, plan: Path, disturb: Callable[[int, list[int]], object]) -> Ended:
+    """``plan validate --rung full`` with a limit of 8 s on a step, ``disturb(pid of the command, pids of the ranks)`` after two
+    steps of each rank."""
+    folder.mkdir()
+    output = folder.with_suffix(".yaml")
+    command = [sys.executable, str(ROOT / "cli.py"), "validate", str(plan), "--rung", "full", "--steps", "1000", "--warmup",
+               "0", "--no-parity", "--timeout", "8s", "--output", str(output)]  # fmt: skip
+    process = subprocess.Popen(
+        command, env={**os.environ, "TMPDIR": str(folder)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    try:
+        until = time.monotonic() + 200
+        while min(sorted(_steps(file) for file in folder.glob("*/rank-?.json"))[-2:] or [0]) < 2 or not _two(folder):
+            assert process.poll() is None and time.monotonic() < until, process.communicate()
+            time.sleep(0.05)
+        pids = [int(file.read_text()) for file in sorted(folder.glob("*/pid-?"))]
+        begun = time.monotonic()
+        disturb(process.pid, pids)
+        out, error = process.communicate(timeout=100)
+        seconds = time.monotonic() - begun
+    finally:
+        process.kill()
+    return Ended(
+        code=process.returncode, out=out, error=error, found=yaml.safe_load(output.read_text()), seconds=seconds,
+        alive=[pid for pid in pids if _alive(pid)], left=[file.name for file in folder.iterdir()],
+    )  # fmt: skip
+
+
+def _two(folder: Path) -> bool:
+    return len(list(folder.glob("*/rank-?.json"))) == 2
+
+
+def no_more_memory(pid: int) -> None:
+    """From now on the process gets no address space from the kernel."""
+    resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+
+
+def ctrl_c(command: int) -> None:
+    """As a terminal sends it, to the whole group; and once more to the command, by somebody who does not like to wait."""
+    os.killpg(command, signal.SIGINT)
+    time.sleep(0.3)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(command, signal.SIGINT)
+
+
+CASES: dict[str, Callable[[int, list[int]], object]] = {
+    "hangs": lambda _, ranks: os.kill(ranks[1], signal.SIGSTOP),
+    "out_of_memory": lambda _, ranks: no_more_memory(ranks[1]),
+    "ctrl_c": lambda command, _: ctrl_c(command),
+}
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]:
+    """All cases at the same time: most of it is waiting."""
+    folder = tmp_path_factory.mktemp("ends")
+    plans = {
+        name: plan_file(folder, name=f"{name}.plan.yaml", **(WIDE if name == "out_of_memory" else {})) for name in CASES
+    }
+    with ThreadPoolExecutor(len(CASES)) as pool:
+        runs = {name: pool.submit(disturbed, folder / name, plans[name], disturb) for name, disturb in CASES.items()}
+    yield {name: run.result() for name, run in runs.items()}
+
+
+def _kept(end: Ended) -> None:
+    """Whatever happened: one sentence, what was measured before, nothing left behind."""
+    assert end.code == 1 and end.alive == [] and end.left == []
+    assert end.error.endswith(f"error: {end.found['failure']['sentence']}\n") and "Traceback" not in end.error
+    assert "8 s for each of 1000 steps (32 s for the first, --timeout)" in end.error
+    assert len(end.found["steps"]["seconds"]) >= 2 and end.found["times"] and end.found["run"] is None
+    assert end.found["limits"]["step_seconds"] == 8.0 and end.found["no_run"]
+
+
+@needs_torch
+def test_a_rank_that_hangs_is_named_after_its_limit(ends: dict[str, Ended]) -> None:
+    end = ends["hangs"]
+    _kept(end)
+    failure = end.found["failure"]
+    assert end.found["outcome"] == "hung" and failure["rank"] == 1 and failure["phase"].startswith("step ")
+    assert failure["sentence"].startswith(f"rank 1 ({os.uname().nodename}) stopped answering for 8 s during step ")
+    assert failure["sentence"].endswith("; if a step only needs longer, raise --timeout")
+    assert 7 < end.seconds < 60 and "The run hung" in end.out
+
+
+@needs_torch
+def test_a_rank_that_runs_out_of_memory_is_named_with_what_it_had(ends: dict[str, Ended]) -> None:
+    end = ends["out_of_memory"]
+    _kept(end)
+    failure = end.found["failure"]
+    assert end.found["outcome"] == "out_of_memory" and failure["rank"] == 1 and failure["allocated_gib"] > 0.01
+    assert "The run ran out of memory" in end.out and end.seconds < 30
+
+
+@needs_torch
+def test_ctrl_c_ends_all_and_keeps_what_was_measured(ends: dict[str, Ended]) -> None:
+    end = ends["ctrl_c"]
+    _kept(end)
+    assert end.found["outcome"] == "interrupted" and end.found["failure"]["rank"] is None and end.seconds < 30
+    assert end.found["failure"]["sentence"] == "stopped; what was measured is kept" and "The run was stopped" in end.out
+
+
+ALONE = """
+import os, signal, threading, time
+from dataclasses import replace
+from planner.validator import parity
+from planner.validator.workers import Manner, measure_all
+
+def work(split, rank, say):
+    say.begin("the first half", 30.0)
+    say.keep(f"half of {rank}")
+    if rank == 1:
+        say.begin("the second half", 0.5)
+        time.sleep(60)
+    if rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == 3:
+        raise ValueError("no such thing")
+    if rank == 4:
+        threading.Timer(0.5, os.kill, (os.getppid(), signal.SIGINT)).start()
+        time.sleep(60)
+    return rank
+
+split = parity.combination("llama", dp=8)
+manner = Manner(work=work, at_once=1, fork=True, where="here", limit=30.0)
+begun, gone, phases = time.monotonic(), [], []
+found = measure_all(split, [0, 1, 2, 3, 5, 4, 6], manner=manner, lost=gone.append, begun=phases.append)
+print("ALONE", found, [(one.rank, one.kind, one.phase, one.kept) for one in gone], phases.count("the first half"))
+print("SAID", " | ".join(one.sentence for one in gone))
+try:
+    measure_all(split, [1], manner=manner)
+except Exception as error:
+    print("RAISED", type(error).__name__, error)
+print("TOOK", time.monotonic() - begun < 20)
+"""
+
+
+@needs_torch
+def test_ranks_alone_end_within_their_limits_and_keep_what_they_found() -> None:
+    """One that hangs, is killed, fails, and Ctrl-C: the others run on until it, and nobody waits longer than a phase may take."""
+    lines = script(ALONE)
+    assert lines["ALONE"] == (
+        "[0, None, None, None, 5, None, None] [(1, 'hung', 'the second half', 'half of 1'), "
+        "(2, 'died', 'the first half', 'half of 2'), (3, 'failed', 'the first half', 'half of 3'), "
+        "(4, 'interrupted', 'the first half', 'half of 4')] 6"
+    )
+    hung, died, failed, stopped = lines["SAID"].split(" | ")
+    assert hung == "rank 1 was ended: the second half took longer than 500 ms"
+    assert died == "rank 2: its process was ended by SIGKILL during the first half"
+    assert failed.startswith("rank 3 failed here: ValueError: no such thing") and stopped.startswith(
+        "stopped; what was"
+    )
+    assert lines["RAISED"] == f"PlannerError {hung}" and lines["TOOK"] == "True"
+
+
+WATCHED = """
+import torch
+from contextlib import ExitStack
+from planner.validator import parity
+from planner.validator.ranks import run_ranks
+from planner.validator.training import Run
+from planner.validator.witness import Witness
+
+def job(split, watch):
+    with ExitStack() as stack:
+        if watch:
+            witness = Witness()
+            stack.enter_context(witness.patches())
+            stack.enter_context(witness)
+        run = Run(split, torch.device("cpu")).allocate()
+        steps = [run.step(*run.data(step)) for step in range(2)]
+    return [(run.total_loss(loss), float(norm)) for loss, norm in steps]
+
+split = parity.combination("gqa", tp=2, precision="fp32", fused=True)
+plain, watched = (run_ranks(job, 2, split, watch) for watch in (False, True))
+print("SAME", plain == watched and plain[0] == plain[1])
+"""
+
+
+@needs_torch
+def test_watching_memory_changes_no_number() -> None:
+    """Tensor-parallel results are waited for: unwaited, losses were NaN and what collectives took stayed allocated."""
+    assert script(WATCHED)["SAME"] == "True"
+
+
+def script(text: str) -> dict[str, str]:
+    """Runs it; what it prints, by the first word of the line."""
+    done = subprocess.run(
+        [sys.executable, "-c", text], cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
