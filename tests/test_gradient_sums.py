@@ -13,7 +13,7 @@ import pytest
 
 from planner.cluster import Cluster
 from planner.cost import layers
-from planner.cost.operators import MemoryBound, Shard
+from planner.cost.operators import MemoryBound, Shard, loss_bytes
 from planner.cost.stages import split_stages, stage_parameters
 from planner.cost.traffic import accumulation_seconds
 from planner.hardware import load_hardware
