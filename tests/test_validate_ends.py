@@ -19,8 +19,8 @@ import pytest
 import yaml
 from test_validate_full import ROOT, _alive, _steps, needs_torch, plan_file
 
-WIDE = {"hidden_size": 256, "ffn_size": 1024, "vocab_size": 4096}
-"""Buffers of megabytes: what a step allocates comes from the kernel anew."""
+WIDE = {"hidden_size": 256, "ffn_size": 4096, "vocab_size": 65536}
+"""More than the 64 MiB that a processor's heap is given at once: weights and the first step need memory of the kernel."""
 
 
 @dataclass
@@ -40,9 +40,9 @@ class Ended:
     """Files of ranks that were left behind."""
 
 
-def disturbed(folder: Path, plan: Path, disturb: Callable[[int, list[int]], object]) -> Ended:
-    """``plan validate --rung full`` with a limit of 8 s on a step, ``disturb(pid of the command, pids of the ranks)`` after two
-    steps of each rank."""
+def disturbed(folder: Path, plan: Path, disturb: Callable[[int, list[int]], object], steps: int = 2) -> Ended:
+    """``plan validate --rung full`` with a limit of 8 s on a step, ``disturb(pid of the command, pids of the ranks)`` after
+    ``steps`` of each rank; 0: before they make what they train."""
     folder.mkdir()
     output = folder.with_suffix(".yaml")
     command = [sys.executable, str(ROOT / "cli.py"), "validate", str(plan), "--rung", "full", "--steps", "1000", "--warmup",
@@ -53,7 +53,9 @@ def disturbed(folder: Path, plan: Path, disturb: Callable[[int, list[int]], obje
     )  # fmt: skip
     try:
         until = time.monotonic() + 200
-        while min(sorted(_steps(file) for file in folder.glob("*/rank-?.json"))[-2:] or [0]) < 2 or not _two(folder):
+        while min(sorted(_steps(file) for file in folder.glob("*/rank-?.json"))[-2:] or [0]) < steps or not _two(
+            folder
+        ):
             assert process.poll() is None and time.monotonic() < until, process.communicate()
             time.sleep(0.05)
         pids = [int(file.read_text()) for file in sorted(folder.glob("*/pid-?"))]
@@ -101,17 +103,21 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Ended]]
         name: plan_file(folder, name=f"{name}.plan.yaml", **(WIDE if name == "out_of_memory" else {})) for name in CASES
     }
     with ThreadPoolExecutor(len(CASES)) as pool:
-        runs = {name: pool.submit(disturbed, folder / name, plans[name], disturb) for name, disturb in CASES.items()}
+        runs = {
+            name: pool.submit(disturbed, folder / name, plans[name], disturb, 0 if name == "out_of_memory" else 2)
+            for name, disturb in CASES.items()
+        }
     yield {name: run.result() for name, run in runs.items()}
 
 
-def _kept(end: Ended) -> None:
+def _kept(end: Ended, steps: int = 2) -> None:
     """Whatever happened: one sentence, what was measured before, nothing left behind."""
     assert end.code == 1 and end.alive == [] and end.left == []
     assert end.error.endswith(f"error: {end.found['failure']['sentence']}\n") and "Traceback" not in end.error
     assert "8 s for each of 1000 steps (32 s for the first, --timeout)" in end.error
-    assert len(end.found["steps"]["seconds"]) >= 2 and end.found["times"] and end.found["run"] is None
-    assert end.found["limits"]["step_seconds"] == 8.0 and end.found["no_run"]
+    assert len(end.found["steps"]["seconds"]) >= steps and end.found["limits"]["step_seconds"] == 8.0
+    if steps:
+        assert end.found["times"] and end.found["run"] is None and end.found["no_run"]
 
 
 @needs_torch
@@ -127,10 +133,14 @@ def test_a_rank_that_hangs_is_named_after_its_limit(ends: dict[str, Ended]) -> N
 
 @needs_torch
 def test_a_rank_that_runs_out_of_memory_is_named_with_what_it_had(ends: dict[str, Ended]) -> None:
+    """The heap of a processor keeps what was freed: only a run that has not had its memory yet asks for more."""
     end = ends["out_of_memory"]
-    _kept(end)
+    _kept(end, steps=0)
     failure = end.found["failure"]
     assert end.found["outcome"] == "out_of_memory" and failure["rank"] == 1 and failure["allocated_gib"] > 0.01
+    assert failure["phase"] == "allocating weights and optimizer states" and "allocate memory" in failure["sentence"]
+    [row] = end.found["run"]["rows"]  # that it does not fit is something to learn from
+    assert row["measured"] == {"oom": True}
     assert "The run ran out of memory" in end.out and end.seconds < 30
 
 
