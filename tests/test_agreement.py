@@ -104,7 +104,7 @@ def test_taken_again() -> None:
     """Small depths measured now; one of nine layers both from shallow runs and whole, equal to the byte."""
     plans = [
         "llama-3-8b layers=9 dp=8 zero=3",
-        "llama-3-8b layers=4 tp=2 cp=2 pp=2 dp=2 m=3 recompute=full stage=1",
+        "llama-3-8b layers=4 tp=2 cp=2 pp=2 dp=2 m=3 zero=3 recompute=full stage=1",
         "mixtral-8x7b layers=2 dp=8 ep=8 s=4096",
     ]
     command = [sys.executable, "-c", AGAIN, *plans]

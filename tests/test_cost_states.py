@@ -135,6 +135,22 @@ def test_a_pipeline_reduces_once() -> None:
     assert few[0] == many[0] > 0
 
 
+def test_a_pipeline_that_drops_weights_gathers_them_again() -> None:
+    """Zero 3 in a pipeline: m + 1 gathers per step, one without; counted in torch by validator.traffic (test_agreement)."""
+    plain = job("gqa", TRAINERS["torchtitan"].replace(**ALONE))
+    (two, three), (_, twice) = (
+        [
+            priced(plain, Layout(pp=2, dp=4, num_microbatches=m, zero=zero)).time["data_communication"][0]
+            for zero in (2, 3)
+        ]
+        for m in (4, 8)
+    )
+    assert three > two and twice - two == pytest.approx(2 * (three - two), rel=1e-9)
+    model = MODELS["gqa"]
+    least = float(plain.cluster.collective_time("all_gather", 2 * total_parameters(model) / 2, 4, 1))
+    assert three - two == pytest.approx(4 * least, rel=0.15)  # stages are not quite the same size
+
+
 def test_hybrid_sharding_reduces_in_two_steps() -> None:
     """HSDP: reduce-scatter over the shard group, all-reduce of the shard over the replicas. [FSDP, section 3.2.2]"""
     plain = job("gqa", TRAINERS["torchtitan"].replace(**ALONE), gpus=16)

@@ -65,8 +65,10 @@ def data_parallel(
     zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass where resident
                weights are sharded (else once per step), with zero 3 for every backward pass as well
                [FSDP, arXiv 2304.11277, section 3]
-    pipelines  once per step at every level: gathered weights and unsharded gradients stay between microbatches
-               [torch.distributed.pipelining, stage.backward_maybe_with_nosync]
+    pipelines  once per step up to zero 2: gathered weights and unsharded gradients stay between microbatches. With zero 3
+               weights are dropped after every forward pass and stay after a backward pass, so that what comes next finds
+               them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
+               whatever the schedule [torch.distributed.pipelining, stage.backward_maybe_with_nosync; counted in the fake run]
 
     HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
 
@@ -97,6 +99,12 @@ def data_parallel(
     added = passes * beside + gathers * hide(weights, forward, "parameters")
     hidden = passes * backward_traffic + gathers * weights - added
     again = np.where(once | (zero < 3), 0.0, passes)
+    dropped = np.where((zero == 3) & (np.asarray(layout.pp) > 1), m, 0.0)
+    if np.any(dropped):
+        more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
+        beyond = exposed(weights, window, weights / buckets, slowdown) if "parameters" in trainer.overlap else weights
+        exposed_more = dropped * beyond
+        added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
     moved = (gathers + again) * trainer.gather_copy_bytes + passes * (zero >= 1) * trainer.reduce_copy_bytes
     return added + copies * moved, hidden
 

@@ -81,7 +81,7 @@ def _zero(row: Row, entry: Mapping[str, Any]) -> int:
     zero = entry.get("zero", 0) if zero is None else zero
     if zero > 3:
         raise UnsupportedError(f"zero {zero} does not exist; it is 0 to 3")
-    return int(zero)
+    return int(min(zero, entry.get("pipelined_zero", 3)) if (row.get("parallel.pp") or 1) > 1 else zero)
 
 
 def _sequence_parallel(row: Row, entry: Mapping[str, Any]) -> bool:

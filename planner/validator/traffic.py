@@ -131,7 +131,7 @@ def _states(asked: Question, layout: Layout, where: int, microbatches: int, add:
     replicas = int(asked.layout.dp) // int(asked.layout.shard)
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
     passes = 1 if zero <= 1 or pipelined else microbatches
-    gathers = passes * (2 if zero == 3 and not pipelined else 1)
+    gathers = passes * (1 if zero < 3 else microbatches + 1 if pipelined else 2)
     trainer = asked.trainer
     for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
         if group > 1:
