@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import cli
+from planner.runs import Run, read_runs
 
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.register_profile("search")
@@ -28,6 +29,10 @@ TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")
 """Files whose ranks are timed: one of them at a time."""
 
 
+RUNS = ("test_accuracy_gate.py", "test_runs.py", "test_straight.py")
+"""Files that read all published runs: one process reads them once."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """With several processes (-n) a file stays in one of them: what its tests share is made once."""
@@ -36,9 +41,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Scheduling(LoadFileScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "timed" if file.endswith(TIMED) else file
+            return "timed" if file.endswith(TIMED) else "runs" if file.endswith(RUNS) else file
 
     return Scheduling(config, log)
+
+
+@pytest.fixture(scope="session")
+def every_run() -> list[Run]:
+    """All published runs."""
+    return read_runs()
 
 
 @pytest.fixture(autouse=True)

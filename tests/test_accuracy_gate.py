@@ -14,15 +14,15 @@ from planner.analysis import evidence, ties
 from planner.errors import PlannerError
 from planner.report.accuracy_page import link, page
 from planner.report.scatter import scatter
-from planner.runs import read_runs
+from planner.runs import Run
 
 ROOT = Path(__file__).resolve().parent.parent
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
 
 @pytest.fixture(scope="module")
-def pairs() -> list[Pair]:
-    return pairs_of(read_runs())
+def pairs(every_run: list[Run]) -> list[Pair]:
+    return pairs_of(every_run)
 
 
 def test_no_family_got_worse(pairs: list[Pair], capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,4 +123,4 @@ def test_page_of_the_project_is_that_of_the_stored_predictions() -> None:
     assert "## Choice" in text and "## Sources left out" in text and "accuracy.png" in text
     assert len(text.split("### By source")[1].split("## Memory")[0].strip().splitlines()) > 90
     notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
-    assert set(notes) == {"intro", "peers", "mechanisms", "floors"}
+    assert set(notes) == {"intro", "peers", "mechanisms", "floors", "computed"}

@@ -28,8 +28,8 @@ def rows() -> list[Row]:
 
 
 @pytest.fixture(scope="module")
-def runs(rows: list[Row]) -> dict[str, Run]:
-    return {f"{row.source}/{row.id}": to_run(row) for row in rows}
+def runs(every_run: list[Run]) -> dict[str, Run]:
+    return {f"{run.source}/{run.id}": run for run in every_run}
 
 
 # ------------------------------------------------------------------------------------------------ cases read by hand

@@ -11,7 +11,7 @@ from planner.accuracy import bars, pairs_of, summarise
 from planner.accuracy.straight import scatter_of, straightness
 from planner.analysis import ties
 from planner.report.accuracy_page import page
-from planner.runs import read_runs
+from planner.runs import Run, read_runs
 
 RUNS = library.profiles_directory() / "runs"
 COMPUTED = "oss-vtrain-single-node"
@@ -30,9 +30,9 @@ def test_scatter_around_a_line(points: dict[int, float], scatter: float) -> None
     assert scatter_of(points) == pytest.approx(scatter, abs=1e-5)
 
 
-def test_every_source_with_series_is_what_it_is_listed_as() -> None:
+def test_every_source_with_series_is_what_it_is_listed_as(every_run: list[Run]) -> None:
     """A measured series scatters by far more than the digits that were printed; one that does not was computed."""
-    found = {one.source: one for one in straightness(read_runs())}
+    found = {one.source: one for one in straightness(every_run)}
     assert found[COMPUTED].computed and found[COMPUTED].series == 288
     for one in found.values():
         assert (one.largest < 1e-5) if one.computed else (one.median > 1e-4), one
