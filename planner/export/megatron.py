@@ -210,10 +210,8 @@ def _precision(job: ExportJob) -> tuple[Words, ...]:
 
 
 def _kernels(job: ExportJob) -> tuple[Words, ...]:
-    loss: tuple[Words, ...] = (("--cross-entropy-loss-fusion",), ("--cross-entropy-fusion-impl", "te"))
     return (
         ("--transformer-impl", "transformer_engine"), ("--attention-backend", mcore.attention_backend(job)),
-        *(loss if mcore.fused_loss(job) else ()),
         *((("--no-bias-dropout-fusion",),) if job.model.expert_bias else ()),  # TEGroupedMLP with biases asserts this
     )  # fmt: skip
 
@@ -228,6 +226,11 @@ def _refusals(job: ExportJob) -> list[str]:
         found.append(
             f"sequences of {job.workload.sequence_length} tokens, but {m.name} learned {m.num_position_embeddings} positions "
             "(--max-position-embeddings); use shorter sequences"
+        )
+    if mcore.fused_loss(job):  # arguments.py: "disabled due to stability issues"
+        found.append(
+            f"loss_passes {job.trainer.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer Engine's "
+            "fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
         )
     schedule = int(job.layout.schedule)
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
@@ -360,7 +363,7 @@ def _notes(job: ExportJob) -> list[str]:
 
 
 TARGET = Target(
-    name="megatron", title="Megatron-LM (arguments of pretrain_gpt.py)", trainers=("megatron", "nemo", "megatron-bridge"),
+    name="megatron", title="Megatron-LM (arguments of pretrain_gpt.py)", trainers=("megatron", "nemo"),
     versions=mcore.VERSIONS, package="megatron-core", level="model built", source=mcore.SOURCE,
     refusals=_refusals, render=_render, writes=("gradient_bytes", "gradient_reduce_bytes"),
 )  # fmt: skip

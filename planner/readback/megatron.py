@@ -83,9 +83,6 @@ def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
     model = known_model(_model(found, where), header.group(4) if header else "")
     gpus = number(found, "world_size", where) or (int(header.group(1)) if header else num_gpus)
     optimizer, layout = _optimizer(found), _layout(found, model, gpus, where)
-    narrow = bool(found.get("grad_reduce_in_bf16")) and (layout["tp"] == 1 or bool(found.get("tp_comm_overlap")))
-    trainer = "megatron-bridge" if narrow else "nemo" if found.get("tp_comm_overlap") else "megatron"
-    found = {name: value for name, value in found.items() if not (narrow and name == "grad_reduce_in_bf16")}
     if dumped:
         unread = [f"{name} = {found[name]}" for name, quiet in COUNTS.items() if found.get(name, quiet) != quiet]
     else:
@@ -95,7 +92,7 @@ def parse(text: str, where: str, num_gpus: int | None = None) -> Reading:
             if name not in READ and not NEUTRAL.fullmatch(name) and not (name == NO_FUSION and model.expert_bias)
         ]
     return Reading(
-        trainer=header.group(3) if header else trainer, model=model,
+        trainer=header.group(3) if header else "nemo" if found.get("tp_comm_overlap") else "megatron", model=model,
         sequence_length=sure(found, "seq_length", where), global_batch_size=sure(found, "global_batch_size", where),
         fields=layout, precision=_precision(found, where), optimizer=optimizer, num_gpus=gpus,
         hardware=header.group(2) if header else None, unread=tuple(unread),
