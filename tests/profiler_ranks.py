@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "planner.profiler.worker", "planner.profiler.overlap"])
+CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "planner.lab.profile.worker", "planner.lab.profile.overlap_timing"])
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
 
@@ -71,8 +71,8 @@ def _run(
         with open(f"/run/netns/{spaces[rank]}", "rb") as space:
             assert ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK) == 0
         os.environ["GLOO_SOCKET_IFNAME"] = f"v{spaces[rank]}"
-    from planner.launch.place import Place
-    from planner.profiler.operations import quiet
+    from planner.lab.launch.place import Place
+    from planner.lab.profile.operations import quiet
 
     quiet()
     place = Place(
@@ -89,7 +89,7 @@ def _run(
 
 def joined(place: Any, say: Callable[[Any], None], timeout: float = 20.0) -> Any:
     """The ranks; a failure is said, by the one rank that reports."""
-    from planner.profiler.ranks import join
+    from planner.lab.profile.rank_groups import join
 
     def ended(sentence: str) -> None:
         say(sentence)
@@ -103,9 +103,9 @@ def joined(place: Any, say: Callable[[Any], None], timeout: float = 20.0) -> Any
 
 def every_operation(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...]) -> None:
     """Every operation in every pattern, both types: {label: (median, bus bandwidth, repetitions)}."""
-    from planner.profiler.collectives import measure_collective
-    from planner.profiler.operations import Buffers
-    from planner.profiler.patterns import OPERATIONS, PAIRS, asked_patterns, collective_point
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.operations import Buffers
+    from planner.lab.profile.patterns import OPERATIONS, PAIRS, asked_patterns, collective_point
 
     ranks = joined(place, say)
     buffers = Buffers(max(sizes), "cpu")
@@ -128,9 +128,9 @@ def wrong_data(place: Any, say: Callable[[Any], None]) -> None:
     import torch.distributed as dist
 
     from planner.errors import PlannerError
-    from planner.profiler.collectives import measure_collective
-    from planner.profiler.operations import Buffers
-    from planner.profiler.patterns import Pattern, collective_point
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.operations import Buffers
+    from planner.lab.profile.patterns import Pattern, collective_point
 
     ranks = joined(place, say)
     true = dist.all_reduce
@@ -155,8 +155,8 @@ def lacks_an_operation(place: Any, say: Callable[[Any], None], path: str) -> Non
     """The whole run of a rank where the library has no all-to-all; what the journal of rank 0 holds."""
     import torch.distributed as dist
 
-    from planner.profiler import worker
-    from planner.profiler.settings import Settings
+    from planner.lab.profile import worker
+    from planner.lab.profile.settings import Settings
 
     def none_such(*_: Any, **__: Any) -> Any:
         raise RuntimeError("ProcessGroup does not support alltoall_base\nand more")
@@ -170,9 +170,9 @@ def lacks_an_operation(place: Any, say: Callable[[Any], None], path: str) -> Non
 def cannot_finish(place: Any, say: Callable[[Any], None], path: str) -> None:
     """The whole run of a rank, at whose end the first one cannot write the profile."""
     from planner.errors import PlannerError
-    from planner.launch.torchrun import DIRECTORY
-    from planner.profiler import worker
-    from planner.profiler.settings import Settings
+    from planner.lab.launch.torchrun import DIRECTORY
+    from planner.lab.profile import worker
+    from planner.lab.profile.settings import Settings
 
     def finish() -> None:
         raise PlannerError("no room for the profile")
@@ -185,9 +185,9 @@ def cannot_finish(place: Any, say: Callable[[Any], None], path: str) -> None:
 
 def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
     """Collectives for ever; after some of them the last rank dies, stops or leaves."""
-    from planner.profiler.collectives import measure_collective
-    from planner.profiler.operations import Buffers
-    from planner.profiler.patterns import Pattern, collective_point
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.operations import Buffers
+    from planner.lab.profile.patterns import Pattern, collective_point
 
     ranks = joined(place, say, timeout=2.0)
     buffers = Buffers(2**16, "cpu")
@@ -208,8 +208,8 @@ def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
 def is_terminated(place: Any, say: Callable[[Any], None], died: bool, inside: bool) -> None:
     """The launcher ends ranks 0 and 1, which talk to nobody, after the last rank ``died``, or all of them; when they wait
     ``inside`` of a library, Python's own handlers do not run."""
-    from planner.launch.meeting import open_store
-    from planner.launch.watch import heed_signals
+    from planner.lab.launch.meeting import open_store
+    from planner.lab.launch.watch import heed_signals
 
     ranks = joined(place, say)
     heed_signals(ranks.watch)
@@ -224,7 +224,7 @@ def is_terminated(place: Any, say: Callable[[Any], None], died: bool, inside: bo
 def comes_alone(place: Any, say: Callable[[Any], None]) -> None:
     """The other ranks never come."""
     from planner.errors import PlannerError
-    from planner.profiler.ranks import join
+    from planner.lab.profile.rank_groups import join
 
     try:
         join(place, "cpu", 5.0, say, wait=1.0)
@@ -241,9 +241,9 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
     import torch
     import torch.distributed as dist
 
-    from planner.profiler.collectives import measure_collective
-    from planner.profiler.operations import Buffers
-    from planner.profiler.patterns import Pattern, collective_point
+    from planner.lab.profile.collective_timing import measure_collective
+    from planner.lab.profile.operations import Buffers
+    from planner.lab.profile.patterns import Pattern, collective_point
 
     ranks = joined(place, say)
     buffers = Buffers(max(sizes), "cpu")
@@ -269,8 +269,8 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
 
 def beside(place: Any, say: Callable[[Any], None]) -> None:
     """Overlap of every collective that has an asynchronous form."""
-    from planner.profiler.operations import Buffers
-    from planner.profiler.overlap import measure_overlap, overlap_points
+    from planner.lab.profile.operations import Buffers
+    from planner.lab.profile.overlap_timing import measure_overlap, overlap_points
 
     ranks = joined(place, say)
     buffers = Buffers(2**18, "cpu")
@@ -329,9 +329,11 @@ class FakeCuda:
 
 def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
     """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
-    from planner.profiler import collectives, operations, overlap
-    from planner.profiler.patterns import Pattern, collective_point
-    from planner.profiler.ranks import Ranks
+    from planner.lab.profile import collective_timing as collectives
+    from planner.lab.profile import operations
+    from planner.lab.profile import overlap_timing as overlap
+    from planner.lab.profile.patterns import Pattern, collective_point
+    from planner.lab.profile.rank_groups import Ranks
 
     ranks = joined(place, say)
     fake: Any = FakeCuda()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from planner.hardware import load_hardware
-from planner.profiler.points import Measured, Point
+from planner.lab.profile.points import Measured, Point
 
 H100 = load_hardware("h100-sxm")
 

@@ -10,10 +10,10 @@ import pytest
 from fresh import fresh
 
 from planner.layout import Schedule
-from planner.validator.agreement import compared, load, outside, parse
-from planner.validator.compare import BOUNDS
-from planner.validator.depth import depths
-from planner.validator.traffic import predicted
+from planner.lab.run.agreement import compared, load, outside, parse
+from planner.lab.run.predicted_ranks import BOUNDS
+from planner.lab.run.depth import depths
+from planner.lab.run.recorded_traffic import predicted
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(

@@ -16,8 +16,8 @@ from planner.cost.step import PARTS
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile, Slowdown
 from planner.hardware.overlap import MeasuredOverlap, read_overlap
-from planner.profiler.fit_overlap import fit_overlap
-from planner.profiler.points import Measured, Point
+from planner.lab.profile.fit_overlap import fit_overlap
+from planner.lab.profile.points import Measured, Point
 from planner.report.hardware import shown_profile
 from planner.report.hardware_diff import differences
 

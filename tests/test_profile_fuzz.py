@@ -18,9 +18,9 @@ from test_profiler_fits import journal_of
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.profiler import assemble
-from planner.profiler.journal import Journal
-from planner.profiler.settings import Settings
+from planner.lab.profile import profile_file as assemble
+from planner.lab.profile.journal import Journal
+from planner.lab.profile.settings import Settings
 from planner.report.hardware import shown_profile
 from planner.report.hardware_diff import differences
 

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.profiler import drift
-from planner.profiler.journal import Journal
-from planner.profiler.points import Measured, Point
-from planner.profiler.timing import interval_rank, measure, summarise
+from planner.lab.profile import drift
+from planner.lab.profile.journal import Journal
+from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.timing import interval_rank, measure, summarise
 
 POINT = Point.of("gemm", m=8, n=16, k=32, dtype="bf16", weight=0.25)
 

@@ -8,12 +8,12 @@ from planner.cost.step import estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.profiler import definitions
-from planner.profiler.compute_profile import compute_points, measure_compute
-from planner.profiler.definitions import COMPILED, EAGER, flop, layer_flop, moved_bytes
-from planner.profiler.layer_check import layer_point
-from planner.profiler.points import Point
-from planner.profiler.shapes import Wanted, affordable, layout_points, weighed
+from planner.lab.profile import definitions
+from planner.lab.profile.compute_profile import compute_points, measure_compute
+from planner.lab.profile.definitions import COMPILED, EAGER, flop, layer_flop, moved_bytes
+from planner.lab.profile.layer_check import layer_point
+from planner.lab.profile.points import Point
+from planner.lab.profile.shapes import Wanted, affordable, layout_points, weighed
 from planner.search import search
 
 pytest.importorskip("torch")

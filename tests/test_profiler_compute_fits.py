@@ -12,11 +12,11 @@ from profiler_samples import H100, known
 from planner.curves import GemmCurve
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.profiler import definitions
-from planner.profiler.compute_profile import base_of, compute_points, fit_compute
-from planner.profiler.definitions import EAGER, flop, moved_bytes
-from planner.profiler.layer_check import predicted
-from planner.profiler.points import Measured, Point
+from planner.lab.profile import definitions
+from planner.lab.profile.compute_profile import base_of, compute_points, fit_compute
+from planner.lab.profile.definitions import EAGER, flop, moved_bytes
+from planner.lab.profile.layer_check import predicted
+from planner.lab.profile.points import Measured, Point
 
 pytest.importorskip("torch")
 

@@ -20,13 +20,14 @@ from planner import library
 from planner.curves import COLLECTIVES, NetworkCurve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.launch import torchrun as launch
-from planner.launch.place import commands, first_host, place_from
-from planner.launch.state import State
-from planner.profiler import assemble, fit_links
-from planner.profiler.journal import Journal
-from planner.profiler.odd_ones import odd_group, odd_one, rank_point
-from planner.profiler.patterns import (
+from planner.lab.launch import torchrun as launch
+from planner.lab.launch.place import commands, first_host, place_from
+from planner.lab.launch.state import State
+from planner.lab.profile import profile_file as assemble
+from planner.lab.profile import fit_links
+from planner.lab.profile.journal import Journal
+from planner.lab.profile.outliers import odd_group, odd_one, rank_point
+from planner.lab.profile.patterns import (
     Pattern,
     asked_patterns,
     coarse_first,
@@ -36,8 +37,8 @@ from planner.profiler.patterns import (
     plain_patterns,
     sizes,
 )
-from planner.profiler.points import Measured, Point
-from planner.profiler.settings import Settings
+from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.settings import Settings
 
 # ------------------------------------------------------------------------------------------------ groups
 
@@ -279,8 +280,8 @@ def test_printed_commands_are_shell(run: Any) -> None:
     ],
 )
 def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.launch.torchrun.need_torch", lambda: None)
-    monkeypatch.setattr("planner.launch.torchrun.count_by_torch", lambda: 0)
+    monkeypatch.setattr("planner.lab.launch.torchrun.need_torch", lambda: None)
+    monkeypatch.setattr("planner.lab.launch.torchrun.count_by_torch", lambda: 0)
     done = run("profile", *flags)
     assert done.exit_code == 2 and words in done.output, done.output
 
@@ -330,7 +331,7 @@ def test_what_a_failed_run_says_of_its_journal(run: Any, tmp_path: Path, monkeyp
 
     words = ("profile", "--device", "cpu", "--output", str(output))
     for how, kept in ((fails, False), (writes, True), (fails, False)):
-        monkeypatch.setattr("planner.profiler.launch.profile_here", how)
+        monkeypatch.setattr("planner.lab.profile.start.profile_here", how)
         done = run(*words)
         assert done.exit_code == 2 and "error: rank 1 (a) died" in done.output
         assert (f"what was measured is kept in {journal}; --resume goes on" in done.output) == kept, done.output

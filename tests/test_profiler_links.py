@@ -16,9 +16,9 @@ from samples import job, legal_layouts, priced
 
 from planner.hardware import ASSUMED
 from planner.hardware.overlap import read_overlap
-from planner.profiler.fit_overlap import fit_overlap
-from planner.profiler.journal import Journal
-from planner.profiler.points import Measured
+from planner.lab.profile.fit_overlap import fit_overlap
+from planner.lab.profile.journal import Journal
+from planner.lab.profile.points import Measured
 
 
 def test_every_operation_returns_right_data_and_a_time() -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from planner.errors import PlannerError
-from planner.profiler import definitions
-from planner.profiler.compute_profile import compute_points
-from planner.profiler.definitions import COMPILED, EAGER, flop, moved_bytes
-from planner.profiler.layer_check import layer_point
-from planner.profiler.points import Point
+from planner.lab.profile import definitions
+from planner.lab.profile.compute_profile import compute_points
+from planner.lab.profile.definitions import COMPILED, EAGER, flop, moved_bytes
+from planner.lab.profile.layer_check import layer_point
+from planner.lab.profile.points import Point
 
 torch = pytest.importorskip("torch")
 
@@ -26,8 +26,8 @@ def counted(run: Any) -> float:
 
 
 def test_products_do_the_work_that_their_point_counts() -> None:
-    from planner.profiler.operators import operator
-    from planner.profiler.whole_layer import layer
+    from planner.lab.profile.operator_runs import operator
+    from planner.lab.profile.whole_layer import layer
 
     points = [definitions.gemm("fp32", name, 24, 40, 56) for name in definitions.GEMM_PASSES]
     points += [
@@ -53,8 +53,8 @@ def test_products_do_the_work_that_their_point_counts() -> None:
 
 def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all grouped products are T K, whatever the router says; the combination weighs K outputs of each token."""
-    from planner.profiler import whole_layer
-    from planner.reference import experts
+    from planner.lab.profile import whole_layer
+    from planner.lab.reference import routed_experts as experts
 
     rows: list[tuple[int, ...]] = []
     grouped = experts.Grouped.apply
@@ -77,7 +77,7 @@ def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest
 
 def test_products_add_to_an_fp32_gradient_in_place() -> None:
     """dW += dY^T X, dense and grouped one after the other, to the last value: twice is twice."""
-    from planner.profiler import operators
+    from planner.lab.profile import operator_runs as operators
 
     dense = operators.operator(definitions.gemm("fp32", definitions.ACCUMULATING, 6, 4, 5), "cpu")
     first = torch.as_tensor(dense()).clone()
@@ -92,7 +92,7 @@ def test_products_add_to_an_fp32_gradient_in_place() -> None:
 
 def test_one_rank_of_context_parallelism_attends_to_half_of_the_keys() -> None:
     """Both ends of the sequence, against the whole computed by plain torch; pieces of the last end merge to its rows."""
-    from planner.profiler import operators
+    from planner.lab.profile import operator_runs as operators
 
     torch.manual_seed(0)
     point = definitions.attention("fp32", "forward", 1, 2, 1, 8, 8, 8, seq_kv=32)
@@ -123,7 +123,7 @@ def test_chains_are_what_they_stand_for() -> None:
     are those of the formula; and the kernels and tensors that a chain counts are those that torch runs."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
-    from planner.profiler.operators import operator
+    from planner.lab.profile.operator_runs import operator
 
     class Traffic(TorchDispatchMode):
         """Elements in and out of every kernel, views left out."""
@@ -157,7 +157,7 @@ def test_chains_are_what_they_stand_for() -> None:
 
 def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
     """A later token changes no earlier output; positions enter; every weight has a gradient."""
-    from planner.profiler.whole_layer import built
+    from planner.lab.profile.whole_layer import built
 
     torch.manual_seed(0)
     common = {"hidden": 32, "ffn": 48, "heads": 4, "batch": 1, "seq": 12, "gated": True, "dtype": "fp32"}
@@ -179,7 +179,7 @@ def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
 
 
 def test_memory_bound_operators_run_in_both_passes() -> None:
-    from planner.profiler.operators import operator
+    from planner.lab.profile.operator_runs import operator
 
     kinds = [kind for kind in definitions.MEMORY_BYTES if kind[0] not in ("swiglu", "rope")] + [definitions.WHOLE_LOSS]
     for op, pass_ in kinds:
@@ -197,7 +197,8 @@ def test_a_gpu_would_take_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own shape functions for CUDA, without a GPU: layouts, alignment and types of every forward operator."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    from planner.profiler import operators, tensors
+    from planner.lab.profile import operator_runs as operators
+    from planner.lab.profile import tensors
 
     monkeypatch.setattr(tensors, "cache_bytes", lambda _: 0.0)
     kinds: dict[tuple[Any, ...], Point] = {}

@@ -15,7 +15,7 @@ from planner.model import load_model
 from planner.rules import Job, check
 from planner.trainer import load_trainer
 from planner.units import GIB
-from planner.validator.truncate import Truncated, shallower, shrink
+from planner.lab.run.truncate import Truncated, shallower, shrink
 from planner.workload import Workload
 
 

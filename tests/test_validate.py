@@ -18,7 +18,7 @@ from samples import MODELS, model
 from cli import main
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.reference.split import deal, refusals, split_of
+from planner.lab.reference.split import deal, refusals, split_of
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -33,10 +33,10 @@ needs_torch = pytest.mark.skipif(
 
 @needs_torch
 def test_split_jobs_train_like_one_process() -> None:
-    """A part of the table of planner.validator.parity; ``python -m planner.validator.parity`` runs all of it."""
-    code = "import sys; from planner.validator.parity import main; sys.exit(main(['--subset', '--json']))"
+    """A part of the table of planner.lab.run.parity; ``python -m planner.lab.run.parity`` runs all of it."""
+    code = "import sys; from planner.lab.run.parity import main; sys.exit(main(['--subset', '--json']))"
     rows = [json.loads(line) for line in fresh(code).splitlines() if line.startswith("{")]
-    from planner.validator.parity import SUBSET
+    from planner.lab.run.parity import SUBSET
 
     assert [row["row"] for row in rows] == list(SUBSET)
     for row in rows:
@@ -51,7 +51,7 @@ def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
     """All combinations; minutes, so only with --whole-parity."""
     if not request.config.getoption("--whole-parity"):
         pytest.skip("NOT RUN: all combinations, only with --whole-parity")
-    code = "import sys; from planner.validator.parity import main; sys.exit(main(['--json']))"
+    code = "import sys; from planner.lab.run.parity import main; sys.exit(main(['--json']))"
     rows = [json.loads(line) for line in fresh(code, limit=1800).splitlines() if line.startswith("{")]
     assert len(rows) >= 40 and all(row["equal"] for row in rows)
 
@@ -77,7 +77,7 @@ REAL = """
 import dataclasses, json, sys
 from torch.profiler import ProfilerActivity, profile
 from planner.validator import meta, parity
-from planner.validator.workers import measure_all
+from planner.lab.run.workers import measure_all
 
 small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
 fields = json.loads(sys.argv[1])
@@ -185,7 +185,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 @needs_torch
 def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) -> None:
     from planner.plan import load_plan
-    from planner.validator.compare import question
+    from planner.lab.run.predicted_ranks import question
 
     flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--zero", "1")
     asked = question(load_plan(plan_file(tmp_path, *flags, trainer="megatron")))

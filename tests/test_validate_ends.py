@@ -158,7 +158,7 @@ ALONE = """
 import os, signal, threading, time
 from dataclasses import replace
 from planner.validator import parity
-from planner.validator.workers import Manner, measure_all
+from planner.lab.run.workers import Manner, measure_all
 
 def work(split, rank, say):
     say.begin("the first half", 30.0)
@@ -209,9 +209,9 @@ WATCHED = """
 import torch
 from contextlib import ExitStack
 from planner.validator import parity
-from planner.validator.ranks import run_ranks
-from planner.validator.training import Run
-from planner.validator.witness import Witness
+from planner.lab.run.forked_ranks import run_ranks
+from planner.lab.run.training import Run
+from planner.lab.run.memory_tracker import Witness
 
 def job(split, watch):
     with ExitStack() as stack:

@@ -19,9 +19,9 @@ from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_w
 from planner.analysis.pricing import price
 from planner.plan import load_plan
 from planner.rules import Job
-from planner.validator.compare import BOUNDS, question
-from planner.validator.record import FOUND
-from planner.validator.uncompiled import as_run, computed, processor_seconds
+from planner.lab.run.predicted_ranks import BOUNDS, question
+from planner.lab.run.record import FOUND
+from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
 
 
 @needs_torch
@@ -167,9 +167,9 @@ TINY = """
 import json, sys, torch
 import torch.distributed as dist
 from planner.validator import parity
-from planner.validator.parallel import Meshes
-from planner.validator.ranks import run_ranks
-from planner.validator.tiny import tiny_of
+from planner.lab.run.parallel import Meshes
+from planner.lab.run.forked_ranks import run_ranks
+from planner.lab.run.tiny import tiny_of
 
 def job(split):
     return parity.among_ranks(tiny_of(split), torch.device("cpu"), Meshes(split, "cpu"))

@@ -13,9 +13,9 @@ from validate_samples import entry, needs_torch, plan_file, task
 
 from cli import main
 from planner.errors import PlannerError
-from planner.launch.watch import Verdict
-from planner.validator.full_result import result
-from planner.validator.rungs import choose
+from planner.lab.launch.watch import Verdict
+from planner.lab.run.full_result import result
+from planner.lab.run.levels import choose
 
 # ------------------------------------------------------------------------------------------------ choice and refusal
 
@@ -134,7 +134,7 @@ def test_a_loss_that_is_no_number_is_a_failure(tmp_path: Path) -> None:
 
 @needs_torch
 def test_memory_that_ran_out_is_known_behind_what_torch_wraps() -> None:
-    from planner.validator.full_rank import facts, in_words
+    from planner.lab.run.full_rank import facts, in_words
 
     inner = RuntimeError(
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 64 bytes\nmore"

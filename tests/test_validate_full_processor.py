@@ -14,9 +14,9 @@ from planner.analysis.pricing import price
 from planner.cost.uncompiled import BACKWARD, FORWARD
 from planner.plan import load_plan
 from planner.rules import Job
-from planner.validator.compare import question
-from planner.validator.full_result import result
-from planner.validator.uncompiled import UPDATED, as_run, priced_host, processor_seconds, update_seconds
+from planner.lab.run.predicted_ranks import question
+from planner.lab.run.full_result import result
+from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
 
 CHAINS = """
 import json, torch

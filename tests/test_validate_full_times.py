@@ -11,11 +11,11 @@ from validate_samples import entry, needs_torch, plan_file, task
 
 from planner.plan import load_plan
 from planner.units import GIB
-from planner.validator.compare import predicted, question
-from planner.validator.full import LIBRARIES, needed_memory
-from planner.validator.full_result import result
-from planner.validator.record import complete, time_row
-from planner.validator.rungs import Task
+from planner.lab.run.predicted_ranks import predicted, question
+from planner.lab.run.full import LIBRARIES, needed_memory
+from planner.lab.run.full_result import result
+from planner.lab.run.record import complete, time_row
+from planner.lab.run.levels import Task
 
 
 def test_times_by_hand(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def validation_lines(found: dict[str, Any]) -> list[str]:
     """The tables as the command prints them at 120 columns."""
     from rich.console import Console
 
-    from planner.report.validation import validation_tables
+    from planner.lab.run.show import validation_tables
 
     out = Console(width=120, no_color=True, record=True, file=io.StringIO())
     for part in validation_tables({"plan": "plan.yaml", **complete({"rung": "full", "why": "asked", **found})}):
@@ -117,7 +117,7 @@ def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Events of a stream that runs 1 ms from each to the next: passes and the loss behind the last stage's are one action."""
     import torch
 
-    from planner.validator.clock import Clock
+    from planner.lab.run.clock import Clock
 
     class Event:
         now = 0.0
@@ -158,7 +158,7 @@ def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torch
 def test_exposed_communication_is_what_no_kernel_hides() -> None:
     """Kernels from 0 to 10 and 20 to 30 us; tensor 5 to 15, data 8 to 12 and 25 to 40: exposed 5, 2 + 10, together 15."""
-    from planner.validator.traced import exposed
+    from planner.lab.run.traced import exposed
 
     def event(name: str, start: float, length: float, group: str = "") -> dict[str, Any]:
         return {
@@ -183,8 +183,8 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     """Four GPUs made small for two: what is learned is of the job of two processes, and reads back as that."""
     from planner.runs import rows_from_dict, to_run
     from planner.runs.validation import documents
-    from planner.validator import truncated
-    from planner.validator.learn import learned
+    from planner.lab.run import truncated
+    from planner.lab.run.learn import learned
 
     flags = ("--gpus", "4", "--dp", "4", "--zero", "3", "--global-batch-size", "4", "--trainer", "fsdp")
     plan = plan_file(tmp_path, *flags)

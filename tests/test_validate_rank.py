@@ -20,12 +20,13 @@ from planner.analysis.pricing import price
 from planner.cost.step import PARTS
 from planner.errors import PlannerError
 from planner.plan import plan_from_dict
-from planner.report.validation import validation_tables
+from planner.lab.run.show import validation_tables
 from planner.rules import Job
 from planner.units import GIB
-from planner.validator import scale, truncated
-from planner.validator.assemble import predicted_passes
-from planner.validator.record import time_row
+from planner.lab.run import scale
+from planner.lab.run import truncated
+from planner.lab.run.assembled_step import predicted_passes
+from planner.lab.run.record import time_row
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(
@@ -39,10 +40,10 @@ import dataclasses, json
 import torch
 from functools import partial
 from planner.validator import emulate, parity
-from planner.validator.ranks import run_ranks
-from planner.validator.training import Run
-from planner.validator.uncompiled import Yardsticks
-from planner.validator.workers import Manner, measure_all
+from planner.lab.run.forked_ranks import run_ranks
+from planner.lab.run.training import Run
+from planner.lab.run.eager_pricing import Yardsticks
+from planner.lab.run.workers import Manner, measure_all
 
 small = parity.tiny(hidden_size=128, ffn_size=352, vocab_size=1024, head_dim=32)
 fields = {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "recompute": "full"}
@@ -122,12 +123,12 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     halves of a backward pass joined. Nothing is touched where the profile has no yardstick."""
     import torch
 
-    from planner.validator import emulate
-    from planner.validator.meta import step_of
-    from planner.validator.parity import combination
-    from planner.validator.rate import Slowed
-    from planner.validator.stand_ins import StandIns
-    from planner.validator.voice import Voice
+    from planner.lab.run import emulate
+    from planner.lab.run.meta import step_of
+    from planner.lab.run.parity import combination
+    from planner.lab.run.rate import Slowed
+    from planner.lab.run.fake_collectives import StandIns
+    from planner.lab.run.ipc import Voice
 
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
              ("optimizer", -1, -1): 0.04, ("step", -1, -1): 0.2}  # fmt: skip
@@ -158,7 +159,7 @@ STANDS = """
 import torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from planner.validator.stand_ins import StandIns, denormals
+from planner.lab.run.fake_collectives import StandIns, denormals
 
 dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
 x = torch.arange(1.0, 9.0)
@@ -296,8 +297,8 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
     from planner.plan import load_plan
-    from planner.validator.compare import question
-    from planner.validator.on_processor import host_of, parts_as_run
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.on_processor import host_of, parts_as_run
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
     assert host is not None and min(host[kind][0] for kind in "FB") > 100e-6 and set(host) == {"F", "B", "update"}
@@ -343,9 +344,9 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.plan import load_plan
-    from planner.validator import one_rank
-    from planner.validator.compare import question
-    from planner.validator.rungs import Machine, Task
+    from planner.lab.run import one_rank
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.levels import Machine, Task
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
     place = Machine(device="cpu", gpus=0, name="processor", memory=0.5 * GIB, cores=2, place=None)
@@ -365,8 +366,8 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
     from planner.plan import load_plan
-    from planner.validator.compare import question
-    from planner.validator.rungs import Machine, Task, choose
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.levels import Machine, Task, choose
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
     machine = Machine(device="cuda", gpus=8, name="NVIDIA H100 80GB HBM3", memory=100 * GIB, cores=8, place=None)
@@ -389,10 +390,10 @@ HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
     """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
     from planner.plan import load_plan
-    from planner.validator import one_rank
-    from planner.validator.compare import question
-    from planner.validator.emulate import Emulation
-    from planner.validator.rungs import Machine, Task
+    from planner.lab.run import one_rank
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.emulate import Emulation
+    from planner.lab.run.levels import Machine, Task
 
     loaded = load_plan(plan)
     asked = question(loaded)
@@ -409,7 +410,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
 def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -> None:
     """Passes as chains with 3 and 6 ms of the host per layer less what its launches are priced at, the update with the norm and
     the host around 2 layers and an end; on a GPU the same rank is held against the plan's trainer."""
-    from planner.validator.uncompiled import as_run, priced_host, processor_seconds, update_seconds
+    from planner.lab.run.eager_pricing import as_run, priced_host, processor_seconds, update_seconds
 
     plan = on_this_cpu(tmp_path, "--gpus", "2", "--pp", "2", "--global-batch-size", "8")
     asked, found = lone_rank(plan, host=HOST, slowed=[1.5], update_slowed=[1.1])
@@ -436,7 +437,7 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
     said = found["as_run"]["sentences"]
     assert said[0].startswith("priced as it ran: nothing is compiled on a CPU") and "3 ms forward" in said[1]
     assert "no yardstick" in said[2] and "only the yardstick" in said[3] and "off by" in said[4]
-    from planner.validator.record import complete
+    from planner.lab.run.record import complete
 
     tables = [
         one for one in validation_tables(complete({**found, "why": "asked", "plan": "p"})) if isinstance(one, str)
@@ -459,8 +460,8 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
     from planner.plan import load_plan
-    from planner.validator.compare import question
-    from planner.validator.on_processor import parts_as_run, priced_as_run, told_as_run
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.on_processor import parts_as_run, priced_as_run, told_as_run
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
     asked = question(load_plan(on_this_cpu(tmp_path, *flags)))
@@ -483,10 +484,10 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
 def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
     from planner.plan import load_plan
-    from planner.validator import one_rank
-    from planner.validator.compare import question
-    from planner.validator.emulate import Emulation
-    from planner.validator.rungs import Machine, Task
+    from planner.lab.run import one_rank
+    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.emulate import Emulation
+    from planner.lab.run.levels import Machine, Task
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
     asked = question(plan)
@@ -509,7 +510,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     ] == (pytest.approx(0.35 - 3 * 0.10))
     found = one_rank.result(task, price(layout, asked.layout), [lost])
     assert found["outcome"] == "failed" and "ended with code -9" in found["failure"]["sentence"]
-    from planner.validator.record import complete
+    from planner.lab.run.record import complete
 
     whole = complete({**found, "why": "asked for", "plan": "plan.yaml"})
     assert any("The run failed" in one for one in validation_tables(whole) if isinstance(one, str))

@@ -18,8 +18,8 @@ from planner.analysis.pricing import estimate_of, job_of
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.runs.validation import load_validations
-from planner.validator.learn import learned
-from planner.validator.top import Finalist, finalists, ranked, validate_all
+from planner.lab.run.learn import learned
+from planner.lab.run.top import Finalist, finalists, ranked, validate_all
 
 
 def cli(*words: str) -> Any:

@@ -18,9 +18,9 @@ from planner.export import load_target
 from planner.export.target import ExportJob
 from planner.layout import Layout
 from planner.runs.validation import load_validations
-from planner.validator.children import run_watched
-from planner.validator.learn import learned
-from planner.validator.trainer_run import TrainerRun, require_runnable, run_trainer
+from planner.lab.run.children import run_watched
+from planner.lab.run.learn import learned
+from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
 
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan"])
@@ -100,13 +100,13 @@ def test_what_cannot_be_started_is_said_before_anything_starts(tmp_path: Path, m
         require_runnable(load_target("megatron"), job)
     monkeypatch.setenv("MEGATRON_LM", str(tmp_path))
     (tmp_path / "pretrain_gpt.py").write_text("")
-    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (0, True, "2.13"))
+    monkeypatch.setattr("planner.lab.run.trainer_run._probe", lambda: (0, True, "2.13"))
     with pytest.raises(PlannerError, match="trains on GPUs only and torch sees none here; the plan needs 8"):
         require_runnable(load_target("megatron"), job)
     many = ExportJob.of(plan_of("megatron", Layout(tp=2, dp=8, zero=1, sequence_parallel=1)))
     with pytest.raises(PlannerError, match="has 2 nodes and this would start one of them"):
         require_runnable(load_target("megatron"), many)
-    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (8, False, "2.13"))
+    monkeypatch.setattr("planner.lab.run.trainer_run._probe", lambda: (8, False, "2.13"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     titan = ExportJob.of(of_torchtitan())
     with pytest.raises(PlannerError, match=r"not installed here; install it with: pip install 'torchtitan>=0.3,<0.4'"):
@@ -132,7 +132,7 @@ def test_the_exported_script_starts_the_trainer_with_the_whole_batch(
     (tmp_path / "pretrain_gpt.py").write_text("")
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("MEGATRON_LM", str(tmp_path))
-    monkeypatch.setattr("planner.validator.trainer_run._probe", lambda: (8, True, "2.13"))
+    monkeypatch.setattr("planner.lab.run.trainer_run._probe", lambda: (8, True, "2.13"))
     told: list[str] = []
     asked = TrainerRun(trainer="megatron", steps=8, warm_up=4)
     found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked, tell=told.append)
@@ -167,6 +167,6 @@ def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
 
 
 def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.validator.children.GRACE", 0.5)
+    monkeypatch.setattr("planner.lab.run.children.GRACE", 0.5)
     ended = run_watched(["sh", "-c", "trap '' TERM; echo on; sleep 30"], tmp_path, lambda _: None, lambda: 0.0)
     assert ended.hung and ended.code != 0

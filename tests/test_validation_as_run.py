@@ -13,12 +13,12 @@ from planner.analysis.pricing import estimate_of
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan import Plan, predict
-from planner.reference.split import split_of
+from planner.lab.reference.split import split_of
 from planner.runs import rows_from_dict, to_run
 from planner.runs.planned import planned
 from planner.trainer import Trainer, changes_of, load_trainer
-from planner.validator.learn import learned
-from planner.validator.uncompiled import as_run
+from planner.lab.run.learn import learned
+from planner.lab.run.eager_pricing import as_run
 
 
 def validated() -> tuple[Trainer, dict[str, Any]]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from planner.launch.watch import Watch
+from planner.lab.launch.watch import Watch
 
 
 def entry(kind: str, doing: str = "all_reduce of 4 MiB", text: str = "", ranks: tuple[int, ...] = (0, 1, 2, 3)) -> Any:
@@ -59,7 +59,7 @@ class Shared:
 
 def test_a_rank_whose_machine_is_gone_is_named_without_a_closed_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is closed, nothing comes any more, and the operation may take much longer: all others end, one says why."""
-    monkeypatch.setattr("planner.launch.watch.SILENT", 1.0)
+    monkeypatch.setattr("planner.lab.launch.watch.SILENT", 1.0)
     kept: dict[str, bytes] = {}
     said: dict[int, str] = {}
     stores = [Shared(kept) for _ in range(3)]

@@ -17,8 +17,8 @@ from samples import model
 
 from cli import main
 from planner.plan import load_plan
-from planner.validator.compare import question
-from planner.validator.rungs import Machine, Task
+from planner.lab.run.predicted_ranks import question
+from planner.lab.run.levels import Machine, Task
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import flash_attention_2
 
 from planner.curves import COLLECTIVES, Column, GemmCurve, bus_factor
-from planner.profiler.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
-from planner.profiler.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
-from planner.profiler.fitting import error_of, short
+from planner.lab.profile.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
+from planner.lab.profile.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
+from planner.lab.profile.fitting import error_of, short
 
 GB = 1e9
 SIZES = 2.0 ** np.arange(9, 35)  # 512 B to 16 GiB, one per octave

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.profiler.fit_attention import Rows, attention_model, refine_rate
+from planner.lab.profile.fit_attention import Rows, attention_model, refine_rate
 
 SOURCE = "FlashAttention-2 on H100 SXM5: arXiv 2407.08608, figures 5 (forward) and 6 (backward), 16k tokens, hidden size 2048"
 LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)

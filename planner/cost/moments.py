@@ -28,7 +28,7 @@ pipeline (schedules keep weights gathered, and add up unsharded gradients in r b
 
 The gradient of a row-wise split embedding is whole on every rank of tensor parallelism (``whole_table_gradient``).
 [torch 2.13, _fully_shard: _fsdp_param_group, _fsdp_collectives; distributed.pipelining, stage: fwd_cache,
-backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.validator.witness, 2026-11]
+backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Operators that a compiler makes one kernel of, as the chains of plain torch kernels that they are without it.
 
-The chains are those of ``planner.reference.operators``; a test runs them under a dispatch mode that counts the bytes of every
+The chains are those of ``planner.lab.reference.fused_operators``; a test runs them under a dispatch mode that counts the bytes of every
 kernel's tensors. Numbers per row (scales, maxima, targets) are left out.
 """
 

@@ -136,8 +136,8 @@ def test_plan_validate_runs_torchtitan_and_reads_its_log(tmp_path: Path) -> None
     import shlex
     import shutil
 
-    from planner.validator.learn import learned
-    from planner.validator.trainer_run import TrainerRun, run_trainer
+    from planner.lab.run.learn import learned
+    from planner.lab.run.trainer_run import TrainerRun, run_trainer
 
     launcher = shutil.which("torchrun")
     if launcher is None:

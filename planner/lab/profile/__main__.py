@@ -1,0 +1,20 @@
+"""One rank of a profile as torchrun starts it: ``torchrun ... -m planner.profiler settings.json``."""
+
+from __future__ import annotations
+
+import sys
+
+from planner.lab.launch.place import Place
+from planner.lab.launch.rank import as_rank
+from planner.lab.profile.settings import Settings
+
+
+def measure(settings: str, place: Place) -> None:
+    """Measures as this rank."""
+    from planner.lab.profile.worker import work  # torch takes seconds; the process that started this knows it by now
+
+    work(Settings.from_json(settings), place)
+
+
+if __name__ == "__main__":
+    sys.exit(as_rank("profile", sys.argv[1], measure))

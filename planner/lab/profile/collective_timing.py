@@ -1,0 +1,177 @@
+"""Times of collectives as a training job sees them: all groups of a pattern at once, the slowest rank counts (torch).
+
+A sample is a block of back-to-back runs between two readings of the clock, as in nccl-tests: on a GPU device events around the
+block, on a CPU the monotonic clock; all ranks leave a barrier before each block. The sample is the longest over all ranks of
+block / runs. The median, its interval and the outliers are of these samples.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+import torch
+
+from planner import units
+from planner.errors import PlannerError
+from planner.lab.profile.outliers import FEWEST, odd_group
+from planner.lab.profile.operations import Buffers, Operation, make
+from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
+from planner.lab.profile.points import Measured, Point, Value
+from planner.lab.profile.rank_groups import Ranks
+from planner.lab.profile.timing import middle, precise, summarise
+
+PRECISION = 0.05
+"""Half the interval of the median over the median at which a point is done."""
+BLOCK_SECONDS = 2e-3
+"""A block repeats a short collective until it lasts this long: leaving the barrier differs by tenths of a millisecond."""
+LEAST, MOST = 7, 200
+"""Samples of a point; a single run longer than a third of the budget is sampled at least three times."""
+LONGEST_BLOCK = 500
+"""Runs in a block."""
+CANNOT = (
+    "not implemented",
+    "not supported",
+    "unsupported",
+    "does not support",
+    "invalid scalar type",
+    "invalid data type",
+)
+"""Words in an exception that say that the library has no such collective: the same on every rank, before anything is sent."""
+
+
+NONE_SUCH = "the library has none such"
+
+
+class NoSuchCollectiveError(PlannerError):
+    """The library cannot run a collective with this type or backend; the others can still be measured."""
+
+
+def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: float) -> Measured | None:
+    """One collective, on all ranks together; the result on every rank, None where the pattern leaves no group.
+
+    Raises PlannerError on every rank where a result was wrong. What hangs or dies ends in ``ranks.watch``.
+    """
+    pattern = pattern_of(point)
+    everyone = pattern.groups(ranks.world)
+    if not everyone:
+        return None
+    op, size, dtype = str(point["op"]), int(point["size"]), str(point["dtype"])
+    with ranks.watch.doing(in_words(point), everyone[0]):
+        group = ranks.group(pattern)
+        operation = make(op, size, dtype, group, buffers) if group else None
+        _check(operation, ranks, point)
+        if operation:
+            operation.calm()
+        samples, own, inner = _sample(operation, ranks, budget_s)
+        ranks.watch.again()
+        _check(operation, ranks, point)
+        several: dict[str, Value] = {}
+        if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
+            group_ranks, ratio = odd_group(everyone, ranks.collect(middle(sorted(own))))
+            several = {"slowest_group": group_ranks, "over_median": ratio}
+    found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
+    bandwidth = size / found.median
+    return found.measured(
+        point, inner=inner, algorithm_bandwidth=bandwidth, bus_bandwidth=bandwidth * factor(op, pattern.n),
+        groups=len(everyone), **several,
+    )  # fmt: skip
+
+
+def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
+    """Runs it once on a known content and compares every element; the first run also makes the connections."""
+    wrong = ""
+    if operation:
+        operation.fill()
+        try:
+            operation.run()
+        except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
+            if not any(word in str(error).lower() for word in CANNOT):
+                raise
+            wrong = f"{NONE_SUCH}: {str(error).strip().splitlines()[0][:200]}"
+        else:
+            synchronise(ranks.device)
+            wrong = operation.wrong()
+    worst = ranks.slowest([float(ranks.place.rank + 1) if wrong else 0.0])[0]
+    if worst:
+        texts = ranks.collect(wrong)
+        rank = next(rank for rank, text in enumerate(texts) if text)
+        if all(text.startswith(NONE_SUCH) for text in texts if text):
+            raise NoSuchCollectiveError(f"{in_words(point)}: {texts[rank]}")
+        raise PlannerError(
+            f"{in_words(point)} returned wrong data on {ranks.watch.where(rank)}: {texts[rank]}; "
+            "the profile is void until the cause is found"
+        )
+
+
+def synchronise(device: str) -> None:
+    """Waits for the device."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
+    """Samples of the slowest rank, those of this one, and the runs in each. All ranks decide alike: by the slowest's."""
+    block = _block_taker(operation, ranks)
+    pilot = ranks.slowest(block(1, 2))
+    inner = max(1, min(LONGEST_BLOCK, math.ceil(BLOCK_SECONDS / max(min(pilot), 1e-9))))
+    samples: list[float] = []
+    own: list[float] = []
+    spent = sum(pilot)
+    while len(samples) < MOST:
+        ranks.watch.again()
+        mine = block(inner, 3 if len(samples) < LEAST else min(len(samples), 25))
+        new = ranks.slowest(mine)
+        own += mine
+        samples += new
+        spent += inner * sum(new)
+        enough = len(samples) >= (LEAST if 3.0 * max(new) * inner < budget_s else 3)
+        if precise(samples, PRECISION) or (spent > budget_s and enough):
+            break
+    return samples, own, inner
+
+
+def _block_taker(operation: Operation | None, ranks: Ranks) -> Callable[[int, int], list[float]]:
+    """``take(inner, count)``: that many blocks of runs, seconds per run on this rank (0 where it only waits)."""
+    if ranks.device == "cuda":
+        return _event_blocks(operation, ranks)
+
+    def take(inner: int, count: int) -> list[float]:
+        samples = []
+        for _ in range(count):
+            ranks.barrier()
+            start = time.perf_counter()
+            if operation:
+                for _ in range(inner):
+                    operation.run()
+            samples.append((time.perf_counter() - start) / inner if operation else 0.0)
+        return samples
+
+    return take
+
+
+def _event_blocks(operation: Operation | None, ranks: Ranks) -> Callable[[int, int], list[float]]:
+    """The same with device events. The barrier is an all-reduce of one element queued before the first event, so that the
+    devices start together and the host runs ahead of them; a collective makes the current stream wait for its own."""
+    everyone = ranks.group(Pattern(n=ranks.world, stride=1)) if ranks.world > 1 else None
+    one = torch.zeros(1, device="cuda")
+
+    def take(inner: int, count: int) -> list[float]:
+        pairs = []
+        for _ in range(count):
+            if everyone:
+                torch.distributed.all_reduce(one, group=everyone.handle)
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            if operation:
+                for _ in range(inner):
+                    operation.run()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        if not operation:
+            return [0.0] * count
+        return [start.elapsed_time(end) / units.KILO / inner for start, end in pairs]
+
+    return take

@@ -1,0 +1,216 @@
+"""``plan profile``: measure this machine, or many under torchrun or srun, and write a hardware profile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from planner.commands.common import console, this_program
+from planner.errors import PlannerError
+
+if TYPE_CHECKING:
+    from planner.hardware import HardwareProfile
+    from planner.lab.launch.place import Place
+    from planner.lab.profile.settings import Settings
+
+BUDGET = {"cpu": "1m", "cuda": "10m"}
+MOST_ON_CPU = 64
+
+
+@click.command(short_help="Measure this machine and write a hardware profile.")
+@click.option("--output", type=click.Path(dir_okay=False), help="Profile to write, a YAML file.")
+@click.option(
+    "--model", "models", multiple=True, metavar="NAME", help="Model that decides what is measured; repeatable."
+)
+@click.option("--budget", metavar="TIME", help="Time to measure, like 90s or 10m. [10m; 1m on a CPU]")
+@click.option("--resume", is_flag=True, help="Go on with what an earlier run of the same --output has measured.")
+@click.option("--ranks", type=int, metavar="N", help="Processes on this machine. [its GPUs; its cores, at most 8]")
+@click.option("--only", "only", multiple=True, metavar="PART", help="collectives, compute or memory; repeatable. [all]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), help="What to measure. [cuda where there is a GPU]")
+@click.option("--hardware", metavar="NAME", help="Profile for what is not measured. [by the name of the device]")
+@click.option("--network-bandwidth", metavar="RATE", help="Line rate per GPU between nodes, like '400 Gb/s'.")
+@click.option("--max-size", metavar="SIZE", help="Largest buffer of a collective, like '256 MiB'. [by the models]")
+@click.option("--timeout", default="30s", metavar="TIME", help="A step that takes longer has hung. [30s]")
+@click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
+@click.option("--nodes", type=int, default=2, metavar="N", help="Machines, for --print-commands. [2]")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of a table.")
+def profile(
+    output: str | None, print_commands: bool, nodes: int, ranks: int | None, as_json: bool, **flags: Any
+) -> None:
+    """Measure the hardware and write a profile that --hardware uses.
+
+    On one machine the processes are started with torchrun; for more, start the same command on every machine with torchrun or
+    srun (--print-commands shows how). Collectives, operators and memory are measured, those first that matter most for the
+    models; without a GPU the CPU is measured with gloo. Ctrl-C keeps what was measured, and --resume goes on.
+
+    \b
+    Examples:
+      plan profile --output my-node.yaml
+      plan profile --output my-node.yaml --model llama-8b --budget 20m
+      plan profile --output my-node.yaml --only collectives --resume
+      plan profile --output laptop.yaml --device cpu --ranks 2 --budget 30s
+      plan profile --output my-cluster.yaml --print-commands --nodes 4
+      plan --model llama-8b --gpus 8 --hardware my-node.yaml
+    """
+    from planner.lab.launch.place import commands, place_from
+
+    if output is None:
+        raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
+    if print_commands:
+        default = max(_gpus(), 1) if ranks is None else ranks
+        program = this_program({"--print-commands"}, {"--nodes", "--ranks"})
+        click.echo(commands("profile", nodes, default, program, on_cpu=flags["device"] == "cpu"), nl=False)
+        return
+    place = place_from(os.environ)
+    settings = _settings(output, flags)
+    if place is None:
+        _from_here(settings, _ranks(ranks, settings.device), as_json)
+    else:
+        _as_rank(settings, place, as_json)
+
+
+def _settings(output: str, flags: dict[str, Any]) -> Settings:
+    """The flags, checked."""
+    from planner.lab.launch.torchrun import need_torch
+    from planner.model import load_model
+    from planner.lab.profile.settings import PARTS, Settings
+    from planner.units import parse
+
+    device = flags["device"] or ("cuda" if _gpus() else "cpu")
+    rate, size = flags["network_bandwidth"], flags["max_size"]
+    settings = Settings(
+        output=output, device=device, models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
+        budget=_seconds(flags["budget"] or BUDGET[device], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
+        base=flags["hardware"], command=shlex.join(["plan", *sys.argv[1:]]),
+        largest=None if size is None else parse(size, "bytes", what="--max-size"),
+        network_bandwidth=None if rate is None else parse(rate, "bytes/s", what="--network-bandwidth"),
+    )  # fmt: skip
+    for name in settings.models:
+        load_model(name)
+    if settings.base:
+        from planner.hardware import load_hardware
+
+        load_hardware(settings.base)
+    elif device == "cuda":
+        _known_gpu()
+    folder = Path(output).resolve().parent
+    if not folder.is_dir():
+        raise PlannerError(f"--output {output}: there is no directory {folder}")
+    need_torch()
+    return settings
+
+
+def _known_gpu() -> None:
+    """Raises PlannerError where the library has no profile by the GPU's name: found out before anything is measured."""
+    from planner.detect import local_devices, profile_of
+
+    found = local_devices()
+    if found and profile_of(found[0]) is None:
+        raise PlannerError(
+            f"the library has no profile of '{found[0]}'; give --hardware with the nearest relative ('plan hardware' lists "
+            "them), for its peaks and for what is not measured"
+        )
+
+
+def _seconds(text: str, flag: str) -> float:
+    """``90s``, ``10m``, ``1h`` or what units.parse knows."""
+    from planner.units import parse
+
+    text = text.strip()
+    return parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
+
+
+def _gpus() -> int:
+    """GPUs that the driver reports, without torch."""
+    from planner.detect import local_devices
+
+    return len(local_devices())
+
+
+def _ranks(ranks: int | None, device: str) -> int:
+    """Processes of this machine. Raises PlannerError."""
+    from planner.lab.launch.torchrun import count_by_torch
+
+    most = (_gpus() or count_by_torch()) if device == "cuda" else MOST_ON_CPU
+    if most == 0:
+        raise PlannerError(
+            "--device cuda: neither the driver nor torch reports a GPU here; leave it out to measure the CPU"
+        )
+    if ranks is None:
+        ranks = most if device == "cuda" else 2 ** min((os.cpu_count() or 1).bit_length() - 1, 3)
+    if not 1 <= ranks <= most:
+        what = f"each needs a GPU, and this machine has {most}" if device == "cuda" else f"from 1 to {most}"
+        raise PlannerError(f"--ranks {ranks}: the number of processes on this machine, {what}")
+    return ranks
+
+
+def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
+    """One machine: torchrun is started, the profile is made of the journal."""
+    from planner.lab.launch.state import Bar
+    from planner.lab.launch.torchrun import InterruptedRunError
+    from planner.lab.profile.profile_file import write_profile
+    from planner.lab.profile.start import profile_here
+
+    before = _stamp(settings.journal)
+    try:
+        with Bar() as bar:
+            seconds = profile_here(settings, ranks, bar.show)
+    except InterruptedRunError:
+        kept = _kept(settings) if _stamp(settings.journal) != before else "nothing was measured"
+        raise PlannerError(f"stopped; {kept}") from None
+    except PlannerError as error:  # a journal that this run could not use holds nothing of it
+        raise PlannerError(
+            f"{error}; {_kept(settings)}" if _stamp(settings.journal) != before else str(error)
+        ) from error
+    _report(write_profile(settings, seconds), settings, as_json)
+
+
+def _kept(settings: Settings) -> str:
+    return f"what was measured is kept in {settings.journal}; --resume goes on"
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """Of a file that is replaced when it is written."""
+    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
+
+
+def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
+    """One of many ranks that torchrun or srun started; the first one writes and reports."""
+    import time
+
+    from planner.lab.launch.state import Bar
+    from planner.lab.profile.profile_file import write_profile
+    from planner.lab.profile.worker import work
+
+    begun = time.monotonic()
+    written: list[HardwareProfile] = []
+
+    def finish() -> None:
+        written.append(write_profile(settings, time.monotonic() - begun))
+
+    with Bar(quiet=place.rank != 0) as bar:
+        try:
+            work(settings, place, bar.show, finish)
+        except KeyboardInterrupt:
+            raise PlannerError(f"stopped; {_kept(settings)}" if place.rank == 0 else "stopped") from None
+    if place.rank == 0:
+        _report(written[0], settings, as_json)
+
+
+def _report(written: HardwareProfile, settings: Settings, as_json: bool) -> None:
+    """What was measured and how well, and how to use it."""
+    from planner.lab.profile.show import profile_rows, profile_summary
+
+    summary, rows = profile_summary(written, settings.output), profile_rows(written)
+    if as_json:
+        click.echo(json.dumps({**summary, "curves": rows}, indent=1))
+        return
+    from planner.lab.profile.show import print_profile
+
+    print_profile(console(), summary, rows)

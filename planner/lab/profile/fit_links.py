@@ -1,0 +1,318 @@
+"""Measured collectives to curves of a profile, and to lines for sizes and groups that were not measured.
+
+The measured points are the curve; a line is used only to fill an octave that is missing at either end, and to say how
+well latency and bandwidth describe the rest: t = a + S/b with one segment, and two such lines with two, of which the
+smaller holds (protocols: one of low latency, one of high bandwidth) or the larger (caches: bandwidth falls with the size).
+Fitted to log t, so that all sizes count alike; scipy is imported where it is used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from planner import units
+from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, bus_factor
+from planner.errors import PlannerError
+from planner.lab.profile.patterns import factor
+from planner.lab.profile.points import Measured
+
+TINY = 1e-9
+"""Seconds: no latency is shorter."""
+BEYOND = 1.25
+"""A line rate may exceed the best measured transfer by a quarter: latency is that much of a message of some ms."""
+FEW = 4
+"""Points across nodes that determine two protocols."""
+FLOAT = np.float64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """One collective in one pattern with one type of elements, over the size."""
+
+    op: str
+    n: int
+    stride: int
+    per_node: int
+    nodes: int
+    dtype: str
+    points: tuple[Measured, ...]
+    """By rising size."""
+
+    @property
+    def name(self) -> str:
+        """``all_reduce n4 stride2 fp32``."""
+        return f"{self.op} n{self.n} stride{self.stride} {self.dtype}"
+
+    @property
+    def sizes(self) -> Any:
+        """Bytes."""
+        return np.array([int(one.point["size"]) for one in self.points], dtype=FLOAT)
+
+    @property
+    def seconds(self) -> Any:
+        """Medians."""
+        return np.array([one.median for one in self.points], dtype=FLOAT)
+
+
+def curves(measured: Sequence[Measured]) -> list[Curve]:
+    """The measured collectives, one curve per operation, pattern and type."""
+    names = ("op", "n", "stride", "per_node", "nodes", "dtype")
+    found: dict[tuple[Any, ...], list[Measured]] = {}
+    for one in measured:
+        found.setdefault(tuple(one.point[name] for name in names), []).append(one)
+    return [
+        Curve(**dict(zip(names, key, strict=True)), points=tuple(sorted(rows, key=lambda one: int(one.point["size"]))))
+        for key, rows in found.items()
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lines:
+    """t = a + S c of one segment, or the smaller or larger of two."""
+
+    latency: tuple[float, ...]
+    """a, seconds."""
+    per_byte: tuple[float, ...]
+    """c, seconds per byte; 1/c is the algorithm bandwidth."""
+    form: str
+    """"one", "smaller" or "larger"."""
+    median: float
+    """Median of |fit / measured - 1|."""
+    worst: float
+    """Largest."""
+
+    def time(self, size: Any) -> Any:
+        """Seconds."""
+        size = np.asarray(size, dtype=FLOAT)
+        lines = [a + size * c for a, c in zip(self.latency, self.per_byte, strict=True)]
+        return np.maximum.reduce(lines) if self.form == "larger" else np.minimum.reduce(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For the file: latency in microseconds, bandwidth, residuals in percent."""
+        rates = [units.format_bytes(1.0 / max(c, 1e-18)) + "/s" for c in self.per_byte]
+        return {
+            "form": self.form, "latency": [units.format_seconds(a) for a in self.latency], "bandwidth": rates,
+            "median_percent": round(100 * self.median, 2), "worst_percent": round(100 * self.worst, 2),
+        }  # fmt: skip
+
+
+def fit_lines(sizes: Any, seconds: Any, segments: int) -> Lines:
+    """The lines with the least |log fit - log measured| (soft_l1: one bad point does not pull)."""
+    if len(sizes) < 2 * segments:
+        raise PlannerError(f"{len(sizes)} sizes do not determine {segments} segments")
+    if segments == 1:
+        return _solved(sizes, seconds, "one", [_through(sizes, seconds)])
+    half = len(sizes) // 2
+    starts = [_through(sizes[:half], seconds[:half]), _through(sizes[half:], seconds[half:])]
+    forms = [_solved(sizes, seconds, form, starts) for form in ("smaller", "larger")]
+    return min(forms, key=lambda lines: lines.median)
+
+
+def _through(sizes: Any, seconds: Any) -> tuple[float, float]:
+    """A start: through the first and the last point."""
+    slope = max((seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0), 1e-15)
+    return max(seconds[0] - slope * sizes[0], 0.1 * seconds[0], TINY), slope
+
+
+def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float]]) -> Lines:
+    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+
+    def lines(x: Any) -> Lines:
+        a, c = np.exp(x[0::2]), np.exp(x[1::2])
+        return Lines(latency=tuple(a.tolist()), per_byte=tuple(c.tolist()), form=form, median=0.0, worst=0.0)
+
+    def error(x: Any) -> Any:
+        return np.log(lines(x).time(sizes) / seconds)
+
+    begin = np.log([value for pair in starts for value in pair])
+    best = least_squares(error, begin, loss="soft_l1", f_scale=0.05, bounds=(np.log(1e-18), np.log(1e6)))
+    found = lines(best.x)
+    off = np.abs(found.time(sizes) / seconds - 1.0)
+    return Lines(
+        latency=found.latency, per_byte=found.per_byte, form=form, median=float(np.median(off)),
+        worst=float(np.max(off)),
+    )  # fmt: skip
+
+
+def rows(curve: Curve) -> dict[str, Any]:
+    """A curve with its fits for the file: numbers between blanks, one per octave measured."""
+    us = units.MEGA
+
+    def text(values: Sequence[float], digits: int = 5) -> str:
+        return " ".join(f"{value:.{digits}g}" for value in values)
+
+    data: dict[str, Any] = {name: getattr(curve, name) for name in ("op", "n", "stride", "per_node", "nodes", "dtype")}
+    data |= {
+        "sizes": " ".join(str(int(size)) for size in curve.sizes), "us": text([one.median * us for one in curve.points]),
+        "low_us": text([one.low * us for one in curve.points]), "high_us": text([one.high * us for one in curve.points]),
+        "repetitions": " ".join(str(one.repetitions) for one in curve.points),
+        "outliers": " ".join(str(one.outliers) for one in curve.points),
+        **_best(curve),
+    }  # fmt: skip
+    data["fits"] = [
+        fit_lines(curve.sizes, curve.seconds, count).to_dict() for count in (1, 2) if len(curve.points) >= 2 * count
+    ]
+    return data
+
+
+def _best(curve: Curve) -> dict[str, Any]:
+    """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
+    each with its spread in percent, and the least confidence of any interval of the curve."""
+    smallest = curve.points[0]
+    best = max(curve.points, key=lambda one: int(one.point["size"]) / one.median)
+    rate = int(best.point["size"]) / best.median
+    return {
+        "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
+        "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
+        "bandwidth_percent": round(100.0 * best.spread, 2),
+        "confidence": round(min(one.confidence for one in curve.points), 4),
+    }  # fmt: skip
+
+
+def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:
+    """``scale_up`` of a profile: every collective among neighbours inside a node. Raises PlannerError naming what lacks."""
+    result: dict[str, Any] = {}
+    for op in COLLECTIVES:
+        mine = {
+            one.n: one for one in all_curves
+            if one.op == op and one.dtype == dtype and one.nodes == 1 and one.stride == 1 and len(one.points) > 1
+        }  # fmt: skip
+        if not mine:
+            raise PlannerError(f"no {op} inside a node was measured at two sizes or more")
+        sizes = _octaves(list(mine.values()))
+        seconds = np.stack([_filled(mine[n], sizes) for n in sorted(mine)])
+        curve = CollectiveCurve(op=op, sizes=sizes, groups=np.array(sorted(mine), dtype=FLOAT), seconds=seconds)
+        data = curve.to_dict()
+        us = {int(n): " ".join(f"{value:.5g}" for value in row) for n, row in data["us"].items()}
+        result[op] = {"first_size": data["first_size"], "us": us}
+    return result
+
+
+def _octaves(several: Sequence[Curve]) -> Any:
+    first = min(float(one.sizes[0]) for one in several)
+    last = max(float(one.sizes[-1]) for one in several)
+    return first * np.exp2(np.arange(round(math.log2(last / first)) + 1))
+
+
+def _filled(curve: Curve, sizes: Any) -> Any:
+    """Between measured sizes log-log; beyond them the fitted lines, joined to the last point."""
+    inside = np.exp(np.interp(np.log(sizes), np.log(curve.sizes), np.log(curve.seconds)))
+    fit = fit_lines(curve.sizes, curve.seconds, 1)
+    above = curve.seconds[-1] * fit.time(sizes) / fit.time(curve.sizes[-1])
+    below = curve.seconds[0] * fit.time(sizes) / fit.time(curve.sizes[0])
+    outside = np.where(sizes > curve.sizes[-1], above, below)
+    return np.where((sizes > curve.sizes[-1]) | (sizes < curve.sizes[0]), outside, inside)
+
+
+# ------------------------------------------------------------------------------------------------ across nodes
+
+
+def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
+    """Bytes through the NIC of one rank: F S / r; all_to_all S/n (n - r); send_recv S.  [HardwareProfile.scale_out_time]"""
+    if op == "all_to_all":
+        return size / n * max(n - per_node, 1)
+    if op == "send_recv":
+        return size
+    return bus_factor(op, n) * size / per_node
+
+
+def network_rate(all_curves: Sequence[Curve]) -> float:
+    """Bytes per second through one NIC, the most that any fitted line reaches: what every efficiency is relative to.
+
+    A slope says more than the largest message, whose time holds the latency too, but a noisy one says nothing: at most
+    BEYOND times the best that was measured.
+    """
+    rates = []
+    for one in all_curves:
+        if one.nodes > 1 and one.op in COLLECTIVES and len(one.points) > 1:
+            moved = transfer_bytes(one.op, one.sizes, one.n, one.per_node)
+            best = float(np.max(moved / one.seconds))
+            rates += [best, min(1.0 / fit_lines(moved, one.seconds, 1).per_byte[0], BEYOND * best)]
+    if not rates:
+        raise PlannerError("nothing across nodes was measured")
+    return max(rates)
+
+
+def scale_out(all_curves: Sequence[Curve], dtype: str, bandwidth: float, source: str) -> dict[str, Any]:
+    """``scale_out`` of a profile from all patterns across nodes. Raises PlannerError naming what lacks."""
+    result = {}
+    for op in COLLECTIVES:
+        mine = [one for one in all_curves if one.op == op and one.dtype == dtype and one.nodes > 1]
+        if not any(len(one.points) > 1 for one in mine):
+            raise PlannerError(f"no {op} across nodes was measured at two sizes or more")
+        few = sum(len(one.points) for one in mine) < FEW
+        result[op] = (_one_line if few else _network)(op, mine, bandwidth, source).to_dict()
+    return result
+
+
+def _one_line(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
+    """A short budget leaves the ends and the middle of a curve: t = a + x/e, whatever the size."""
+    curve = max(mine, key=lambda one: len(one.points))
+    x = transfer_bytes(op, curve.sizes, curve.n, curve.per_node) / bandwidth
+    line = fit_lines(x, curve.seconds, 1)
+    efficiency = min(1.0 / max(line.per_byte[0], TINY), 1.0)
+    one = Segment(efficiency=efficiency, latency=line.latency[0], latency_per_rank=0.0, latency_per_doubling=0.0)
+    errors = {"median_percent": round(100 * line.median, 2), "worst_percent": round(100 * line.worst, 2)}
+    return NetworkCurve(fast=one, bulk=one, source=source, errors=errors)
+
+
+def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
+    """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups tell."""
+    x = np.concatenate([transfer_bytes(op, one.sizes, one.n, one.per_node) / bandwidth for one in mine])
+    t = np.concatenate([one.seconds for one in mine])
+    n = np.concatenate([np.full(len(one.points), float(one.n)) for one in mine])
+    nodes = np.concatenate([np.full(len(one.points), float(one.nodes)) for one in mine])
+    tree = op in ("all_reduce", "broadcast")
+    grows = len(set((nodes if tree else n).tolist())) > 1
+    return _two_protocols(x, t, n, nodes, tree=tree, grows=grows, source=source)
+
+
+def _two_protocols(x: Any, t: Any, n: Any, nodes: Any, *, tree: bool, grows: bool, source: str) -> NetworkCurve:
+    from scipy.optimize import least_squares
+
+    def build(p: Any) -> NetworkCurve:
+        growth = np.exp(p[4:6]) if grows else (0.0, 0.0)
+        fast, bulk = (
+            Segment(
+                efficiency=float(1.0 / (1.0 + np.exp(-p[2 + i]))), latency=float(np.exp(p[i])),
+                latency_per_rank=0.0 if tree else float(growth[i]),
+                latency_per_doubling=float(growth[i]) if tree else 0.0,
+            ) for i in (0, 1)
+        )  # fmt: skip
+        return NetworkCurve(fast=fast, bulk=bulk, source=source)
+
+    def error(p: Any) -> Any:
+        zero = np.zeros_like(x)
+        return np.log(build(p).time(x, zero, n, np.maximum(nodes, 2.0), zero, 1.0) / t)
+
+    least = max(float(np.min(t)), TINY)
+    starts = [
+        [math.log(0.9 * least), math.log(k * least), 0.0, 3.0, math.log(0.05 * least), math.log(0.05 * least)]
+        for k in (1.0, 3.0)
+    ]
+    solved = [
+        least_squares(error, start if grows else start[:4], loss="soft_l1", f_scale=0.05, bounds=(-40.0, 12.0))
+        for start in starts
+    ]
+    best = min(solved, key=lambda one: one.cost)
+    off = 100 * np.abs(np.exp(error(best.x)) - 1.0)
+    found = build(best.x)
+    errors = {"median_percent": round(float(np.median(off)), 2), "worst_percent": round(float(np.max(off)), 2)}
+    return NetworkCurve(fast=found.fast, bulk=found.bulk, source=source, errors=errors)
+
+
+def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:
+    """[median, 90th percentile] of |fit / measured - 1| in percent, by curve, with two segments where there are points."""
+    found = {}
+    for one in all_curves:
+        if len(one.points) < 2:
+            continue
+        lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
+        off = 100 * np.abs(lines.time(one.sizes) / one.seconds - 1.0)
+        found[one.name] = [round(float(np.median(off)), 2), round(float(np.quantile(off, 0.9)), 2)]
+    return found

@@ -1,0 +1,200 @@
+"""Which collectives are measured: operations, groups of ranks, sizes; no torch.
+
+A pattern divides all ranks into equal groups of ``n`` ranks that are ``stride`` apart; all its groups run at the same time,
+as the tensor, data or pipeline groups of a training job do, and the slowest rank of all counts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from planner import units
+from planner.cluster import strides
+from planner.curves import COLLECTIVES
+from planner.layout import NAMES, Layout
+from planner.lab.profile.points import Point
+
+OPERATIONS = (
+    "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "reduce", "gather",
+    "scatter", "send_recv_ring", "send_recv_both",
+)  # fmt: skip
+"""Everything that is measured; those that a profile's curves need come first. ``send_recv`` is one way inside each pair,
+``send_recv_both`` both ways at once, ``send_recv_ring`` every rank to its next."""
+PAIRS = ("send_recv", "send_recv_both")
+"""Operations of two ranks."""
+ADDING = ("all_reduce", "reduce_scatter", "reduce")
+"""Operations whose time depends on the type of the elements, not only on their bytes."""
+ASKED = {
+    "tp": ("all_reduce", "all_gather", "reduce_scatter"),
+    "cp": ("send_recv", "all_gather", "reduce_scatter", "all_to_all"),
+    "dp": ("all_reduce", "all_gather", "reduce_scatter"),
+    "pp": ("send_recv",),
+    "ep": ("all_to_all",),
+    "edp": ("all_reduce", "all_gather", "reduce_scatter"),
+}
+"""What a training job runs in the groups of each kind of parallelism."""
+SMALLEST = units.KIB
+DTYPE_BYTES = {"fp32": 4, "bf16": 2}
+
+
+def factor(op: str, n: int) -> float:
+    """Bus bandwidth over algorithm bandwidth S / t.  [nccl-tests, PERFORMANCE.md]
+
+    2 (n-1)/n all_reduce; (n-1)/n all_gather, reduce_scatter, all_to_all, gather, scatter; 1 broadcast, reduce, send_recv.
+    S: the reduced or broadcast tensor, the gathered result, the whole input of a scatter or exchange.
+    """
+    if op == "all_reduce":
+        return 2.0 * (n - 1) / n
+    if op in ("broadcast", "reduce") or op.startswith("send_recv"):
+        return 1.0
+    return (n - 1) / n
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Pattern:
+    """Groups of ``n`` ranks, ``stride`` apart, that fill the world."""
+
+    n: int
+    """Ranks of a group."""
+    stride: int
+    """Distance between neighbours of a group."""
+
+    def groups(self, world: int) -> list[list[int]]:
+        """The ranks of every group: blocks of n stride ranks, inside a block every stride-th.
+
+        A world that is no multiple of n stride is not filled: the ranks of the last block stay idle.
+        """
+        block = self.n * self.stride
+        return [
+            [base + offset + self.stride * i for i in range(self.n)]
+            for base in range(0, world // block * block, block)
+            for offset in range(self.stride)
+        ]
+
+    def per_node(self, local: int) -> int:
+        """Ranks of a group that share a node of ``local`` ranks."""
+        return max(1, min(self.n, local // self.stride))
+
+    def nodes(self, local: int) -> int:
+        """Nodes of a group."""
+        return math.ceil(self.n / self.per_node(local))
+
+
+def doubling(limit: int) -> list[int]:
+    """2, 4, ... up to the limit, and the limit itself."""
+    powers = [2**i for i in range(1, limit.bit_length()) if 2**i <= limit]
+    return sorted({*powers, *([limit] if limit > 1 else [])})
+
+
+def plain_patterns(world: int, local: int) -> list[Pattern]:
+    """Neighbours inside a node; one rank per node; whole nodes: what the curves of a profile are made of."""
+    inside = {Pattern(n=n, stride=1) for n in doubling(min(local, world))}
+    nodes = world // local
+    single = {Pattern(n=n, stride=local) for n in doubling(nodes)} if nodes > 1 else set()
+    whole = {Pattern(n=n * local, stride=1) for n in doubling(nodes)} if nodes > 1 else set()
+    return sorted({*inside, *single, *whole}, key=lambda one: (one.nodes(local), one.stride, one.n))
+
+
+def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
+    """Groups that tensor, context, data, pipeline and expert parallelism form under every rank order, and what runs in them.
+
+    Every division of the world into tp, cp, dp and pp, with every ep, by ``planner.cluster.strides``.
+    """
+    divisors = [d for d in range(1, world + 1) if world % d == 0]
+    rows = [
+        (tp, cp, world // (tp * cp * pp), pp, ep, order)
+        for tp in divisors for cp in divisors for pp in divisors if world % (tp * cp * pp) == 0
+        for ep in divisors if (world // pp) % ep == 0
+        for order in NAMES["order"]
+    ]  # fmt: skip
+    tp, cp, dp, pp, ep, order = (np.array(column) for column in zip(*rows, strict=True))
+    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order)
+    distances = strides(layout)
+    sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "edp": world // (pp * ep)}
+    found: dict[Pattern, set[str]] = {}
+    for kind, ops in ASKED.items():
+        n, stride = np.broadcast_arrays(sizes[kind], np.asarray(distances[kind]))
+        for one in {(int(a), int(b)) for a, b in zip(n, stride, strict=True) if a > 1}:
+            pattern = Pattern(n=one[0], stride=one[1])
+            if pattern.n * pattern.stride <= world:
+                found.setdefault(pattern, set()).update(ops)
+    return {pattern: tuple(op for op in OPERATIONS if op in found[pattern]) for pattern in sorted(found)}
+
+
+def sizes(largest: float, smallest: float = SMALLEST) -> list[int]:
+    """Buffer sizes in bytes, one per octave, up to the first that is not below ``largest``."""
+    count = max(1, math.ceil(math.log2(max(largest / smallest, 2.0))))
+    return [int(smallest) * 2**i for i in range(count + 1)]
+
+
+def coarse_first(count: int) -> list[list[int]]:
+    """0 .. count - 1 in rounds: the ends and the middle, then what halves every gap, until all are named.
+
+    Whatever the budget, the curves then span all sizes; what is missing lies between measured octaves.
+    """
+    known = sorted({0, (count - 1) // 2, count - 1})
+    found = [known]
+    while len(known) < count:
+        between = [(a + b) // 2 for a, b in pairwise(known) if b - a > 1]
+        found.append(between)
+        known = sorted([*known, *between])
+    return found
+
+
+def collective_points(world: int, local: int, largest: float, *, main: str, other: str | None) -> list[Point]:
+    """Every collective to measure, those that the profile's curves need first.
+
+    First all operations of the curves in the plain patterns with elements of type ``main``; then the groups of layouts;
+    then the other operations; then the adding operations with elements of type ``other``. In each of these rounds the sizes
+    come from coarse to fine.
+    """
+    plain = plain_patterns(world, local)
+    layouts = {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}
+    rounds: list[tuple[str, Iterable[tuple[Pattern, tuple[str, ...]]]]] = [
+        (main, ((pattern, COLLECTIVES) for pattern in plain)),
+        (main, layouts.items()),
+        (main, ((pattern, tuple(op for op in OPERATIONS if op not in COLLECTIVES)) for pattern in plain)),
+    ]
+    if other:
+        rounds.append((other, ((pattern, ADDING) for pattern in plain)))
+    octaves = sizes(largest)
+    points: list[Point] = []
+    for number, (dtype, entries) in enumerate(rounds):
+        chosen = [
+            (pattern, op) for pattern, ops in entries for op in ops
+            if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
+        ]  # fmt: skip
+        points += [
+            collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
+            for places in coarse_first(len(octaves)) for pattern, op in chosen for place in places
+        ]  # fmt: skip
+    unique = {point.identity: point for point in reversed(points)}
+    return [point for point in points if unique.pop(point.identity, None) is not None]
+
+
+def collective_point(op: str, pattern: Pattern, size: int, dtype: str, local: int, *, weight: float = 0.0) -> Point:
+    """The point of one collective."""
+    return Point.of(
+        "collective", weight=weight, op=op, n=pattern.n, stride=pattern.stride, size=size, dtype=dtype,
+        per_node=pattern.per_node(local), nodes=pattern.nodes(local),
+    )  # fmt: skip
+
+
+def pattern_of(point: Point) -> Pattern:
+    """The pattern of a collective's or overlap's point."""
+    return Pattern(n=int(point["n"]), stride=int(point["stride"]))
+
+
+def in_words(point: Point) -> str:
+    """For a person: ``all_reduce of 4 MiB fp32 in groups of 4 ranks, 1 apart``."""
+    if point.family not in ("collective", "overlap"):
+        return point.label
+    size = units.format_bytes(float(point["size"]))
+    apart = f", {point['stride']} apart" if point["stride"] != 1 else ""
+    beside = {"gemm": "GEMMs beside ", "collective": "beside GEMMs "}.get(str(point.values.get("of")), "")
+    return f"{beside}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"

@@ -1,0 +1,117 @@
+"""The ranks of a running profile: who is where, groups of a pattern, and agreement between all (torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from planner.lab.launch.meeting import JOIN_SECONDS, meet
+from planner.lab.launch.place import Place
+from planner.lab.launch.watch import Watch
+from planner.lab.profile.operations import Group
+from planner.lab.profile.patterns import Pattern
+
+CONTROL_SECONDS = 7 * 86400.0
+"""Ranks wait this long for the first one's next word while it measures alone; the watch sees to hangs."""
+
+
+@dataclass(kw_only=True)
+class Ranks:
+    """All ranks of the profile as one of them sees them."""
+
+    place: Place
+    """Of this rank."""
+    device: str
+    """"cpu" or "cuda"."""
+    local: int
+    """Ranks of a node, the same on every one."""
+    hosts: list[str]
+    """Host of each rank, with the node's number where one host plays several."""
+    names: list[str]
+    """Device of each rank."""
+    watch: Watch
+    """Ends the profile when a rank or link fails."""
+    timeout: float
+    """Seconds that one step may take."""
+    groups: dict[Pattern, Group | None] = field(default_factory=dict)
+    """Groups that were formed; None where this rank is in none."""
+
+    @property
+    def world(self) -> int:
+        """All ranks."""
+        return self.place.world
+
+    @property
+    def first(self) -> bool:
+        """Whether this is rank 0, which keeps the results."""
+        return self.place.rank == 0
+
+    @property
+    def backend(self) -> str:
+        """Of the collectives that are measured."""
+        return "nccl" if self.device == "cuda" else "gloo"
+
+    def group(self, pattern: Pattern) -> Group | None:
+        """The group of a pattern that this rank is in; formed by all ranks together when first asked for."""
+        if pattern not in self.groups:
+            mine: Group | None = None
+            everyone = pattern.groups(self.world)
+            # Formed by their members only, groups are named after their ranks: fast, but it needs every rank to have
+            # formed as many before. A world that is no power of two leaves ranks idle in some patterns.
+            alone = self.world & (self.world - 1) == 0
+            for ranks in everyone:
+                inside = self.place.rank in ranks
+                if alone and not inside:
+                    continue
+                handle = dist.new_group(
+                    ranks, timeout=timedelta(seconds=self.timeout + 10.0), backend=self.backend,
+                    use_local_synchronization=alone,
+                )  # fmt: skip
+                if inside:
+                    mine = Group(ranks=ranks, me=ranks.index(self.place.rank), handle=handle)
+            self.groups[pattern] = mine
+        return self.groups[pattern]
+
+    def barrier(self) -> None:
+        """All ranks are here."""
+        dist.barrier()
+
+    def slowest(self, samples: Sequence[float]) -> list[float]:
+        """The longest of each sample over all ranks."""
+        values = torch.tensor(samples, dtype=torch.float64)
+        dist.all_reduce(values, op=dist.ReduceOp.MAX)
+        return [float(value) for value in values]
+
+    def word(self, values: Sequence[float], meanwhile: Callable[[], object] | None = None) -> list[float]:
+        """Numbers that rank 0 says to all; until then the others do ``meanwhile`` over and over, where it is given."""
+        said = torch.tensor(values, dtype=torch.float64)
+        spoken: Any = dist.broadcast(said, 0, async_op=True)
+        while meanwhile and not spoken.is_completed():
+            meanwhile()
+        spoken.wait()
+        return [float(value) for value in said]
+
+    def collect(self, value: Any) -> list[Any]:
+        """An object from every rank, on every rank."""
+        found: list[Any] = [None] * self.world
+        dist.all_gather_object(found, value)
+        return found
+
+
+def join(place: Place, device: str, timeout: float, ended: Callable[[str], None], wait: float = JOIN_SECONDS) -> Ranks:
+    """Meets the other ranks. Raises PlannerError where some do not come, or where the nodes differ."""
+    met = meet(place, device, timeout, ended, wait)
+    with met.watch.doing("joining the process group", list(range(place.world)), wait):
+        dist.init_process_group(
+            "gloo", store=dist.PrefixStore("control", met.store), rank=place.rank, world_size=place.world,
+            timeout=timedelta(seconds=CONTROL_SECONDS),
+        )  # fmt: skip
+    return Ranks(
+        place=place, device=device, local=met.nodes.count(met.nodes[0]), hosts=met.watch.hosts, names=met.names,
+        watch=met.watch, timeout=timeout,
+    )  # fmt: skip

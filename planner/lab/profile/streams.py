@@ -1,0 +1,183 @@
+"""Memory-bound operators as torch runs them: single kernels, chains of plain operations, and what torch.compile makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from planner.errors import PlannerError
+from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT, text
+from planner.lab.profile.points import Point
+from planner.lab.profile.tensors import Run, gradients, in_turn, values, whole
+from planner.lab.reference.transformer import EPSILON, Place, angles, turn
+from planner.lab.reference.fused_operators import OPS
+
+
+def memory_bound(point: Point, device: str) -> Run:
+    """One run of a point; ``definitions.MEMORY_BYTES`` and ``EAGER_TENSORS`` count its bytes. Raises PlannerError."""
+    op, dtype = text(point, "op"), text(point, "dtype")
+    rows, columns = whole(point, "rows"), whole(point, "columns")
+    if op == "optimizer":
+        return adam(rows * columns, device)
+    makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
+    maker = makers.get(op, _loss if op.startswith("cross_entropy") else _single)
+    return in_turn(lambda: maker(point, device), 2.0 * ELEMENT[dtype] * rows * columns, device)
+
+
+def _single(point: Point, device: str) -> Run:
+    """Norms, additions, copies and casts: one kernel of torch's own."""
+    op, dtype = text(point, "op"), text(point, "dtype")
+    rows, columns = whole(point, "rows"), whole(point, "columns")
+    x = values((rows, columns), dtype, device)
+    if op in ("norm_forward", "norm_backward"):
+        scale = values((columns,), dtype, device)
+        if op == "norm_forward":
+            return lambda: F.rms_norm(x, (columns,), scale)
+        x.requires_grad_(True)
+        scale.requires_grad_(True)
+        return gradients([F.rms_norm(x, (columns,), scale)], (x, scale))
+    if op == "permute":
+        order = torch.randperm(rows, device=device)
+        return lambda: torch.index_select(x, 0, order)
+    if op == "quantize":
+        return lambda: x.to(torch.float8_e4m3fn)
+    if op == "copy":
+        target = torch.empty_like(x)
+        return lambda: target.copy_(x)
+    if op == "elementwise":
+        y = values((rows, columns), dtype, device)
+        return lambda: torch.add(x, y)
+    raise PlannerError(f"{point.label}: unknown memory-bound operator '{op}'")
+
+
+def compiled(function: Callable[..., Any], point: Point, device: str) -> Callable[..., Any]:
+    """The function as the key's ``kernel`` says: eager, or one kernel made by torch.compile. Raises PlannerError."""
+    kernel = text(point, "kernel")
+    if kernel == EAGER:
+        return function
+    if kernel != COMPILED:
+        raise PlannerError(f"{point.label}: unknown kernel '{kernel}'; known: {EAGER}, {COMPILED}")
+    if device != "cuda":
+        raise PlannerError(f"{point.label}: fused kernels of torch.compile are measured on a GPU; this is a CPU")
+    from torch._functorch import config
+
+    # The graph is kept, so that its backward pass can be run again and again: its buffers must not be reused by it.
+    config.donated_buffer = False
+    return cast(Callable[..., Any], torch.compile(function, fullgraph=True, dynamic=False))
+
+
+def gate(up: Any, gate_: Any) -> Any:
+    """silu(gate) * up."""
+    return F.silu(gate_) * up
+
+
+def _swiglu(point: Point, device: str) -> Run:
+    """SwiGLU between separate gate and up projections."""
+    shape = (whole(point, "rows"), whole(point, "columns"))
+    both = [values(shape, text(point, "dtype"), device) for _ in range(2)]
+    function = compiled(gate, point, device)
+    return _either_pass(lambda: [function(*both)], both, point)
+
+
+def _rope(point: Point, device: str) -> Run:
+    """The rotary embedding of q and k, (1, tokens, heads, head size) each, of the reference transformer."""
+    rows, columns, kv, d = (whole(point, name) for name in ("rows", "columns", "kv_heads", "head_dim"))
+    dtype = text(point, "dtype")
+    heads = [values((1, rows, count, d), dtype, device) for count in (columns // d - kv, kv)]
+    cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
+    place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
+
+    def rotate(q: Any, k: Any) -> list[Any]:
+        return [turn(one, place, fused=False) for one in (q, k)]
+
+    function = compiled(rotate, point, device)
+    return _either_pass(lambda: function(*heads), heads, point)
+
+
+def _either_pass(forward: Callable[[], list[Any]], inputs: list[Any], point: Point) -> Run:
+    """The forward pass with what the backward pass needs kept, or the backward pass."""
+    for one in inputs:
+        one.requires_grad_(True)
+    return gradients(forward(), inputs) if text(point, "pass") == "backward" else forward
+
+
+def adam(parameters: int, device: str) -> Run:
+    """torch's fused AdamW on one fp32 tensor: 28 bytes per parameter."""
+    weight = torch.nn.Parameter(torch.randn(parameters, device=device))
+    weight.grad = torch.randn_like(weight)
+    return cast(Run, torch.optim.AdamW([weight], lr=1e-3, fused=True).step)
+
+
+def _loss(point: Point, device: str) -> Run:
+    """Log-softmax in fp32 and its gradient; or torch's cross entropy forward and backward."""
+    op, pass_, dtype = text(point, "op"), text(point, "pass"), text(point, "dtype")
+    rows, columns = whole(point, "rows"), whole(point, "columns")
+    logits = values((rows, columns), dtype, device)
+    if op == "cross_entropy_whole":
+        logits.requires_grad_(True)
+        target = torch.randint(columns, (rows,), device=device)
+        return lambda: torch.autograd.grad(F.cross_entropy(logits, target), logits)
+    if pass_ == "forward":
+        return lambda: F.log_softmax(logits, -1, dtype=torch.float32)
+    output = F.log_softmax(logits, -1, dtype=torch.float32)
+    gradient = torch.randn_like(output)
+    kept = logits.dtype if device == "cuda" else torch.float32  # the CPU's kernel keeps the type of the softmax
+    return lambda: torch.ops.aten._log_softmax_backward_data(gradient, output, -1, kept)
+
+
+def chain(point: Point, device: str) -> Run:
+    """A chain of plain kernels of the reference transformer, as it runs where nothing is compiled; no autograd around it.
+
+    Inputs take turns; what is between the kernels of one run stays where the chain leaves it. cross_entropy: the largest logit and
+    the sum forward, the gradient backward.
+    """
+    op, dtype = text(point, "op"), text(point, "dtype")
+    rows, columns = whole(point, "rows"), whole(point, "columns")
+    makers = {"norm": _norm_chain, "swiglu": _swiglu_chain, "rope": _rope_chain, "cross_entropy": _loss_chain}
+    if op not in makers:
+        raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
+    return in_turn(lambda: makers[op](point, device), 2.0 * ELEMENT[dtype] * rows * columns, device)
+
+
+def _tensors(point: Point, device: str, count: int) -> list[Any]:
+    shape = (whole(point, "rows"), whole(point, "columns"))
+    return [values(shape, text(point, "dtype"), device) for _ in range(count)]
+
+
+def _norm_chain(point: Point, device: str) -> Run:
+    x, gradient = _tensors(point, device, 2)
+    weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
+    if text(point, "pass") == "forward":
+        return lambda: OPS.rms_norm(x, weight, EPSILON)
+    return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
+
+
+def _swiglu_chain(point: Point, device: str) -> Run:
+    gate_, up, gradient = _tensors(point, device, 3)
+    if text(point, "pass") == "forward":
+        return lambda: OPS.swiglu(gate_, up)
+    return lambda: OPS.swiglu_backward(gradient, gate_, up)
+
+
+def _rope_chain(point: Point, device: str) -> Run:
+    """q and k together, as if they had equally many heads; backward is the same turn."""
+    rows, columns, d = (whole(point, name) for name in ("rows", "columns", "head_dim"))
+    heads = columns // d
+    both = [
+        values((1, rows, count, d), text(point, "dtype"), device) for count in (heads - heads // 2, heads // 2) if count
+    ]
+    cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
+    return lambda: [OPS.rotate(one, cosine, sine) for one in both]
+
+
+def _loss_chain(point: Point, device: str) -> Run:
+    (logits,) = _tensors(point, device, 1)
+    rows, columns = logits.shape
+    largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
+    scale = torch.ones((), device=device)
+    if text(point, "pass") == "forward":
+        return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))
+    return lambda: OPS.loss_gradient(logits, largest, targets, scale)

@@ -1,0 +1,306 @@
+"""The reference transformer: a plan's model as torch modules that work on what one rank holds.
+
+Layers take and give tokens of this rank alone, (batch, tokens / tp, hidden). Tensor parallelism is laid over the modules
+from outside (parallel.py); the norms, attention over a context-parallel group and the exchange of experts know their
+groups because they work on parts of tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, Partial
+from torch.nn import functional
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from planner.model import ModelSpec
+from planner.lab.reference.routed_experts import Experts
+from planner.lab.reference.fused_operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
+from planner.lab.reference.split import Split
+
+THETA = 500000.0
+"""Base of the rotary positions; plans do not say it, and neither time nor memory depend on it."""
+EPSILON = 1e-6
+
+
+class Watch:
+    """Told when layers and the loss begin and end, also when recompute runs them again; the memory witness replaces it."""
+
+    depth = 0
+    """Forward passes that are running."""
+
+    def __enter__(self) -> None:
+        Watch.depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        Watch.depth -= 1
+
+
+FORWARD = Watch()
+
+
+@dataclass
+class Place:
+    """What a rank's modules share: which part of the sequence it has, and its groups (None: of one)."""
+
+    cosine: Tensor | None = None
+    """Of the rotary positions of this rank's part of the sequence, (1, tokens, 1, width / 2)."""
+    sine: Tensor | None = None
+    """The same."""
+    positions: Tensor | None = None
+    """Numbers of the tokens of this rank's part of the sequence."""
+    context: Any = None
+    """Process group of context parallelism."""
+    experts: Any = None
+    """Process group of expert parallelism."""
+
+
+def whole(weight: Tensor) -> Tensor:
+    """What this rank has of a weight. Of one that is the same on all tensor-parallel ranks, which meet different tokens or
+    heads, the gradient is the sum of theirs."""
+    if not isinstance(weight, DTensor):
+        return weight
+    return weight.to_local(grad_placements=[Partial()] if weight.placements[0].is_replicate() else None)
+
+
+class Norm(nn.Module):
+    """RMS norm or layer norm over the last dimension."""
+
+    def __init__(self, size: int, kind: str, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.weight = nn.Parameter(torch.ones(size))
+        self.bias = nn.Parameter(torch.zeros(size)) if kind == "layernorm" else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Any shape that ends in the size."""
+        weight = whole(self.weight)
+        if self.bias is not None:
+            return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
+        return RmsNorm.apply(x, weight, EPSILON) if self.fused else plain_rms_norm(x, weight)
+
+
+def plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """RMS norm in plain torch operations on a copy in at least single precision.  [transformers, LlamaRMSNorm]"""
+    wide = exact(x)
+    return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
+
+
+def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position times theta^(-2 i / width), (1, tokens, 1, width / 2)."""
+    half = width // 2
+    rates = THETA ** (-torch.arange(half, device=positions.device, dtype=dtype) / half)
+    turned = torch.outer(positions.to(dtype), rates)[None, :, None]
+    return turned.cos(), turned.sin()
+
+
+class Attention(nn.Module):
+    """Grouped-query attention on the heads of this rank."""
+
+    def __init__(self, model: ModelSpec, place: Place, fused: bool) -> None:
+        super().__init__()
+        self.place, self.width, self.fused, self.rotary = place, model.head_dim, fused, model.position == "rope"
+        bias = model.qkv_bias or model.linear_bias
+        self.q = nn.Linear(model.hidden_size, model.query_size, bias=bias)
+        self.k = nn.Linear(model.hidden_size, model.key_size, bias=bias)
+        self.v = nn.Linear(model.hidden_size, model.value_size, bias=bias)
+        self.out = nn.Linear(model.attention_output_size, model.hidden_size, bias=model.linear_bias)
+        self.q_norm = Norm(model.head_dim, "rmsnorm", fused) if model.qk_norm else None
+        self.k_norm = Norm(model.head_dim, "rmsnorm", fused) if model.qk_norm else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, tokens, hidden), tokens of all tensor-parallel ranks."""
+        q, k, v = (one(x).unflatten(-1, (-1, self.width)) for one in (self.q, self.k, self.v))
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        if self.rotary:
+            q, k = turn(q, self.place, self.fused), turn(k, self.place, self.fused)
+        return self.out(attend(q, k, v, self.place).flatten(2))
+
+
+def turn(x: Tensor, place: Place, fused: bool) -> Tensor:
+    """Rotary embedding of (batch, tokens, heads, width)."""
+    assert place.cosine is not None and place.sine is not None
+    if fused:
+        return Rotate.apply(x, place.cosine, place.sine)
+    cosine, sine = place.cosine.to(x.dtype), place.sine.to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+    """Causal attention of (batch, tokens, heads, width) over the whole sequence."""
+    if q.is_cuda and place.context is None:  # the best kernel of the GPU; FlashAttention is the processor's
+        q, k, v = (one.transpose(1, 2) for one in (q, k, v))
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return out.transpose(1, 2)
+    out = FlashAttention.apply(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2), place.context)
+    return out.transpose(1, 2)
+
+
+class LatentAttention(nn.Module):
+    """MLA: queries, keys and values from compressed vectors; the down projections are whole on every rank.
+
+    Under tensor parallelism every gradient of a compressed vector is the part of this rank's heads; parts are summed where
+    weights and input are shared.
+
+    [DeepSeek-V2, arXiv 2405.04434, section 2.1]
+    """
+
+    def __init__(self, model: ModelSpec, place: Place, fused: bool) -> None:
+        super().__init__()
+        self.place, self.fused = place, fused
+        self.nope, self.rope, self.value = model.qk_nope_head_dim, model.qk_rope_head_dim, model.v_head_dim
+        h, a, rank = model.hidden_size, model.num_heads, model.q_lora_rank
+        self.rank = model.kv_lora_rank
+        self.q_down = nn.Linear(h, rank, bias=False) if rank else None
+        self.q_down_norm = Norm(rank, "rmsnorm", fused) if rank else None
+        self.q_up = nn.Linear(rank or h, a * model.head_dim, bias=False)
+        self.kv_down = nn.Linear(h, model.kv_lora_rank + self.rope, bias=False)
+        self.kv_down_norm = Norm(model.kv_lora_rank, "rmsnorm", fused)
+        self.kv_up = nn.Linear(model.kv_lora_rank, a * (self.nope + self.value), bias=False)
+        self.out = nn.Linear(a * self.value, h, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, tokens, hidden), tokens of all tensor-parallel ranks."""
+        if isinstance(x, DTensor):
+            x = x.to_local(grad_placements=[Partial()])
+        narrow = x
+        if self.q_down is not None and self.q_down_norm is not None:
+            narrow = self.q_down_norm(functional.linear(x, whole(self.q_down.weight)))
+        q = functional.linear(narrow, whole(self.q_up.weight)).unflatten(-1, (-1, self.nope + self.rope))
+        kv, key = functional.linear(x, whole(self.kv_down.weight)).split([self.rank, self.rope], -1)
+        kv = functional.linear(self.kv_down_norm(kv), whole(self.kv_up.weight)).unflatten(
+            -1, (-1, self.nope + self.value)
+        )
+        key = turn(key[:, :, None], self.place, self.fused).expand(-1, -1, q.shape[2], -1)
+        q = torch.cat([q[..., : self.nope], turn(q[..., self.nope :], self.place, self.fused)], -1)
+        k = torch.cat([kv[..., : self.nope], key], -1)
+        return self.out(attend(q, k, kv[..., self.nope :].contiguous(), self.place).flatten(2))
+
+
+class Mlp(nn.Module):
+    """down(act(gate(x)) up(x)), or down(act(up(x)))."""
+
+    def __init__(self, model: ModelSpec, width: int, fused: bool) -> None:
+        super().__init__()
+        h, bias = model.hidden_size, model.linear_bias
+        self.fused, self.activation = (
+            fused and model.gated and model.activation == "silu",
+            ACTIVATIONS[model.activation],
+        )
+        self.gate = nn.Linear(h, width, bias=bias) if model.gated else None
+        self.up = nn.Linear(h, width, bias=bias)
+        self.down = nn.Linear(width, h, bias=bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, tokens, hidden)."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(x)))
+        if self.fused:
+            return self.down(SwiGlu.apply(self.gate(x), self.up(x)))
+        return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Mixture(nn.Module):
+    """Routed experts, and those that every token visits. The router works on the tokens of this rank."""
+
+    def __init__(self, model: ModelSpec, split: Split, place: Place) -> None:
+        super().__init__()
+        self.router = nn.Parameter(torch.empty(model.num_experts, model.hidden_size))
+        self.top_k, self.place, self.balanced = model.top_k, place, split.balanced
+        self.experts = Experts(model, split.ep, split.fused)
+        width = model.shared_expert_ffn_size
+        self.shared = Mlp(model, width, split.fused) if width else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, tokens of this rank, hidden)."""
+        rows = x.flatten(0, 1)
+        logits = functional.linear(rows, whole(self.router))
+        wide = logits if logits.dtype == torch.float64 else logits.float()
+        weights, chosen = wide.softmax(-1).topk(self.top_k, -1)
+        out = self.experts(rows, weights, chosen, self.place.experts, self.balanced).view_as(x)
+        return out if self.shared is None else out + self.shared(x)
+
+
+def every_second_matmul() -> Any:
+    """Contexts of selective recompute: attention, reduce-scatters, all-to-alls and every other matrix product are kept.
+
+    [torchtitan, the save list of its per-operator mode]
+    """
+    seen = {False: 0, True: 0}
+    aten = torch.ops.aten
+    products = (aten.mm.default, aten.linear.default, aten.addmm.default)
+
+    def policy(ctx: Any, function: Any, *_: Any, **__: Any) -> Any:
+        if function in products:
+            seen[ctx.is_recompute] += 1
+            return CheckpointPolicy.MUST_SAVE if seen[ctx.is_recompute] % 2 else CheckpointPolicy.PREFER_RECOMPUTE
+        kept = any(name in str(function) for name in ("flash_attention", "reduce_scatter_tensor", "all_to_all_single"))
+        return CheckpointPolicy.MUST_SAVE if kept else CheckpointPolicy.PREFER_RECOMPUTE
+
+    return create_selective_checkpoint_contexts(policy)
+
+
+class Layer(nn.Module):
+    """One transformer layer."""
+
+    def __init__(self, split: Split, number: int, place: Place) -> None:
+        super().__init__()
+        model, fused = split.model, split.fused
+        self.recompute = split.recompute
+        self.attention_norm = Norm(model.hidden_size, model.norm, fused)
+        self.attention = (LatentAttention if model.is_mla else Attention)(model, place, fused)
+        self.mlp_norm = Norm(model.hidden_size, model.norm, fused)
+        moe = model.is_moe_layer(number)
+        self.mlp: nn.Module = Mixture(model, split, place) if moe else Mlp(model, model.ffn_size, fused)
+
+    def run(self, x: Tensor) -> Tensor:
+        """The layer itself."""
+        with FORWARD:
+            x = x + self.attention(self.attention_norm(x))
+            return x + self.mlp(self.mlp_norm(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (batch, tokens of this rank, hidden)."""
+        if self.recompute == "none":
+            return self.run(x)
+        extra = {"context_fn": every_second_matmul} if self.recompute == "selective" else {}
+        return checkpoint(self.run, x, use_reentrant=False, preserve_rng_state=False, **extra)
+
+
+class Part(nn.Module):
+    """What one virtual stage holds: some layers, perhaps the embedding, perhaps the norm and the head."""
+
+    def __init__(self, split: Split, number: int, place: Place) -> None:
+        super().__init__()
+        model, last = split.model, number == len(split.stages) - 1
+        self.place = place
+        self.embedding = nn.Embedding(model.vocab_size, model.hidden_size) if number == 0 else None
+        learned = number == 0 and model.position == "learned"
+        self.position = nn.Parameter(torch.empty(model.num_position_embeddings, model.hidden_size)) if learned else None
+        self.layers = nn.ModuleDict({str(i): Layer(split, i, place) for i in split.stages[number].layers})
+        self.norm = Norm(model.hidden_size, model.norm, split.fused) if last else None
+        self.head = nn.Linear(model.hidden_size, model.vocab_size, bias=False) if last else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Token numbers or hidden states in, hidden states or logits out."""
+        with FORWARD:
+            if self.embedding is not None:
+                x = self.embedding(x)
+            if self.position is not None:
+                x = x + self._positions(x.shape[1])
+            for layer in self.layers.values():
+                x = layer(x)
+            return x if self.head is None or self.norm is None else self.head(self.norm(x))
+
+    def _positions(self, tokens: int) -> Tensor:
+        """Rows of the position table for the tokens of this rank."""
+        assert self.position is not None and self.place.positions is not None
+        table, numbers = whole(self.position), self.place.positions
+        if isinstance(self.position, DTensor):
+            numbers = numbers.chunk(self.position.device_mesh.size(0))[self.position.device_mesh.get_local_rank(0)]
+        return table[numbers[:tokens]]

@@ -1,0 +1,20 @@
+"""One rank of rung ``full`` as torchrun starts it: ``torchrun ... -m planner.validator settings.json``."""
+
+from __future__ import annotations
+
+import sys
+
+from planner.lab.launch.place import Place
+from planner.lab.launch.rank import as_rank
+from planner.lab.run.orders import Orders
+
+
+def train(settings: str, place: Place) -> None:
+    """Trains as this rank."""
+    from planner.lab.run.full_rank import work  # torch takes seconds; the process that started this knows it by now
+
+    work(Orders.from_json(settings), place, lambda *_: None)
+
+
+if __name__ == "__main__":
+    sys.exit(as_rank("validate", sys.argv[1], train))

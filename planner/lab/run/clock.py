@@ -1,0 +1,215 @@
+"""Stopwatches of one rank: its step, every action of its pipeline, the update; and how much memory it takes (torch).
+
+On a GPU all times are those of the current stream, between two events: what the stream waits for inside of an action
+(exposed communication) counts, what the host does ahead does not. On a CPU three are taken: wall, processor time of the
+process (with the threads that move data for gloo) and of the thread that computes. On shared cores only processor time says
+something about the work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from planner.units import KIB, KILO
+from planner.lab.run.training import Run
+
+PASSES = ("F", "B", "I", "W")
+"""Kinds of actions: forward, backward, or its halves: gradients of the input and of the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Something that ran once."""
+
+    kind: str
+    """One of PASSES, or step, passes (all of them with the waiting between), clip, optimizer."""
+    stage: int
+    """Virtual stage; -1 = the whole rank."""
+    microbatch: int
+    """-1 = none."""
+    start: float
+    """Seconds from the start of the step."""
+    seconds: float
+    """Wall time on a CPU, time of the stream on a GPU."""
+    processor: float
+    """Processor seconds of all threads of the process; 0 on a GPU."""
+    thread: float
+    """Processor seconds of the thread that ran it; 0 on a GPU."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return asdict(self)
+
+
+class Clock:
+    """Times what runs inside ``span``; ``attach`` puts spans around the actions of a run."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self._open: list[tuple[str, int, int, Any, Any]] = []
+        self._spare: list[Any] = []
+        self._last: tuple[int, int] = (0, 0)
+        self.on = False
+        """Nothing is taken while it is off."""
+        self.between: Callable[[], object] = lambda: None
+        """Called when a pass has ended."""
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return time.perf_counter(), time.process_time(), time.thread_time()
+        event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @contextlib.contextmanager
+    def span(self, kind: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
+        """Times the block."""
+        if not self.on:
+            yield
+            return
+        begun = self._now()
+        yield
+        self._open.append((kind, stage, microbatch, begun, self._now()))
+        if kind in PASSES:
+            self.between()
+
+    def attach(self, run: Run) -> None:
+        """Puts spans around the passes, the loss, clipping and the update of a run."""
+        run.span = self.span
+        for stage in run.stages:
+            stage.forward_one_chunk = self._forward(stage.forward_one_chunk, stage.stage_index)
+            stage.backward_one_chunk = self._backward(stage.backward_one_chunk, stage.stage_index)
+            stage.backward_weight_one_chunk = self._weight(stage.backward_weight_one_chunk, stage.stage_index)
+        if run.schedule is not None and run.has_last:
+            run.schedule._loss_fn = self._loss(run.schedule._loss_fn)
+
+    def _forward(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
+        def forward(number: int, *arguments: Any, **named: Any) -> Any:
+            self._last = stage, number
+            with self.span("F", stage, number):
+                return original(number, *arguments, **named)
+
+        return forward
+
+    def _backward(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
+        def backward(number: int, *arguments: Any, full_backward: bool = True, **named: Any) -> Any:
+            with self.span("B" if full_backward else "I", stage, number):
+                return original(number, *arguments, full_backward=full_backward, **named)
+
+        return backward
+
+    def _weight(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
+        def weight(number: int, *arguments: Any, **named: Any) -> Any:
+            with self.span("W", stage, number):
+                return original(number, *arguments, **named)
+
+        return weight
+
+    def _loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Part of the forward pass that has just ended: schedules compute it right behind."""
+
+        def loss(*arguments: Any, **named: Any) -> Any:
+            with self.span("F", *self._last):
+                return original(*arguments, **named)
+
+        return loss
+
+    def cut(self) -> list[Any]:
+        """Everything since the last call, not read yet."""
+        spans, self._open = self._open, []
+        return spans
+
+    def take(self) -> list[Timed]:
+        """Everything since the last call, see ``resolve``."""
+        return self.resolve(self.cut())
+
+    def resolve(self, spans: list[Any]) -> list[Timed]:
+        """What ``cut`` gave, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
+        origin, end = next((begun, ended) for kind, _, _, begun, ended in spans if kind == "step")
+        if self.cuda:
+            end.synchronize()
+        found: dict[tuple[str, int, int], Timed] = {}
+        for kind, stage, number, begun, ended in spans:
+            one = self._timed(kind, stage, number, origin, begun, ended)
+            before = found.get((kind, stage, number))
+            found[kind, stage, number] = one if before is None else _joined(before, one)
+        if self.cuda:
+            self._spare += [event for *_, begun, ended in spans for event in (begun, ended)]
+        return sorted(found.values(), key=lambda one: one.start)
+
+    def _timed(self, kind: str, stage: int, number: int, origin: Any, begun: Any, ended: Any) -> Timed:
+        if self.cuda:
+            start, seconds = _between(origin, begun), _between(begun, ended)
+            return Timed(
+                kind=kind, stage=stage, microbatch=number, start=start, seconds=seconds, processor=0.0, thread=0.0
+            )
+        wall, processor, thread = (after - before for before, after in zip(begun, ended, strict=True))
+        return Timed(
+            kind=kind, stage=stage, microbatch=number, start=begun[0] - origin[0], seconds=wall, processor=processor,
+            thread=thread,
+        )  # fmt: skip
+
+
+def _between(first: Any, second: Any) -> float:
+    """Seconds between two events of a GPU."""
+    return float(first.elapsed_time(second)) / KILO
+
+
+def _joined(one: Timed, more: Timed) -> Timed:
+    """Two pieces of one action: a forward pass and its loss, the two halves of the same update."""
+    return Timed(
+        kind=one.kind, stage=one.stage, microbatch=one.microbatch, start=one.start, seconds=one.seconds + more.seconds,
+        processor=one.processor + more.processor, thread=one.thread + more.thread,
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ memory
+
+
+def reset_memory(device: torch.device) -> None:
+    """Peaks start anew."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        return
+    with contextlib.suppress(OSError):  # the kernel's own peak of resident memory  [man proc_pid_clear_refs]
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def memory(device: torch.device) -> dict[str, int]:
+    """Bytes of this rank. GPU: peaks of what torch's allocator handed out and holds (allocated, reserved), and what the device
+    has in use now, context, NCCL and other processes included (device). CPU: peak of resident memory, the libraries
+    included (resident)."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return {
+            "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved(),
+            "device": total - free,
+        }  # fmt: skip
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return {"resident": int(int(next(one for one in lines if one.startswith("VmHWM")).split()[1]) * KIB)}
+    return {}
+
+
+def states(run: Run) -> dict[str, int]:
+    """Bytes that a rank keeps between steps, by the sizes of its own parts: weights, gradients, optimizer states."""
+    weights = [p for part in run.parts for p in part.parameters()]
+    kept = [value for one in run.optimizers for state in one.state.values() for value in state.values()]
+    found = {
+        "weights": weights, "gradients": [p.grad for p in weights if p.grad is not None],
+        "optimizer_states": [one for one in kept if isinstance(one, torch.Tensor)],
+    }  # fmt: skip
+    return {name: sum(_bytes(one) for one in tensors) for name, tensors in found.items()}
+
+
+def _bytes(tensor: Any) -> int:
+    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return int(local.numel() * local.element_size())

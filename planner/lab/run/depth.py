@@ -1,0 +1,97 @@
+"""A deep stage from two shallow ones, exactly: every program point's memory is a straight line in the number of layers.
+
+A rank whose stages have many equal layers is run twice with few of them. Between two layers (in the forward and in the backward
+pass of each microbatch) the most that was alive is noted. From one depth to the other the same point, counted from the
+first or from the last layer, differs by what each layer in between adds: stored activations, weights gathered, gradients.
+The peak of the deep stage is the largest of these lines at its depth. Points in the middle lie between both ends.
+A stage whose layers are not of one kind from some layer on, or few, is run whole.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from planner.lab.reference.split import Split
+
+SHALLOW = (3, 5)
+"""Equal layers of a stage in both runs: the first and the last two are told apart."""
+Points = dict[tuple[Any, ...], tuple[int, dict[str, int], dict[str, int]]]
+"""(virtual stage, microbatch, pass, layer) -> most bytes, their parts at that moment, most of each category."""
+
+
+def depths(split: Split, stage: int) -> tuple[Split, Split, float] | None:
+    """Both shallow jobs and how many times their difference the deep one lies beyond the second; None to run it whole."""
+    mine = split.stages_of(stage)
+    equal = min(_equal_layers(split, number) for number in mine)
+    if equal <= sum(SHALLOW):
+        return None
+    first, second = (_cut(split, mine, equal - keep) for keep in SHALLOW)
+    return first, second, (equal - SHALLOW[1]) / (SHALLOW[1] - SHALLOW[0])
+
+
+def _equal_layers(split: Split, number: int) -> int:
+    """Layers at the end of a virtual stage that are of one kind."""
+    kinds = [split.model.is_moe_layer(layer) for layer in split.stages[number].layers]
+    count = 0
+    while count < len(kinds) and kinds[-1 - count] == kinds[-1]:
+        count += 1
+    return count if len(kinds) - count <= split.model.num_dense_layers else 0
+
+
+def _cut(split: Split, mine: list[int], fewer: int) -> Split:
+    """The job with so many layers less in each of the rank's virtual stages."""
+    stages = tuple(
+        dataclasses.replace(stage, layers=stage.layers[: len(stage.layers) - fewer]) if number in mine else stage
+        for number, stage in enumerate(split.stages)
+    )
+    return dataclasses.replace(split, stages=stages)
+
+
+def place(layer: int, layers: int) -> int | None:
+    """Where a layer is, from either end: 0, -2, -1; None in the middle."""
+    return 0 if layer == 0 else layer - layers if layer >= layers - 2 else None
+
+
+def beyond(first: Any, second: Any, times: float) -> Any:
+    """The deep stage's measurement from both shallow ones."""
+    points = {
+        key: (_line(first.points[key][0], value[0], times), _lines(first.points[key][1], value[1], times),
+              _lines(first.points[key][2], value[2], times))
+        for key, value in second.points.items()
+        if key in first.points  # three layers have no middle
+    }  # fmt: skip
+    top = max(points.values(), key=lambda one: one[0])
+    held = {name: max(one[2][name] for one in points.values()) for name in top[2]}
+    return dataclasses.replace(
+        second, held=held, at_peak=top[1], peak=top[0], parameters=_line(first.parameters, second.parameters, times),
+        collectives=_collectives(first.collectives, second.collectives, times), points=points,
+        seconds=max(first.seconds, second.seconds),
+    )  # fmt: skip
+
+
+def _line(first: float, second: float, times: float) -> int:
+    return round(second + (second - first) * times)
+
+
+def _lines(first: dict[str, int], second: dict[str, int], times: float) -> dict[str, int]:
+    return {name: _line(first[name], second[name], times) for name in second}
+
+
+def _collectives(first: list[dict[str, Any]], second: list[dict[str, Any]], times: float) -> list[dict[str, Any]]:
+    """How often each runs is a line too; the norm of all gradients is one whose size is."""
+
+    def key(one: dict[str, Any]) -> tuple[Any, ...]:
+        return one["operation"], one["ranks"], one["stride"], one["bytes"]
+
+    before = {key(one): one for one in first}
+    left = [one for one in first if key(one) not in {key(two) for two in second}]
+    found = []
+    for one in second:
+        other = before.get(key(one))
+        if other is None:
+            other = next((two for two in left if key(two)[:3] == key(one)[:3]), one)
+            found.append({**one, "bytes": _line(other["bytes"], one["bytes"], times)})
+        else:
+            found.append({**one, "times": _line(other["times"], one["times"], times)})
+    return found

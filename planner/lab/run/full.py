@@ -1,0 +1,171 @@
+"""Rung ``full``: the plan itself on all its ranks, started here with torchrun or by torchrun or srun; no torch in this module."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from planner import library
+from planner.errors import PlannerError
+from planner.lab.launch.state import Bar
+from planner.lab.launch.torchrun import InterruptedRunError, run_here
+from planner.lab.launch.watch import Verdict
+from planner.units import GIB, format_seconds
+from planner.lab.run.full_result import result
+from planner.lab.run.time_limits import FIRST, SETTING_UP, START, step_limits
+from planner.lab.run.orders import Ledger, Orders
+from planner.lab.run.levels import Say, Task
+
+MOST_ON_CPU = 64
+"""Processes on a CPU."""
+LIBRARIES = 0.4 * GIB
+"""Bytes that a process with torch takes before it does anything: 0.3 to 0.4 GiB were resident  [torch 2.13, CPU build]."""
+
+
+def obstacle(task: Task) -> str:
+    """Too few GPUs, too little memory, or another number of ranks than the plan has."""
+    world, place = task.asked.split.world, task.machine.place
+    if task.ranks:
+        return "it runs all ranks and --rank names some; leave --rank out"
+    if place is not None:
+        if place.world != world:
+            return f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
+        return ""
+    if task.machine.device == "cuda":
+        if task.machine.gpus < world:
+            return (
+                f"the plan has {world} ranks and this machine {task.machine.gpus} GPUs; --print-commands shows how to start it "
+                "on several machines"
+            )
+        return ""
+    if world > MOST_ON_CPU:
+        return f"the plan has {world} ranks, and on a CPU at most {MOST_ON_CPU} are started; --rung meta looks at one of them"
+    needed = needed_memory(task)
+    if needed > task.machine.memory:
+        return (
+            f"its {world} ranks need {needed / GIB:.1f} GiB of main memory and {task.machine.memory / GIB:.1f} GiB are free; "
+            "validate a smaller model, or --rung meta"
+        )
+    return ""
+
+
+def needed_memory(task: Task) -> float:
+    """Bytes of all ranks together: what is predicted for the stages, and the libraries."""
+    from planner.lab.run.predicted_ranks import predicted
+
+    pp, world = int(task.asked.layout.pp), task.asked.split.world
+    every = sum(predicted(task.asked, stage)["peak"] for stage in range(pp))
+    return every * (world // pp) + world * LIBRARIES
+
+
+def run(task: Task, say: Say) -> dict[str, Any]:
+    """Runs it and compares. Faults of the run are results."""
+    orders = Orders(
+        plan=task.plan.to_dict(), device=task.machine.device, steps=task.steps, warmup=task.warmup, timeout=task.timeout,
+        parity=task.parity, trace=str(task.trace.resolve()) if task.trace else "",
+    )  # fmt: skip
+    if task.machine.place is None or task.machine.place.rank == 0:
+        print(stated_limits(task), file=sys.stderr, flush=True)
+    return _here(task, orders) if task.machine.place is None else _as_rank(task, orders)
+
+
+def stated_limits(task: Task) -> str:
+    """What is started and how long it may take, before it starts."""
+    split, steps = task.asked.split, task.warmup + task.steps
+    parity = "a comparison with one process, " if task.parity else ""
+    where = "on GPUs" if task.machine.device == "cuda" else "as processes on this CPU"
+    setting_up = f"{format_seconds(SETTING_UP)} to set up{' and to compare' if task.parity else ''}"
+    return (
+        f"{split.world} ranks {where}: {parity}{task.warmup} warm and {task.steps} measured steps. Limits: "
+        f"{format_seconds(START)} to meet, {setting_up}, {step_limits(task.timeout, steps)}"
+    )
+
+
+def limits(task: Task) -> dict[str, float]:
+    """The same as numbers, seconds."""
+    return {
+        "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
+        "first_step_seconds": FIRST * task.timeout,
+    }  # fmt: skip
+
+
+def _here(task: Task, orders: Orders) -> dict[str, Any]:
+    """One machine: torchrun is started, the result is made of what the ranks left."""
+    world, killed = task.asked.split.world, kills()
+    verdict: Verdict | None = None
+    with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
+        directory = Path(name)
+        try:
+            with Bar(through=task.shown) as bar:
+                run_here("planner.validator", orders.to_json(), world, directory, bar.show)
+        except InterruptedRunError:
+            verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
+        except PlannerError as error:
+            verdict = _verdict(directory, str(error))
+        if verdict is not None and verdict.kind == "died" and kills() > killed:
+            verdict = Verdict(
+                kind="error", rank=verdict.rank, phase=verdict.phase, facts={"out_of_memory": True},
+                sentence=f"{verdict.sentence}: the kernel ended a process of this machine because main memory was used up",
+            )  # fmt: skip
+        found = result(task, Ledger(name).read(world), verdict)
+    return found | {"limits": limits(task), "traces": traces(task, found)}
+
+
+def _verdict(directory: Path, sentence: str) -> Verdict:
+    """What the rank that reports has found out; where none could, what torchrun said."""
+    with contextlib.suppress(OSError, ValueError, TypeError):
+        return Verdict(**json.loads((directory / "verdict.json").read_text(encoding="utf-8")))
+    kind = "said" if (directory / "failure.txt").is_file() else "died"
+    return Verdict(kind=kind, rank=-1, phase="", sentence=sentence)
+
+
+def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
+    """One of the ranks that torchrun or srun started: the first, or the one that finds out what is wrong, reports."""
+    from planner.lab.run.full_rank import work
+
+    place = task.machine.place
+    assert place is not None
+    told: list[dict[str, Any]] = []
+
+    def report(entries: list[dict[str, Any]], verdict: Verdict | None) -> None:
+        found = result(task, entries, verdict) | {"limits": limits(task)}
+        found["traces"] = traces(task, found)
+        if verdict is None:
+            told.append(found)
+        else:  # this rank ends at once
+            task.report({"rung": "full", "why": task.why, **found})
+
+    with Bar(quiet=place.rank != 0, through=task.shown) as bar:
+        try:
+            work(orders, place, report, bar.show)
+        except KeyboardInterrupt:
+            sys.exit(1)  # the first rank has reported
+    return told[0] if told else {}
+
+
+def traces(task: Task, found: dict[str, Any]) -> list[dict[str, Any]]:
+    """The traces that ranks wrote, and beside them the predicted one."""
+    written = found.pop("written_traces", [])
+    if not task.trace or not written:
+        return []
+    from planner.analysis.pricing import price
+    from planner.report.trace import trace_of
+    from planner.rules import Job
+
+    asked = task.asked
+    path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
+    job = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
+    library.write_whole(path, trace_of(price(job, asked.layout)))
+    return [*written, {"what": "predicted", "file": str(path)}]
+
+
+def kills() -> int:
+    """Processes that the kernel has ended because memory ran out, since it started."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+    return 0

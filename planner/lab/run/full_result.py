@@ -1,0 +1,160 @@
+"""What the ranks of rung ``full`` left, as the content of validation.yaml: outcome, times, memory, rates. No torch here."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from planner.cost.memory import RESERVED
+from planner.cost.step import memory_by_stage
+from planner.error_bars import error_bar
+from planner.lab.launch.watch import Verdict
+from planner.units import GIB
+from planner.lab.run.predicted_ranks import NAMES, POSITIONS, position, predicted, row
+from planner.lab.run.full_notes import as_run_of
+from planner.lab.run.full_times import Run, stages, times
+from planner.lab.run.levels import Task
+
+OUTCOME = {
+    "died": "lost_rank", "store": "lost_rank", "hung": "hung", "link": "hung", "interrupted": "interrupted",
+    "error": "failed", "said": "failed", "stopped": "failed",
+}  # fmt: skip
+"""Kind of a verdict -> outcome."""
+
+
+def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | None) -> dict[str, Any]:
+    """The validation as plain data, as far as the run came."""
+    asked = task.asked
+    waits = [one["pressure"] for one in entries if one["rank"] == 0]
+    before, after = (waits[0][0], waits[0][-1] if len(waits[0]) > 1 else None) if waits else (None, None)
+    run = Run(task=task, entries=entries, pressure=(before, after))
+    parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
+    outcome, failure = _outcome(entries, verdict, parity)
+    passes = stages(run)
+    return {
+        "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
+        "changes": list(asked.changes), "outcome": outcome, "failure": failure,
+        "device": {
+            "name": entries[0]["name"] if entries and not run.on_cpu else task.machine.name, "kind": task.machine.device,
+            "ranks": asked.split.world, "hosts": sorted({one["host"] for one in entries}),
+            "cores": task.machine.cores if run.on_cpu else None,
+            "pressure": {"some_avg10": {"before": before, "after": after}} if run.on_cpu else None,
+        },
+        "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
+        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes),
+        "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
+        "rates": _rates(run), "parity": parity,
+        "written_traces": [
+            {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
+        ],
+    }  # fmt: skip
+
+
+def _parity(found: dict[str, Any]) -> dict[str, Any]:
+    """The comparison in fp64, and under ``rounded`` that in bf16 where the plan's passes are (None: not made)."""
+    rounded = found.get("rounded")
+    return {
+        "compared_parameters": found["parameters"], "compared_values": found["values"],
+        "largest_error": max(found["parameter_error"], found["loss_and_norm_error"]), "tolerance": found["tolerance"],
+        "precision": found.get("precision", "fp64"), "equal": found["equal"] and (rounded is None or rounded["equal"]),
+        "rounded": None if rounded is None else {k: v for k, v in _parity(rounded).items() if k != "rounded"},
+    }  # fmt: skip
+
+
+def _outcome(
+    entries: Sequence[dict[str, Any]], verdict: Verdict | None, parity: dict[str, Any] | None
+) -> tuple[str, dict[str, Any] | None]:
+    """How it ended, and what is known of a failure: rank, phase, sentence, GiB allocated on that rank."""
+    if verdict is None:
+        if parity is None or parity["equal"]:
+            return _numbers(entries)
+        worst = parity["rounded"] or parity
+        sentence = (
+            f"a tiny model with the plan's degrees does not train like one process: error {worst['largest_error']:.1e} in "
+            f"{worst['precision']}, {worst['tolerance']:.1g} is allowed; nothing was timed"
+        )
+        return "not_equal", {"rank": None, "phase": "parity", "sentence": sentence, "allocated_gib": None}
+    outcome = "out_of_memory" if verdict.facts.get("out_of_memory") else OUTCOME[verdict.kind]
+    memory: dict[str, float] = next((one["memory"] for one in entries if one["rank"] == verdict.rank), {})
+    known = memory.get("allocated", memory.get("peak"))
+    allocated = verdict.facts.get("allocated_gib", None if known is None else known / GIB)
+    more = "; if a step only needs longer, raise --timeout" if outcome == "hung" else ""
+    return outcome, {
+        "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase, "sentence": verdict.sentence + more,
+        "allocated_gib": allocated,
+    }  # fmt: skip
+
+
+def _numbers(entries: Sequence[dict[str, Any]]) -> tuple[str, dict[str, Any] | None]:
+    """A run whose loss is no number does not train, however fast it is."""
+    losses = _losses(entries)
+    if all(math.isfinite(one) for one in losses):
+        return "completed", None
+    sentence = (
+        f"the loss is {losses[0]} in the first and {losses[-1]} in the last measured step: the run does not train, and its times "
+        "are those of other numbers"
+    )
+    return "failed", {"rank": None, "phase": "the measured steps", "sentence": sentence, "allocated_gib": None}
+
+
+def _losses(entries: Sequence[dict[str, Any]]) -> list[float]:
+    """Of the first and of the last measured step."""
+    return next((one["loss"] for one in entries if one["loss"]), [])
+
+
+def _has_memory(entry: dict[str, Any]) -> bool:
+    return "states" in entry["memory"]
+
+
+def _memory(run: Run, entry: dict[str, Any]) -> dict[str, Any]:
+    """One rank as rung meta writes it, with what the allocator holds and the device or the system has in use."""
+    asked, seen = run.task.asked, entry["memory"]
+    pp = int(asked.layout.pp)
+    told = predicted(asked, entry["stage"])
+    held = {**seen["states"], **seen.get("held", {})}
+    rows = [row(name, told[name], held[name]) for name in NAMES.values() if name in held]
+    rows.append(row("peak", told["peak"], seen.get("peak", seen.get("allocated", 0))))
+    where = position(entry["stage"], pp)
+    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(entry["stage"], 1))
+    if "reserved" in seen:
+        rows.append(row("reserved", sum(float(parts[name][where, 0]) for name in RESERVED), seen["reserved"]))
+    if "device" in seen:
+        whole = sum(float(one[where, 0]) for one in parts.values()) + asked.cluster.hardware.context_memory
+        rows.append(_within(run, row("device", whole, seen["device"])))
+    if "resident" in seen:
+        rows.append({
+            "what": "resident", "predicted_gib": None, "measured_gib": seen["resident"] / GIB, "error": None, "bound": None,
+            "inside": None,
+        })  # fmt: skip
+    return {
+        "rank": entry["rank"], "stage": entry["stage"], "priced_as": POSITIONS[where], "memory": rows,
+        "at_peak_gib": {name: size / GIB for name, size in seen.get("at_peak", {}).items()},
+    }  # fmt: skip
+
+
+def _within(run: Run, row: dict[str, Any]) -> dict[str, Any]:
+    """The peak of the device with the interval that nine of ten runs lie in."""
+    asked = run.task.asked
+    bar = error_bar("memory", asked.trainer, asked.cluster.hardware, run.task.plan.kind())
+    low, high = bar.interval(row["predicted_gib"])
+    inside = None if run.not_compared else low <= row["measured_gib"] <= high
+    return {**row, "interval": [low, high], "inside": inside}
+
+
+def _rates(run: Run) -> dict[str, Any] | None:
+    """Throughput of the job, MFU, loss of the first and the last measured step."""
+    if not run.steps:
+        return None
+    estimate, world = run.priced.estimate, run.task.asked.split.world
+    step, (told, _, _) = statistics.median(run.step_seconds), run.step_range
+    tokens = float(estimate.tokens[0]) * world
+    compared = not run.not_compared
+    useful = float(estimate.flop[0]) / estimate.peak_flops
+    loss = _losses(run.entries)
+    return {
+        "tokens_per_second": {"predicted": tokens / told if compared else None, "measured": tokens / step},
+        "mfu": {"predicted": useful / told if compared else None, "measured": useful / step if compared else None},
+        "loss": loss if all(math.isfinite(one) for one in loss) else None,
+    }  # fmt: skip

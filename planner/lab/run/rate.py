@@ -1,0 +1,171 @@
+"""How fast this processor's core is while a step runs, by the profiler's yardstick; and what the host needs around layers (torch).
+
+A core that is shared runs at another rate from second to second, and processor time does not leave that out. The profiler gives all
+of its figures at the rate that its yardstick had when it began; a step's are brought there alike: t = t_measured y_0 / y, y the
+mean of the yardstick between the passes of that step on that rank.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from planner.lab.profile.machine import stream_yardstick, yardstick
+from planner.lab.profile.tensors import keep_memory
+from planner.lab.reference.split import Split
+from planner.lab.run.clock import Clock, Timed
+from planner.lab.run.training import Run
+from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, Yardsticks, apart, small
+
+APART = 40.0
+"""Yardsticks that fit between two of them: they take a fortieth of the time."""
+PASSES = ("F", "B")
+
+Passes = dict[tuple[int, str, int], float]
+"""Processor seconds by stage, kind and microbatch."""
+
+
+AROUND = 3
+"""Runs of the yardstick of the update, on either side of a step."""
+
+
+class Rate:
+    """The yardstick, run between passes; and that of the update, run around the step."""
+
+    def __init__(self) -> None:
+        self.yardstick = yardstick()
+        self.stream: list[float] = []
+        self.samples: list[float] = []
+        self.spent = 0.0
+        """Wall seconds since the last ``take``."""
+        self.worked = 0.0
+        """The same in processor seconds."""
+        self._last = 0.0
+
+    def look(self) -> None:
+        """Runs it where the last time was long enough ago."""
+        begun, worked = time.perf_counter(), time.process_time()
+        if begun - self._last < APART * self.yardstick.reference:
+            return
+        self.samples.append(self.yardstick.seconds())
+        self._last = time.perf_counter()
+        self.spent += self._last - begun
+        self.worked += time.process_time() - worked
+
+    def around(self) -> None:
+        """Runs the yardstick of the update."""
+        self.stream += [stream_yardstick().seconds() for _ in range(AROUND)]
+
+    def take_stream(self) -> float:
+        """Its mean seconds since the last call."""
+        found, self.stream = statistics.fmean(self.stream), []
+        return found
+
+    def take(self) -> tuple[float, float]:
+        """Mean seconds of the yardstick since the last call (at least one run of it), and the wall time that it took."""
+        if not self.samples:
+            self._last = 0.0
+            self.look()
+        found, spent = statistics.fmean(self.samples), self.spent
+        self.samples, self.spent, self.worked = [], 0.0, 0.0
+        return found, spent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slowed:
+    """A step beside the profile: how many times longer the yardsticks took, and what they took of the step."""
+
+    passes: float
+    """Of the core that computes."""
+    update: float
+    """Of what moves bytes; as the passes where the profile has no yardstick of it."""
+    wall: float
+    """Seconds that the yardstick ran between the passes."""
+    worked: float
+    """The same in processor seconds."""
+
+
+class Core:
+    """A processor is host and device at once: one thread and freed memory kept, as its profile has them, and the rate of its core
+    from step to step, where the profile has kept its own."""
+
+    def __init__(self, kept: Yardsticks) -> None:
+        torch.set_num_threads(1)
+        keep_memory()
+        self.kept = kept
+        self.rate = Rate() if kept.product else None
+
+    def look(self) -> None:
+        """A pass has ended."""
+        if self.rate is not None:
+            self.rate.look()
+
+    def begin(self) -> None:
+        """A step is next."""
+        if self.rate is not None:
+            self.rate.take()
+            self.rate.around()
+
+    def ended(self) -> Slowed | None:
+        """The step since ``begin``; None where the profile has no yardstick."""
+        if self.rate is None or not self.kept.product:
+            return None
+        worked = self.rate.worked
+        seconds, wall = self.rate.take()
+        self.rate.around()
+        passes = seconds / self.kept.product
+        update = self.rate.take_stream() / self.kept.stream if self.kept.stream else passes
+        return Slowed(passes=passes, update=update, wall=wall, worked=worked)
+
+
+def filled(run: Run) -> Run:
+    """Memory with small numbers in it."""
+    run.allocate(fill=False)
+    with torch.no_grad():
+        for part in run.parts:
+            for parameter in part.parameters():
+                (parameter.to_local() if hasattr(parameter, "to_local") else parameter).normal_(0.0, 0.02)
+    return run
+
+
+def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:
+    """Takes a step."""
+    with clock.span("step"):
+        run.step(*run.data(number))
+    return clock.take()
+
+
+def passes_of(step: Iterable[Timed]) -> Passes:
+    """The thread's seconds of each pass."""
+    return {(t.stage, t.kind, t.microbatch): t.thread for t in step if t.microbatch >= 0}
+
+
+def middle(steps: Iterable[Passes], kind: str) -> list[float]:
+    """Passes of all microbatches but the first, which gathers weights, and the last, which reduces gradients."""
+    kept = list(steps)
+    last = max(number for step in kept for _, _, number in step)
+    return [t for step in kept for (_, k, number), t in step.items() if k == kind and 0 < number < last]
+
+
+def host_seconds(split: Split, reference: float | None = None, clocks: Callable[[torch.device], Clock] = Clock) -> Host:
+    """Passes over layers of nothing, and their update: one layer and three tell a layer from the ends. Brought to a yardstick of
+    ``reference`` seconds where one is given. ``clocks`` makes the clock, one for each of the two."""
+    device, found = torch.device("cpu"), {}
+    for layers in LAYERS:
+        run, clock, rate = filled(Run(small(split, layers), device)), clocks(device), Rate()
+        clock.attach(run)
+        clock.on = True
+        steps = []
+        for number in range(5):
+            steps.append(taken_step(run, clock, number))
+            rate.look()
+        slowed = rate.take()[0] / reference if reference else 1.0
+        passes = [passes_of(step) for step in steps[1:]]
+        updates = [sum(t.thread for t in step if t.kind in UPDATE) for step in steps[1:]]
+        found[layers] = {kind: statistics.median(middle(passes, kind)) / slowed for kind in PASSES}
+        found[layers][UPDATED] = statistics.median(updates) / slowed
+    return {kind: apart(*(found[layers][kind] for layers in LAYERS)) for kind in (*PASSES, UPDATED)}

@@ -1,0 +1,155 @@
+"""Finalists: the best plans of a job run one after the other, ranked anew by what they measured.
+
+Plans that are within the model's error of each other are told apart by running them. One that goes out of memory, hangs or
+loses a rank is a result, and the next is taken; what is known is written whole after each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from planner.accuracy.ranking import kendall_tau
+from planner.analysis.best import resolved_of
+from planner.errors import PlannerError
+from planner.explain import layout_text
+from planner.export.nearest import command
+from planner.export.target import ExportJob
+from planner.plan import Plan, predict
+from planner.search import search
+from planner.lab.run.learn import other_device, step_of, time_of
+
+LEAST_TAU = 3
+"""Measured finalists from which a rank correlation says anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finalist:
+    """One plan of those that are run."""
+
+    predicted_rank: int
+    """From 1, by predicted step time."""
+    plan: Plan
+    own: bool
+    """It is the plan of the file; the others are of a search of the same job."""
+
+
+def finalists(plan: Plan, top: int, say: Callable[[str], object] = lambda _: None) -> list[Finalist]:
+    """The plan and the fastest others of the same job that fit, ``top`` in all, fastest prediction first.
+
+    The search is free: what the user pinned when the plan was made is not in its file. Raises PlannerError.
+    """
+    say("searching the other finalists")
+    resolved = resolved_of(plan)
+    finding = search(resolved.job, None, top)
+    plans = [plan]
+    for layout, found in zip(finding.layouts, finding.estimates, strict=True):
+        if finding.fit and layout != plan.layout and len(plans) < top:
+            prediction = predict(found, resolved.job, resolved.kind)
+            plans.append(
+                dataclasses.replace(plan, layout=layout, prediction=prediction, why="a finalist of plan validate")
+            )
+    return _ordered(plans)
+
+
+def given(plan: Plan, others: Mapping[Path, Plan]) -> list[Finalist]:
+    """The plan and plan files that the user chose. Raises PlannerError where one is of another job."""
+    for file, other in others.items():
+        for what, mine, theirs in (
+            ("workload", plan.workload, other.workload),
+            ("number of GPUs", plan.num_gpus, other.num_gpus),
+            ("hardware", plan.hardware, other.hardware),
+        ):
+            if mine != theirs:
+                raise PlannerError(
+                    f"--finalist {file}: its {what} is not that of the plan; finalists are plans of one job"
+                )
+    return _ordered([plan, *others.values()])
+
+
+def _ordered(plans: list[Plan]) -> list[Finalist]:
+    """Numbered by prediction; the first of the list is the user's plan."""
+    ranked = sorted(plans, key=lambda one: one.prediction.step_time_s)
+    return [Finalist(predicted_rank=n, plan=one, own=one is plans[0]) for n, one in enumerate(ranked, 1)]
+
+
+def validate_all(
+    chosen: Sequence[Finalist], run: Callable[[Finalist], dict[str, Any]], keep: Callable[[dict[str, Any]], object],
+    *, file: Path, rung: str,
+) -> dict[str, Any]:  # fmt: skip
+    """Run every finalist and rank them; ``keep`` is given all that is known after each. What a run refuses is its result."""
+    found: list[dict[str, Any]] = []
+    for one in chosen:
+        try:
+            result = run(one)
+        except PlannerError as error:
+            result = refused(one.plan, rung, str(error))
+        name = str(file) if one.own else f"{file}, finalist {one.predicted_rank}"
+        found.append(
+            {"plan": name, "predicted_rank": one.predicted_rank, **{k: v for k, v in result.items() if k != "plan"}}
+        )
+        keep(ranked(chosen, found, file=file))
+        if result["outcome"] == "interrupted":
+            break
+    return ranked(chosen, found, file=file)
+
+
+def refused(plan: Plan, rung: str, sentence: str) -> dict[str, Any]:
+    """The result of a finalist that could not be run at all."""
+    failure = {"rank": None, "phase": "before the start", "sentence": sentence, "allocated_gib": None}
+    return {
+        "rung": rung, "trainer": plan.load_trainer().name, "layout": plan.layout.to_dict(), "num_gpus": plan.num_gpus,
+        "changes": [], "outcome": "failed", "failure": failure, "times": [], "ranks": [], "likeliest": None,
+        "no_run": "it was not run", "run": None,
+    }  # fmt: skip
+
+
+def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, file: Path) -> dict[str, Any]:
+    """The finalists that were run by measurement, those without one last, with Kendall's tau of the two orders."""
+    rows = [_row(one, result) for one, result in zip(chosen, found, strict=False)]
+    timed = sorted((row for row in rows if row["measured_seconds"]), key=lambda row: row["measured_seconds"])
+    for place, row in enumerate(timed, 1):
+        row["measured_rank"] = place
+    tau = None
+    if len(timed) >= LEAST_TAU:
+        orders = [np.array([row[name] for row in timed]) for name in ("predicted_seconds", "measured_seconds")]
+        tau = kendall_tau(orders[0], orders[1])
+    best = timed[0] if timed else None
+    chooses, caveat = None, _caveat(chosen, found)
+    if best is not None and not caveat:
+        first = next(one for one in chosen if one.own)
+        winner = next(one for one in chosen if one.predicted_rank == best["predicted_rank"])
+        if not winner.own:
+            chooses = command(ExportJob.of(first.plan), ExportJob.of(winner.plan), file)
+    ordered = [*timed, *(row for row in rows if row not in timed)]
+    return {"finalists": ordered, "kendall_tau": tau, "choose": chooses, "caveat": caveat, "validations": list(found)}
+
+
+def _caveat(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]]) -> str | None:
+    """Why the order here says nothing about the plan's own machine; None when it does."""
+    hardware = chosen[0].plan.cluster().hardware
+    reasons = (other_device(hardware, one["device"]) for one in found if one.get("device"))
+    why = next((one for one in reasons if one), None)
+    return why and f"{why}: this order is of this machine"
+
+
+def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
+    step = _measured(result) if result["outcome"] == "completed" else None
+    failure = result.get("failure")
+    return {
+        "predicted_rank": one.predicted_rank, "measured_rank": None, "own": one.own, "layout": layout_text(one.plan.layout),
+        "predicted_seconds": one.plan.prediction.step_time_s, "measured_seconds": step["measured_seconds"] if step else None,
+        "measured_as": step["what"] if step else None, "compared": bool(step and step["what"] == "step" and not step.get("note")),
+        "outcome": result["outcome"], "sentence": failure["sentence"] if failure else None,
+    }  # fmt: skip
+
+
+def _measured(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The step by which a finalist is ranked: held against the prediction; else replayed from the processor time of its passes,
+    as on cores that others use too; else by the wall."""
+    return step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")

@@ -1,0 +1,254 @@
+"""Training steps of one rank: its stages, their schedule, gradients over microbatches, clipping, the optimizer."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import loss_parallel
+from torch.nn import functional
+
+from planner.lab.reference.routed_experts import Experts
+from planner.lab.reference.transformer import FORWARD, Part, Place, angles
+from planner.lab.reference.fused_operators import VocabularyLoss
+from planner.lab.reference.split import Split
+from planner.lab.run.parallel import Meshes, shard_states, split_tensors
+
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
+
+
+def tokens(split: Split, step: int) -> Tensor:
+    """Made-up sequences of one step, (global batch, length + 1), the same on every rank."""
+    seed = torch.Generator().manual_seed(1000 + step)
+    shape = (split.global_batch_size, split.sequence_length + 1)
+    return torch.randint(split.model.vocab_size, shape, generator=seed)
+
+
+def initial(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Weights of a parameter by its name: normal with standard deviation 0.02 times a power of its size; norms about 1."""
+    seed = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+    drawn = torch.empty(shape, dtype=dtype).normal_(0.0, 1.0, generator=seed)
+    if "norm" in name:
+        return drawn * 0.1 + (0.0 if name.endswith("bias") else 1.0)
+    return drawn * (0.1 if name.endswith("bias") else shape[-1] ** -0.5)
+
+
+def part_of_sequence(split: Split, rank: int) -> Tensor:
+    """Positions of a context-parallel rank: chunks r and 2 c - 1 - r of 2 c, so that causal work is even."""
+    if split.cp == 1:
+        return torch.arange(split.sequence_length)
+    chunks = torch.arange(split.sequence_length).chunk(2 * split.cp)
+    return torch.cat([chunks[rank], chunks[2 * split.cp - 1 - rank]])
+
+
+def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place:
+    """Says where a context-parallel rank is in the sequence."""
+    place.positions = part_of_sequence(split, rank).to(device)
+    width = split.model.qk_rope_head_dim if split.model.is_mla else split.model.head_dim
+    if split.model.position == "rope":
+        dtype = torch.float64 if split.precision == "fp64" else torch.float32
+        place.cosine, place.sine = angles(place.positions, width, dtype)
+    return place
+
+
+class Run:
+    """The parts of this rank and how they take a step. The process group must exist."""
+
+    def __init__(self, split: Split, device: torch.device, meshes: Meshes | None = None) -> None:
+        """Modules split over the ranks, without memory: ``allocate`` gives it to them. ``meshes`` of a run with the same
+        degrees are used again: every one has communicators of its own."""
+        self.split, self.device = split, device
+        self.meshes = meshes or Meshes(split, device.type)
+        self.rank = {name: self.meshes.all.get_local_rank(name) for name in ("pp", "replica", "shard", "cp", "tp")}
+        self.place = Place(context=self.meshes.group("cp"), experts=self.meshes.group("ep"))
+        self.mine = split.stages_of(self.rank["pp"])
+        self.parts = [self._part(number) for number in self.mine]
+        self.has_first, self.has_last = 0 in self.mine, len(split.stages) - 1 in self.mine
+        self.replica = self.rank["replica"] * split.dp_shard + self.rank["shard"]
+        self.span: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
+        """Put around passes (kind, stage, microbatch), clipping and the update; a clock replaces it."""
+        self.optimizers: list[Any] = []
+        self.stages: list[Any] = []
+        self.schedule = self._schedule() if split.pp > 1 else None
+
+    def _part(self, number: int) -> Part:
+        split, before = self.split, torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64 if split.precision == "fp64" else torch.float32)
+        with torch.device("meta"):
+            part = Part(split, number, self.place)
+        torch.set_default_dtype(before)
+        if split.tp > 1:
+            split_tensors(part, self.meshes.all["tp"])
+        if split.model.tied_embeddings and part.head is not None and part.embedding is not None:
+            part.head.weight = part.embedding.weight
+        shard_states(part, split, self.meshes)
+        return part
+
+    def allocate(self, *, fill: bool = True) -> Run:
+        """Memory for weights, their values when asked for, and the optimizers."""
+        locate(self.place, self.split, self.rank["cp"], self.device)
+        for part in self.parts:
+            part.to_empty(device=self.device)
+            if fill:
+                self._fill(part)
+        self.optimizers = [self._optimizer(part) for part in self.parts]
+        return self
+
+    def _fill(self, part: Part) -> None:
+        """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
+        experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+        with torch.no_grad():
+            for name, parameter in part.named_parameters():
+                shape = list(parameter.shape)
+                ep = self.split.ep if id(parameter) in experts else 1
+                shape[0] *= ep
+                drawn = initial(name, tuple(shape), parameter.dtype)
+                if ep > 1:
+                    assert self.meshes.experts is not None
+                    drawn = drawn.chunk(ep)[self.meshes.experts.get_local_rank("ep")]
+                if isinstance(parameter, DTensor):
+                    drawn = distribute_tensor(
+                        drawn.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None
+                    )
+                parameter.copy_(drawn)
+
+    def _optimizer(self, part: nn.Module) -> Any:
+        """Adam as one kernel for all tensors, without temporary memory; DTensor has no such SGD."""
+        rate = self.split.learning_rate
+        if self.split.optimizer == "sgd":
+            return torch.optim.SGD(part.parameters(), lr=rate, momentum=0.9)
+        return torch.optim.AdamW(part.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+
+    def examples(self, number: int) -> tuple[Tensor, Tensor]:
+        """Input and output of a stage, without memory."""
+        split, model = self.split, self.split.model
+        dtype = DTYPES[split.precision]
+        hidden = (split.micro_batch_size, split.local_tokens, model.hidden_size)
+        logits = (split.micro_batch_size, split.sequence_length // split.cp, model.vocab_size // split.tp)
+        inputs = torch.empty(hidden, dtype=dtype, device="meta")
+        if number == 0:
+            inputs = torch.empty(
+                split.micro_batch_size, split.sequence_length // split.cp, dtype=torch.int64, device="meta"
+            )
+        last = number == len(split.stages) - 1
+        return inputs, torch.empty(logits if last else hidden, dtype=dtype, device="meta")
+
+    def _schedule(self) -> Any:
+        split = self.split
+        kind = get_schedule_class(split.schedule)
+        for number, part in zip(self.mine, self.parts, strict=True):
+            inputs, outputs = self.examples(number)
+            self.stages.append(
+                PipelineStage(part, number, len(split.stages), self.device, input_args=inputs.requires_grad_(number > 0),
+                              output_args=outputs.requires_grad_(), group=self.meshes.all.get_group("pp"))
+            )  # fmt: skip
+        stages = self.stages if issubclass(kind, PipelineScheduleMulti) else self.stages[0]
+        return kind(stages, split.num_microbatches, loss_fn=self.loss, scale_grads=False)
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropies of this rank's tokens over the tokens of the global batch: losses and gradients of ranks add up."""
+        count = self.split.global_batch_size * self.split.sequence_length
+        with FORWARD:
+            if self.split.fused:
+                return VocabularyLoss.apply(logits, targets, 1.0 / count, self.meshes.group("tp"))
+            if self.split.tp > 1:
+                logits = DTensor.from_local(logits, self.meshes.all["tp"], [Shard(-1)], run_check=False)
+            wide = logits if logits.dtype == torch.float64 else logits.float()
+            total = functional.cross_entropy(wide.flatten(0, 1), targets.flatten(0, 1), reduction="none")
+            total = total.sum() / count
+            return total.to_local() if isinstance(total, DTensor) else total
+
+    def data(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets of this rank's sequences, the part of them that it has."""
+        rows = self.split.global_batch_size // self.split.dp
+        mine = tokens(self.split, step)[self.replica * rows : (self.replica + 1) * rows].to(self.device)
+        positions = part_of_sequence(self.split, self.rank["cp"]).to(self.device)
+        return mine[:, positions], mine[:, positions + 1]
+
+    def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Both passes over the batch of this replica; the sum of its losses, where the head is."""
+        found: list[Tensor] = []
+        with loss_parallel() if self.split.tp > 1 and not self.split.fused else nullcontext():
+            if self.schedule is not None:
+                self.schedule.step(
+                    *((inputs,) if self.has_first else ()), target=targets if self.has_last else None,
+                    losses=found if self.has_last else None, return_outputs=False,
+                )  # fmt: skip
+            else:
+                count = self.split.num_microbatches
+                pairs = list(zip(inputs.chunk(count), targets.chunk(count), strict=True))
+                for number, (x, y) in enumerate(pairs):
+                    self._sync(self.split.zero > 1 or number == count - 1)
+                    with self.span("F", 0, number):
+                        logits = self.parts[0](x)
+                        loss = self.loss(logits, y)
+                    if self.split.fused:  # torchtitan drops them; elsewhere the model's outputs outlive the loss
+                        del logits
+                    with self.span("B", 0, number):
+                        loss.backward()
+                    found.append(loss.detach())
+        return torch.stack(found).sum() if found else torch.zeros((), device=self.device, dtype=torch.float32)
+
+    def _sync(self, last: bool) -> None:
+        """Whether the next backward pass reduces gradients and frees gathered weights."""
+        part = self.parts[0]
+        assert isinstance(part, FSDPModule)
+        part.set_is_last_backward(last)
+        part.set_requires_gradient_sync(last)
+        part.set_reshard_after_backward(last or self.split.zero == 3)
+
+    def step(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """One optimizer step: loss of this rank, and the norm of the gradient over all ranks."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        with self.span("passes"):
+            loss = self.gradients(inputs, targets)
+        with self.span("clip"):
+            norm = self.clip()
+        with self.span("optimizer"):
+            for optimizer in self.optimizers:
+                optimizer.step()
+        return loss, norm
+
+    def total_loss(self, loss: Tensor) -> float:
+        """Loss of the global batch: every tensor-parallel rank of the last stage holds the same."""
+        total = loss.detach().double().reshape(1)
+        dist.all_reduce(total)
+        return float(total) / self.split.tp
+
+    def clip(self) -> Tensor:
+        """Scale gradients so that their norm over all ranks is at most ``split.clip``; the norm before."""
+        by_mesh: dict[Any, list[Any]] = {}
+        experts = {
+            id(p) for part in self.parts for m in part.modules() if isinstance(m, Experts) for p in m.parameters()
+        }
+        for part in self.parts:
+            for parameter in part.parameters():
+                if parameter.grad is not None:
+                    assert isinstance(parameter.grad, DTensor)
+                    key = (parameter.grad.device_mesh, id(parameter) in experts)
+                    by_mesh.setdefault(key, []).append(parameter.grad)
+        wide = torch.float64 if self.split.precision == "fp64" else torch.float32
+        total = torch.zeros((), device=self.device, dtype=wide)
+        group = self.meshes.group("ep")
+        for (_, of_experts), grads in by_mesh.items():
+            square = torch.nn.utils.get_total_norm(grads).full_tensor().to(total.dtype) ** 2
+            if of_experts and group is not None:
+                dist.all_reduce(square, group=group)
+            total = total + square
+        if self.split.pp > 1:
+            dist.all_reduce(total, group=self.meshes.all.get_group("pp"))
+        norm = total.sqrt()
+        scale = (self.split.clip / (norm + 1e-6)).clamp(max=1.0)
+        for grads in by_mesh.values():
+            torch._foreach_mul_([grad.to_local() for grad in grads], scale)
+        return norm

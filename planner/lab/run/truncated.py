@@ -1,0 +1,172 @@
+"""Rung truncated: a smaller plan with the same shards on the devices here, with real collectives, scaled up by the cost model.
+
+The smaller plan is made by ``truncate.py``, run by rung full at two depths, and its ratios of measured to predicted time are
+carried over to the whole plan by ``scale.py``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from planner.cost.exact import price_exactly
+from planner.error_bars import error_bar
+from planner.lab.launch.state import Course, State
+from planner.plan import Plan, predict
+from planner.rules import Job
+from planner.lab.run import full
+from planner.lab.run.predicted_ranks import question
+from planner.lab.run.learn import learned_of
+from planner.lab.run.on_processor import host_of, parts_as_run
+from planner.lab.run.one_rank import other_device
+from planner.lab.run.record import complete
+from planner.lab.run.levels import Say, Task
+from planner.lab.run.scale import scaled, summary
+from planner.lab.run.truncate import Truncated, shallower, shrink
+
+ON_CPU = 2
+"""Processes of a truncated run on a CPU: enough for every collective, few enough for a shared machine."""
+
+
+def obstacle(task: Task) -> str:
+    """A launcher, one device, or a plan that cannot be made small enough."""
+    from planner.errors import PlannerError
+
+    if task.machine.place is not None:
+        return "it starts its own ranks on one machine; start it without torchrun or srun"
+    try:
+        _small(task)
+    except PlannerError as error:
+        return str(error)
+    return ""
+
+
+def devices(task: Task) -> tuple[int, float]:
+    """How many devices there are, and how many bytes of each a plan may need.
+
+    A GPU: one standard deviation of the memory error below what is usable, so that about five of six runs get through. A
+    CPU: an equal part of main memory.
+    """
+    hardware, trainer = task.asked.cluster.hardware, task.asked.trainer
+    if task.machine.device == "cpu":
+        return ON_CPU, task.machine.memory / ON_CPU - full.LIBRARIES
+    return task.machine.gpus, hardware.usable_memory * math.exp(-trainer.memory_error)
+
+
+def _job(task: Task) -> Job:
+    asked = task.asked
+    return Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
+
+
+def _small(task: Task) -> Truncated:
+    """The deepest truncated plan for this machine. Raises PlannerError."""
+    count, memory = devices(task)
+    return shrink(_job(task), task.asked.layout, count, memory)
+
+
+def plan_of(task: Task, small: Truncated) -> Plan:
+    """A truncated plan as a plan of its own, priced."""
+    job = small.job
+    [found] = price_exactly(job.workload, job.cluster, job.trainer, [small.layout])
+    return Plan(
+        workload=job.workload, hardware=task.plan.hardware, num_gpus=job.cluster.num_gpus,
+        trainer=task.plan.trainer if not task.asked.changes else job.trainer.name, layout=small.layout,
+        prediction=predict(found, job, task.plan.kind()), network_bandwidth=task.plan.network_bandwidth,
+        why="truncated for a few devices",
+    )  # fmt: skip
+
+
+def run(task: Task, say: Say) -> dict[str, Any]:
+    """Two depths of the truncated plan, the deeper first; a fault of the deeper one is the result."""
+    deep = _small(task)
+    less = shallower(_job(task), task.asked.layout, deep)
+    course = Course("depth", 1 if less is None else 2)
+    task = dataclasses.replace(task, shown=_around(task.shown, course))
+    course.next()
+    first = _run(task, deep, say, parity=task.parity)
+    second = None
+    if less is not None and first["outcome"] == "completed":
+        course.next()
+        second = _run(dataclasses.replace(task, trace=None), less, say, parity=False)
+    return first | result(task, deep, first, less, second)
+
+
+def _around(outer: Callable[[State], State], course: Course) -> Callable[[State], State]:
+    return lambda state: outer(course.through(state))
+
+
+def _run(task: Task, small: Truncated, say: Say, *, parity: bool) -> dict[str, Any]:
+    """One depth on all its ranks."""
+    plan = plan_of(task, small)
+    depth = f"truncated to {small.layers} {'layer' if small.layers == 1 else 'layers'} per stage"
+    print(f"{depth}:", end=" ", file=sys.stderr, flush=True)
+    return full.run(dataclasses.replace(task, plan=plan, asked=question(plan), ranks=(), parity=parity), say)
+
+
+def result(
+    task: Task, deep: Truncated, first: dict[str, Any], less: Truncated | None, second: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What the two runs say of the whole plan, as plain data."""
+    hardware = task.asked.cluster.hardware
+    [found] = price_exactly(task.asked.workload, task.asked.cluster, task.asked.trainer, [task.asked.layout])
+    told = predict(found, _job(task), task.plan.kind())
+    seconds, interval = told.time_s, told.step_time_range_s
+    depths = second is not None and second["outcome"] == "completed"
+    rows = second["times"] if second is not None and depths else None
+    elsewhere = other_device(task.asked, task.machine)
+    if task.machine.device == "cpu" and not elsewhere:
+        seconds = parts_as_run(task.asked, host_of(first.get("as_run")))
+        interval = error_bar("step_time", task.asked.trainer, hardware, task.plan.kind()).interval(
+            sum(seconds.values())
+        )
+    parts = [] if elsewhere else scaled(seconds, first["times"], rows)
+    changes = [
+        *task.asked.changes, *(f"truncated: {one}" for one in deep.changes),
+        f"times and memory of ranks are those of the truncated plan on {int(deep.layout.num_gpus)} devices",
+    ]  # fmt: skip
+    if elsewhere:
+        changes.append(f"nothing is scaled up: {elsewhere.removeprefix('not compared: ')}")
+    learned = _learned(plan_of(task, deep), first)
+    return {
+        **{key: learned[key] for key in ("likeliest", "no_run", "run")},
+        "rung": "truncated", "changes": changes, "layout": task.asked.layout.to_dict(),
+        "num_gpus": int(task.asked.layout.num_gpus),
+        "truncated": [_one(deep, first), *([_again(task, less, second)] if less is not None and second is not None else [])],
+        "scaled": {
+            "step": summary(parts, interval, depths), "parts": [one.to_dict() for one in parts],
+        } if parts else None,
+    }  # fmt: skip
+
+
+def _learned(plan: Plan, found: dict[str, Any]) -> dict[str, Any]:
+    """What the run of a truncated plan teaches: it is a run of a smaller job, with its own model and layout."""
+    from datetime import date
+
+    return learned_of(plan, complete({**found, "rung": "truncated"}), date=date.today().isoformat(), name=_id(plan))
+
+
+def _id(plan: Plan) -> str:
+    """Of the row of its run."""
+    return f"{plan.workload.model.num_layers}-layers-truncated"
+
+
+def _again(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
+    """The second depth, with the run that it is; that of the first stands where other rungs have theirs."""
+    learned = _learned(plan_of(task, small), found)
+    return {**_one(small, found), "no_run": learned["no_run"], "run": learned["run"]}
+
+
+def _one(small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
+    """One depth: what it was, and what its run gave."""
+    model = small.job.model
+    return {
+        "layout": small.layout.to_dict(), "num_gpus": int(small.layout.num_gpus), "layers_per_stage": small.layers,
+        "sequence_length": small.job.workload.sequence_length,
+        "model": {name: getattr(model, name) for name in
+                  ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "num_experts", "vocab_size")},
+        "outcome": found["outcome"], "failure": found["failure"], "times": found["times"], "stages": found["stages"],
+        "as_run": found["as_run"], "rates": found["rates"],
+    }  # fmt: skip
