@@ -19,16 +19,16 @@ from samples import legal_layouts
 
 from planner.cluster import Cluster
 from planner.errors import PlannerError
-from planner.export import load_target
-from planner.export.deepspeed import config as deepspeed_config
-from planner.export.pytorch import settings
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.deepspeed.export import config as deepspeed_config
+from planner.trainers.pytorch.export import settings
+from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import CpMethod, Layout, Schedule
 from planner.model import ModelSpec
 from planner.plan import Plan
-from planner.readback.deepspeed import KNOWN, QUIET
-from planner.readback.values import uneven
+from planner.trainers.deepspeed.readback import KNOWN, QUIET
+from planner.trainers.reading.values import uneven
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -76,7 +76,7 @@ def legal(name: str, trainer: str, gpus: int = 32, most: int = 120) -> list[Expo
 )
 def test_export_then_import_is_the_identity(trainer: str, file: str, models: tuple[str, ...], tmp_path: Path) -> None:
     """On every legal layout, not on the best alone."""
-    target, reader, compared = load_target(trainer), importlib.import_module(f"planner.readback.{trainer}"), 0
+    target, reader, compared = load_target(trainer), importlib.import_module(f"planner.trainers.reading.{trainer}"), 0
     for name in models:
         for job in legal(name, trainer):
             assert target.refusals(job) == [], (name, job.layout.to_dict())
@@ -136,11 +136,11 @@ pipeline_parallel_schedule = 'X'
 def test_broken_torchtitan_files_are_one_sentence(name: str, text: str, says: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(PlannerError, match=re.escape(says)):
-        importlib.import_module("planner.readback.torchtitan").read(tmp_path / name)
+        importlib.import_module("planner.trainers.torchtitan.readback").read(tmp_path / name)
 
 
 def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
-    read = importlib.import_module("planner.readback.torchtitan").read
+    read = importlib.import_module("planner.trainers.torchtitan.readback").read
     (tmp_path / "run.sh").write_text(
         "torchrun -m torchtitan.train --module llama3 --config llama3_8b --parallelism.tensor_parallel_degree 4 \\\n"
         "  --parallelism.data-parallel-replicate-degree=2 --training.global_batch_size 64 --training.seq_len 8192 \\\n"
@@ -172,14 +172,14 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
 def test_broken_deepspeed_files_are_one_sentence(data: dict[str, Any], says: str, tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(data))
     with pytest.raises(PlannerError, match=re.escape(says)):
-        importlib.import_module("planner.readback.deepspeed").read(tmp_path / "ds.json")
+        importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json")
 
 
 def test_deepspeed_says_what_it_does_not_know(tmp_path: Path) -> None:
     data = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": 2,
             "aio": {}, "zero_optimization": {"stage": 3, "zero_hpz_partition_size": 8}}  # fmt: skip
     (tmp_path / "ds.json").write_text(json.dumps(data))
-    found = importlib.import_module("planner.readback.deepspeed").read(tmp_path / "ds.json", 8)
+    found = importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json", 8)
     assert found.unread == ("aio", "zero_optimization.zero_hpz_partition_size")
     assert (found.layout().micro_batch_size, found.layout().zero) == (2, 3)
     assert "say --recompute full" in found.notes[0]

@@ -10,12 +10,12 @@ import pytest
 from trainers.plans import EVEN, Wanted, changed, found, jobs
 
 from planner import library
-from planner.export import load_target
-from planner.export.bundle import make_bundle, write_bundle
-from planner.export.check.names import unknown
-from planner.export.model_config import family, model_config
-from planner.export.serving import cache_bytes, legal_tp, serving, weight_bytes
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.bundle.folder import make_bundle, write_bundle
+from planner.trainers.checking.setting_names import unknown
+from planner.trainers.bundle.model_config import family, model_config
+from planner.trainers.bundle.serving import cache_bytes, legal_tp, serving, weight_bytes
+from planner.trainers.bundle.target import ExportJob
 from planner.model import from_hugging_face, load_model, to_dict
 
 SNAPSHOTS = Path(__file__).resolve().parent / "trainers" / "snapshots"
@@ -58,7 +58,7 @@ def test_a_wrong_name_is_found(name: str, tmp_path: Path) -> None:
 
 
 def test_snapshots_are_of_the_versions_that_targets_declare() -> None:
-    from planner.export.target import in_range
+    from planner.trainers.bundle.target import in_range
 
     for name in TARGETS:
         data = json.loads((SNAPSHOTS / f"{name}.json").read_text())

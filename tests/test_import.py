@@ -10,11 +10,11 @@ import pytest
 from trainers.plans import Wanted, found
 
 from planner.errors import PlannerError
-from planner.export import load_target
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.bundle.target import ExportJob
 from planner.plan import load_plan
-from planner.readback import read
-from planner.readback.reading import Said, to_plan
+from planner.trainers.reading import read
+from planner.trainers.reading.configuration import Said, to_plan
 
 FILES = {
     "megatron": ("megatron", "arguments.sh"),

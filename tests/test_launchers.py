@@ -12,11 +12,11 @@ import pytest
 import yaml
 from trainers.plans import Wanted, found
 
-from planner.export import load_target
-from planner.export.bundle import make_bundle, write_bundle
-from planner.export.check.launchers import started_words, strict
-from planner.export.launch import LAUNCHERS, gpus_of_last_node, node_stages, slurm, torchrun
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.bundle.folder import make_bundle, write_bundle
+from planner.trainers.checking.launch_files import started_words, strict
+from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, node_stages, slurm, torchrun
+from planner.trainers.bundle.target import ExportJob
 from planner.layout import Order
 
 ONE_NODE = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)

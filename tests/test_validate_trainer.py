@@ -14,8 +14,8 @@ import pytest
 from trainer_samples import LOGS, ROOT, of_megatron, of_torchtitan, plan_of, stand_in
 
 from planner.errors import PlannerError
-from planner.export import load_target
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.bundle.target import ExportJob
 from planner.layout import Layout
 from planner.runs.validation import load_validations
 from planner.lab.run.children import run_watched

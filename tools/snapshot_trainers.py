@@ -17,7 +17,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from planner.export.check.names import PACKAGES, READERS
+from planner.trainers.checking.setting_names import PACKAGES, READERS
 
 
 def version(root: Path, package: str) -> str:

@@ -31,7 +31,7 @@ def export(
       plan export plan.yaml --to megatron --output run/ --check
       plan export --list
     """
-    from planner.export.launch import LAUNCHERS
+    from planner.trainers.bundle.launchers import LAUNCHERS
 
     if list_:
         _list_targets(LAUNCHERS)
@@ -42,10 +42,10 @@ def export(
         )
     if launcher not in LAUNCHERS:
         raise PlannerError(f"unknown launcher '{launcher}'; known: {', '.join(LAUNCHERS)}")
-    from planner.export import load_target
-    from planner.export.bundle import make_bundle, write_bundle
-    from planner.export.nearest import require_expressible
-    from planner.export.target import ExportJob
+    from planner.trainers.targets import load_target
+    from planner.trainers.bundle.folder import make_bundle, write_bundle
+    from planner.trainers.bundle.nearest import require_expressible
+    from planner.trainers.bundle.target import ExportJob
     from planner.plan import load_plan
 
     target = load_target(to)
@@ -57,7 +57,7 @@ def export(
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     _say(output, bundle.files, bundle.rendered.notes)
     if check:
-        from planner.export.check import check_folder
+        from planner.trainers.checking import check_folder
 
         click.echo(check_folder(target, job, output).text())
 
@@ -69,7 +69,7 @@ def _say(output: Path, files: dict[str, str], notes: tuple[str, ...]) -> None:
 
 
 def _list_targets(launchers: tuple[str, ...]) -> None:
-    from planner.export import TARGETS, load_target
+    from planner.trainers.targets import TARGETS, load_target
 
     rows = [load_target(name) for name in TARGETS]
     width = max((len(one.name) for one in rows), default=0)

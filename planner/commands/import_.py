@@ -32,8 +32,8 @@ def import_(file: Path, from_: str | None, output: Path | None, **said: Any) -> 
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
     """
     from planner.commands.common import console
-    from planner.readback import read
-    from planner.readback.reading import Said, to_plan
+    from planner.trainers.reading import read
+    from planner.trainers.reading.configuration import Said, to_plan
     from planner.report import table
 
     reading = read(file, from_, said["num_gpus"])

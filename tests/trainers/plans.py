@@ -8,7 +8,7 @@ from functools import cache
 
 from planner.cluster import Cluster
 from planner.defaults import Request, resolve
-from planner.export.target import ExportJob
+from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import Recompute
 from planner.plan import Plan, predict

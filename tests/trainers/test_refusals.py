@@ -15,11 +15,11 @@ import pytest
 
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
-from planner.export import load_target
-from planner.export.check import Checked
-from planner.export.check.megatron import check_many as check_megatron
-from planner.export.megatron import arguments
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.checking import Checked
+from planner.trainers.megatron.check import check_many as check_megatron
+from planner.trainers.megatron.export import arguments
+from planner.trainers.bundle.target import ExportJob
 from planner.layout import CpMethod, Layout, Schedule
 from planner.plan import Plan
 from planner.rules import check
@@ -199,7 +199,7 @@ def trainer_says(name: str, jobs: list[ExportJob], folder: Path) -> list[Checked
             (folder / str(number) / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / str(number) / path).write_text(text)
         pairs.append((job, folder / str(number)))
-    module = importlib.import_module(f"planner.export.check.{name.replace('-', '_')}")
+    module = importlib.import_module(f"planner.trainers.checking.{name.replace('-', '_')}")
     return module.check_many(pairs)  # type: ignore[no-any-return]
 
 

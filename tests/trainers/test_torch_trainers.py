@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.export import load_target
-from planner.export.check import Checked
-from planner.export.target import ExportJob
+from planner.trainers.targets import load_target
+from planner.trainers.checking import Checked
+from planner.trainers.bundle.target import ExportJob
 from planner.layout import Layout
 from tests.trainers.plans import Wanted, found, jobs
 
@@ -43,7 +43,7 @@ def written(name: str, job: ExportJob, folder: Path) -> Path:
 def results(name: str, cases: list[ExportJob], folder: Path, **options: bool) -> list[Checked]:
     """The trainer's own code on many plans, in one process."""
     pairs = [(job, written(name, job, folder / str(i))) for i, job in enumerate(cases)]
-    return importlib.import_module(f"planner.export.check.{name}").check_many(pairs, **options)
+    return importlib.import_module(f"planner.trainers.checking.{name}").check_many(pairs, **options)
 
 
 def mine(name: str) -> list[ExportJob]:
@@ -84,7 +84,7 @@ def test_what_parsers_accept_in_silence(tmp_path: Path) -> None:
     folder = written("deepspeed", job, tmp_path)
     data = json.loads((folder / "ds_config.json").read_text())
     (folder / "ds_config.json").write_text(json.dumps({**data, "no_such_key": 1}))
-    check = importlib.import_module("planner.export.check.deepspeed").check
+    check = importlib.import_module("planner.trainers.deepspeed.check").check
     assert check(job, folder).level == "validated"
 
 
@@ -94,7 +94,7 @@ def test_accelerate_rejects_unknown_keys_of_the_top(tmp_path: Path) -> None:
     folder = written("accelerate", job, tmp_path)
     data = yaml.safe_load((folder / "accelerate.yaml").read_text())
     (folder / "accelerate.yaml").write_text(yaml.safe_dump({**data, "no_such_key": 1}))
-    assert "no_such_key" in importlib.import_module("planner.export.check.accelerate").check(job, folder).problem
+    assert "no_such_key" in importlib.import_module("planner.trainers.accelerate.check").check(job, folder).problem
 
 
 def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
     folder = written("torchtitan", job, tmp_path)
     text = (folder / "plan_config.py").read_text()
     (folder / "plan_config.py").write_text(re.sub(r"tensor_parallel_degree=", "tensor_degree=", text))
-    assert "tensor_degree" in importlib.import_module("planner.export.check.torchtitan").check(job, folder).problem
+    assert "tensor_degree" in importlib.import_module("planner.trainers.torchtitan.check").check(job, folder).problem
 
 
 def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:

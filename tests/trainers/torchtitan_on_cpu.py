@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import FSDPModule
 from torch.nn.attention.flex_attention import create_block_mask
 
-from planner.export.check.standins import settle_torch, stand_in
+from planner.trainers.checking.import_standins import settle_torch, stand_in
 from planner.units import GIB, KIB
 
 

@@ -28,7 +28,7 @@ def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -
         if command or log:
             raise PlannerError("--trainer-command and --trainer-log need --trainer torchtitan or --trainer megatron")
         return None
-    from planner.calibrate.logs.common import LEAST_STEPS
+    from planner.trainers.reading.log_facts import LEAST_STEPS
     from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun
 
     if command and log:

@@ -18,8 +18,8 @@ from planner.accuracy.ranking import kendall_tau
 from planner.analysis.best import resolved_of
 from planner.errors import PlannerError
 from planner.explain import layout_text
-from planner.export.nearest import command
-from planner.export.target import ExportJob
+from planner.trainers.bundle.nearest import command
+from planner.trainers.bundle.target import ExportJob
 from planner.plan import Plan, predict
 from planner.search import search
 from planner.lab.run.learn import other_device, step_of, time_of

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from planner.analysis.pricing import estimate_of, job_of
-from planner.calibrate.logs.common import Log, Steady
+from planner.trainers.reading.log_facts import Log, Steady
 from planner.plan import Plan
 from planner.units import GIB, parse
 from planner.lab.run.children import Ended

@@ -22,14 +22,14 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.calibrate.logs.common import Log, Steady, steady
-from planner.calibrate.logs.reading import parse_log
+from planner.trainers.reading.log_facts import Log, Steady, steady
+from planner.trainers.reading.log_rows import parse_log
 from planner.detect import local_device
 from planner.errors import PlannerError
-from planner.export import load_target
-from planner.export.bundle import make_bundle, write_bundle
-from planner.export.nearest import require_expressible
-from planner.export.target import ExportJob, Target
+from planner.trainers.targets import load_target
+from planner.trainers.bundle.folder import make_bundle, write_bundle
+from planner.trainers.bundle.nearest import require_expressible
+from planner.trainers.bundle.target import ExportJob, Target
 from planner.lab.launch.state import Pace, State
 from planner.plan import Plan
 from planner.runs.planned import columns

@@ -1,0 +1,98 @@
+"""accelerate's launcher parser and plugins, transformers' and TRL's arguments on an exported folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.trainers.checking import Checked
+from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.import_standins import pretend_ranks
+from planner.trainers.bundle.target import ExportJob
+
+
+def check(job: ExportJob, folder: Path) -> Checked:
+    """How far accelerate goes with one folder."""
+    return check_many([(job, folder)])[0]
+
+
+def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
+    """The same for many."""
+    requests = [request(job, folder, batch=job.workload.global_batch_size) for job, folder in pairs]
+    needed = ("torch", "accelerate", "transformers", "trl")
+    return ask("accelerate", "planner.trainers.accelerate.check", needed, requests)
+
+
+def _one(asked: Request, answer: Answer) -> None:
+    import torch
+
+    os.chdir(asked["folder"])
+    from accelerate import ParallelismConfig
+    from accelerate.commands.launch import _validate_launch_command, launch_command_parser
+    from accelerate.utils import FullyShardedDataParallelPlugin
+    from accelerate.utils.launch import prepare_multi_gpu_env
+
+    for name in [name for name in os.environ if name.startswith(("FSDP_", "PARALLELISM_", "ACCELERATE_"))]:
+        del os.environ[name]
+    layout, zero = asked["layout"], asked["layout"]["zero"]
+    torch.cuda.is_available, torch.cuda.device_count = (lambda: True), (lambda: 8)
+    try:
+        arguments = launch_command_parser().parse_args(["--config_file", "accelerate.yaml", "train.py"])
+        arguments, *_ = _validate_launch_command(arguments)
+        arguments.main_process_port = 0
+        environment = prepare_multi_gpu_env(arguments)
+    finally:
+        torch.cuda.is_available, torch.cuda.device_count = (lambda: False), (lambda: 0)
+    answer.reached("parsed")
+    answer.same("processes", arguments.num_processes, asked["world"])
+    os.environ.update(environment)
+    if zero:
+        plugin = FullyShardedDataParallelPlugin()
+        answer.same("reshard after forward", plugin.reshard_after_forward, zero == 3)
+        answer.same("activation checkpointing", plugin.activation_checkpointing, layout["recompute"] == 2)
+        answer.same("fsdp version", plugin.fsdp_version, 2)
+        sizes = ParallelismConfig()
+        sizes._validate_accelerator(_accelerator(asked["world"], "FSDP"))
+        answer.same("product of the sizes", sizes.total_size, asked["world"])
+    _arguments(asked, answer)
+    answer.reached("validated")
+    if zero and asked["world"] > 1:
+        pretend_ranks(asked["world"] - 1, asked["world"])
+        mesh: Any = sizes.build_device_mesh("cpu")
+        shard, last = asked["shard"], asked["world"] - 1
+        group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
+        answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
+        answer.reached("groups built")
+
+
+def _accelerator(world: int, kind: str) -> Any:
+    """What ParallelismConfig asks an Accelerator of FSDP2, which cannot be made without its processes."""
+    from types import SimpleNamespace
+
+    return SimpleNamespace(
+        num_processes=world, is_fsdp2=True, multi_device=False, distributed_type=kind, is_main_process=True
+    )
+
+
+def _arguments(asked: Request, answer: Answer) -> None:
+    """transformers and TRL accept their arguments, and these make the batch of the plan."""
+    from transformers import TrainingArguments
+    from trl import SFTConfig
+
+    with open("training.json", encoding="utf-8") as file:
+        settings = json.load(file)
+    on_cpu = {**settings["training_arguments"], "bf16": False, "fp16": False, "use_cpu": True, "output_dir": "output"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = TrainingArguments(**on_cpu)
+        SFTConfig(max_length=settings["sequence_length"], packing=True, **on_cpu)
+    batch = found.per_device_train_batch_size * found.gradient_accumulation_steps * asked["layout"]["dp"]
+    answer.same("global batch", batch, asked["batch"])
+
+
+if __name__ == "__main__":
+    serve(_one)

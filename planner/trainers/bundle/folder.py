@@ -1,0 +1,108 @@
+"""A plan as a folder that runs: the trainer's files, launch scripts, environment, the plan itself and a README."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from planner import library
+from planner.errors import PlannerError
+from planner.trainers.bundle.launchers import launch
+from planner.trainers.bundle.readme import readme
+from planner.trainers.bundle.target import ExportJob, Rendered, Target, in_range
+from planner.rules import check, check_workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bundle:
+    """Every file of an export."""
+
+    files: dict[str, str]
+    """Name relative to the folder -> text."""
+    executable: tuple[str, ...]
+    """Files that get the permission to run."""
+    rendered: Rendered
+    """What the trainer's module gave."""
+    warnings: tuple[str, ...]
+    """What the user has to know before it runs."""
+
+
+def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
+    """All files of one plan for one trainer and launcher. Raises PlannerError when the plan is not legal.
+
+    What the target refuses is not looked at here: planner.trainers.bundle.nearest turns it into an answer.
+    """
+    check_workload(job.workload, job.cluster, job.trainer)
+    check(job.rules_job, job.layout)
+    rendered = target.render(job)
+    scripts = launch(job, rendered, launcher)
+    plan = library.dump_yaml(job.plan.to_dict())
+    warnings = tuple(_version_warning(target))
+    files = {**rendered.files, **scripts, "plan.yaml": plan}
+    files["README.md"] = readme(target, job, rendered, tuple(files), plan_hash(plan))
+    scripted = tuple(name for name, text in files.items() if text.startswith("#!"))
+    return Bundle(files=files, executable=scripted, rendered=rendered, warnings=warnings)
+
+
+def plan_hash(plan: str) -> str:
+    """First 12 digits of the SHA-256 of a plan file: says which plan a bundle was made from."""
+    return hashlib.sha256(plan.encode()).hexdigest()[:12]
+
+
+def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
+    """Write the folder whole or not at all: into a temporary one beside it, then renamed. Raises PlannerError.
+
+    A folder that holds anything is replaced only with ``force``.
+    """
+    exists = folder.exists() or folder.is_symlink()
+    if exists and not folder.is_dir():
+        raise PlannerError(f"{folder} is a file; give --output the name of a folder")
+    if exists and not force and any(folder.iterdir()):
+        raise PlannerError(f"{folder} is not empty; choose another folder, or replace it with --force")
+    temporary = None
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+        _fill(bundle, temporary)
+        if exists:
+            old = temporary.with_name(f"{temporary.name}.old")
+            os.replace(folder, old)
+            os.replace(temporary, folder)
+            shutil.rmtree(old, ignore_errors=True)
+        else:
+            os.replace(temporary, folder)
+    except OSError as error:
+        raise PlannerError(f"{folder}: cannot be written ({error.strerror})") from error
+    finally:
+        if temporary is not None and temporary.exists():
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _fill(bundle: Bundle, folder: Path) -> None:
+    """All files below one folder, with the permissions of ordinary files."""
+    umask = os.umask(0)
+    os.umask(umask)
+    folder.chmod(0o777 & ~umask)
+    for name, text in bundle.files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        path.chmod((0o777 if name in bundle.executable else 0o666) & ~umask)
+
+
+def _version_warning(target: Target) -> list[str]:
+    try:
+        version = metadata.version(target.package)
+    except metadata.PackageNotFoundError:
+        return []
+    if in_range(version, target.versions):
+        return []
+    return [
+        f"{target.package} {version} is installed here, but this export was checked against {target.versions}: "
+        f"install a version of that range, or look at every setting"
+    ]

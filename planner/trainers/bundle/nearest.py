@@ -1,0 +1,150 @@
+"""What a trainer cannot run is an error that says why, and names the nearest plan that it can run."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+from planner import library
+from planner.cost.step import estimate
+from planner.errors import PlannerError
+from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
+from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
+from planner.plan import predict
+from planner.rules import Job, allowed, check_workload
+from planner.search import Pins, search
+from planner.trainer import load_trainer
+
+LEAST_IMPORTANT = (
+    ("num_microbatches", "order"), ("recompute", "recompute_modules", "recompute_layers"), ("dp_shard",),
+    ("offload_activations",), ("zero",), ("cp_method",), ("sequence_parallel",), ("first_stage_layers", "last_stage_layers"),
+    ("schedule", "vpp"), ("etp",), ("offload_optimizer",), ("micro_batch_size",), ("ep",), ("cp",), ("dp",), ("pp",), ("tp",),
+)  # fmt: skip
+"""Fields of a plan, in the order in which the nearest plan may differ: what costs least to change first."""
+
+
+def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
+    """Raise PlannerError with every reason why the target cannot run the plan as it was priced, and the nearest one it can."""
+    reasons = []
+    trainer = library_trainer(job.plan.trainer)
+    if trainer not in target.trainers:
+        runs = ", ".join(target.trainers) or "no training plans"
+        reasons.append(f"the plan was priced for trainer {trainer}, and {target.name} runs plans of {runs}")
+    reasons += target.refusals(job)
+    if trainer != job.plan.trainer and trainer in library.names("trainers"):
+        reasons += _unwritten(target, job, trainer)
+    if not reasons:
+        return
+    message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
+    found = nearest(target, job)
+    if found is None:
+        raise PlannerError(f"{message}. No layout of this job is one that {target.name} runs; choose another target")
+    raise PlannerError(
+        f"{message}. The nearest plan that it runs {describe(job, found)}; to get it:\n  {command(job, found, file)}"
+    )
+
+
+def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
+    """What a trainer file of the user's own says about memory and the target's configuration does not."""
+    theirs = load_trainer(trainer)
+    return [
+        f"the plan was priced with {name} {getattr(job.trainer, name)} of {job.plan.trainer}, and {target.name} runs with "
+        f"{getattr(theirs, name)} of trainer {trainer}; plan with the latter"
+        for name in STORED if name not in target.writes and getattr(job.trainer, name) != getattr(theirs, name)
+    ]  # fmt: skip
+
+
+def nearest(target: Target, job: ExportJob) -> ExportJob | None:
+    """The plan that differs least: the search under the target's rules, with the plan's fields pinned; pins are dropped
+    from the least important on until a layout fits that the target does not refuse. None when there is none."""
+    for trainer in _trainers(target, job):
+        rules = Job(workload=job.workload, cluster=job.cluster, trainer=load_trainer(trainer))
+        try:
+            check_workload(job.workload, job.cluster, rules.trainer)
+        except PlannerError:
+            continue
+        for pins in _pins(job.layout):
+            for layout in _candidates(rules, pins):
+                found = _job(job, trainer, rules, layout)
+                if not target.refusals(found):
+                    return found
+    return None
+
+
+def _trainers(target: Target, job: ExportJob) -> list[str]:
+    """The plan's own trainer first, where the target runs it."""
+    own = library_trainer(job.plan.trainer)
+    return sorted(target.trainers, key=lambda one: one != own)
+
+
+def _pins(layout: Layout) -> Iterator[dict[str, int]]:
+    """All fields, then all but one group, then fewer and fewer."""
+    values = {name: int(value) for name, value in layout.columns().items()}
+    values.pop("num_microbatches")  # follows from the batch
+    yield dict(values)
+    for names in LEAST_IMPORTANT[1:]:
+        yield {name: value for name, value in values.items() if name not in names}
+    for names in LEAST_IMPORTANT:
+        for name in names:
+            values.pop(name, None)
+        yield dict(values)
+
+
+def _candidates(job: Job, pins: dict[str, int]) -> list[Layout]:
+    """Layouts under these pins: the pinned one itself when nothing is left to vary, else what the search finds."""
+    if set(pins) >= set(FIELDS) - {"num_microbatches"}:
+        each = pins["dp"] * pins["micro_batch_size"]
+        whole = Layout(**{**pins, "num_microbatches": max(job.workload.global_batch_size // each, 1)})
+        return [whole] if bool(allowed(job, whole).all()) else []
+    finding = search(job, Pins(values=pins), 3)
+    return finding.layouts if finding.fit else []
+
+
+def _job(job: ExportJob, trainer: str, rules: Job, layout: Layout) -> ExportJob:
+    """The job with another trainer and layout, priced."""
+    prediction = predict(estimate(rules.workload, rules.cluster, rules.trainer, layout), rules, job.plan.kind())
+    plan = dataclasses.replace(job.plan, trainer=trainer, layout=layout, prediction=prediction)
+    return ExportJob(plan=plan, cluster=job.cluster, trainer=rules.trainer)
+
+
+def describe(job: ExportJob, found: ExportJob) -> str:
+    """What changes, and what it costs."""
+    before, after = job.layout.to_dict(), found.layout.to_dict()
+    changes = [
+        f"{name} {_shown(after[name])} instead of {_shown(before[name])}"
+        for name in FIELDS
+        if before[name] != after[name]
+    ]
+    if found.plan.trainer != job.plan.trainer:
+        changes.insert(0, f"trainer {found.plan.trainer}")
+    step, was = found.plan.prediction.step_time_s, job.plan.prediction.step_time_s
+    return f"has {', '.join(changes)}, and takes {step:.3g} s per step instead of {was:.3g} s"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return "+".join(map(str, value)) or "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def command(job: ExportJob, found: ExportJob, file: Path) -> str:
+    """The command line that writes the nearest plan: the plan file with what changes."""
+    words = [f"plan estimate {file}"]
+    if found.plan.trainer != job.plan.trainer:
+        words.append(f"--trainer {found.plan.trainer}")
+    mine, other = job.layout.columns(), found.layout.columns()
+    for name in FIELDS:
+        value = int(other[name])
+        if value == int(mine[name]) or name == "num_microbatches":
+            continue
+        flag = f"--{name.replace('_', '-')}"
+        if name in NAMES:
+            words.append(f"{flag} {NAMES[name][value]}")
+        elif name in BOOLEANS:
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+        elif name == "recompute_modules":
+            words.append(f"{flag} '{','.join(module_names(value))}'")
+        else:
+            words.append(f"{flag} {value}")
+    return " ".join([*words, f"--output {file.with_name(f'{file.stem}-{found.plan.trainer}.yaml')}"])

@@ -1,0 +1,44 @@
+"""Runs a trainer's own parser and validator on an exported folder, where the trainer is installed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+from planner.trainers.bundle.target import ExportJob, Target
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """How far the trainer's own code went."""
+
+    target: str
+    """Name of the target."""
+    level: str
+    """Of target.LEVELS; empty: nothing was checked."""
+    details: tuple[str, ...] = ()
+    """What was compared."""
+    missing: str = ""
+    """Why nothing, or no more, was checked; empty when all that there is was done."""
+    problem: str = ""
+    """What the trainer said when it refused the files; empty when it accepted them."""
+
+    def text(self) -> str:
+        """For people."""
+        if self.problem:
+            return f"check: {self.target} REFUSES this: {self.problem}"
+        if not self.level:
+            return f"check: NOT CHECKED by {self.target}: {self.missing}"
+        more = f"; not further: {self.missing}" if self.missing else ""
+        return f"check: {self.target} reached '{self.level}'" + "".join(f"; {one}" for one in self.details) + more
+
+
+def check_folder(target: Target, job: ExportJob, folder: Path) -> Checked:
+    """The trainer's own code on the files in ``folder``. Each trainer's module runs it in a process of its own."""
+    module = target.name.replace("-", "_")
+    if importlib.util.find_spec(f"planner.trainers.checking.{module}") is None:
+        return Checked(target=target.name, level="", missing="planner has no check for this trainer")
+    found: Checked = importlib.import_module(f"planner.trainers.checking.{module}").check(job, folder)
+    return found

@@ -1,0 +1,91 @@
+"""DeepSpeedConfig, AutoEP's rules and transformers' arguments on an exported folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.trainers.checking import Checked
+from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.bundle.target import ExportJob
+
+
+def check(job: ExportJob, folder: Path) -> Checked:
+    """How far DeepSpeed goes with one folder."""
+    return check_many([(job, folder)])[0]
+
+
+def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
+    """The same for many."""
+    requests = [
+        request(job, folder, batch=job.workload.global_batch_size, moe=job.model.is_moe) for job, folder in pairs
+    ]
+    needed = ("torch", "deepspeed", "transformers")
+    return ask("deepspeed", "planner.trainers.deepspeed.check", needed, requests, {"DS_ACCELERATOR": "cpu"})
+
+
+def _one(asked: Request, answer: Answer) -> None:
+    import deepspeed.comm as communication
+    from deepspeed.runtime.config import DeepSpeedConfig
+
+    os.chdir(asked["folder"])
+    communication.get_rank, communication.get_world_size = (lambda *_: 0), (lambda *_: asked["world"])
+    layout = asked["layout"]
+    with open("ds_config.json", encoding="utf-8") as file:
+        data = json.load(file)
+    answer.reached("parsed")
+    found = DeepSpeedConfig(data)
+    answer.same("zero stage", int(found.zero_optimization_stage), layout["zero"])
+    answer.same("microbatches", found.gradient_accumulation_steps, layout["num_microbatches"])
+    answer.same("micro batch", found.train_micro_batch_size_per_gpu, layout["micro_batch_size"])
+    answer.same("tensor parallel size", max(found.tensor_parallel_config.autotp_size, 1), layout["tp"])
+    answer.same("global batch", found.train_batch_size // layout["tp"], asked["batch"])
+    if asked["moe"] and found.expert_parallel_config and found.expert_parallel_config.enabled:
+        _experts(asked, found, answer)
+    _arguments(asked, answer)
+    answer.reached("validated")
+
+
+def _experts(asked: Request, found: object, answer: Answer) -> None:
+    from deepspeed.module_inject.auto_ep_config import validate_autoep_config
+    from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
+
+    layout, config = asked["layout"], found.expert_parallel_config  # type: ignore[attr-defined]
+    tp, sp = layout["tp"], layout["cp"]
+    validate_autoep_config(config, asked["world"], 1, tp, sp)
+    spec = build_folding_spec(
+        world_size=asked["world"], pp_size=1, tp_size=tp, ep_size=config.autoep_size,
+        etp_size=config.expert_tensor_parallel_size, mp_mode="tp" if tp > 1 else "sp",
+    )  # fmt: skip
+    validate_folding_global(
+        spec, zero_stage=layout["zero"], sp_size=sp, deepcompile_enabled=False, use_data_before_expert_parallel=False,
+        mpu=None, autoep_enabled=True, tp_preset=None, ep_preset=config.preset_model,
+        zero_offload_optimizer=layout["offload_optimizer"] > 0, zero_offload_param=False,
+    )  # fmt: skip
+    answer.same("expert data parallel degree", spec.edp_size, asked["world"] // (layout["ep"] * layout["etp"]))
+
+
+def _arguments(asked: Request, answer: Answer) -> None:
+    """transformers accepts its arguments beside the JSON; precision and batch are those of the JSON."""
+    from transformers import TrainingArguments
+
+    with open("training.json", encoding="utf-8") as file:
+        settings = json.load(file)
+    arguments = {
+        **settings["training_arguments"],
+        "use_cpu": True,
+        "bf16": False,
+        "fp16": False,
+        "output_dir": "output",
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = TrainingArguments(**arguments)
+    answer.same("gradient checkpointing", found.gradient_checkpointing, asked["layout"]["recompute"] == 2)
+
+
+if __name__ == "__main__":
+    serve(_one)

@@ -1,0 +1,275 @@
+"""Runs Megatron-LM's own parser, validator, group and model code on argument lists: one process, many cases.
+
+Reads a JSON list of cases on standard input and writes a JSON list of answers on the last line of standard output. Started
+by planner.trainers.megatron.check with Megatron on the path; imports nothing of the planner but the stand-ins and units.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import warnings
+from typing import Any
+
+from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
+
+TE_VERSION = "2.17.0"
+"""Transformer Engine's version that the validator is told: it asks for it, and cannot ask where no GPU is."""
+NEED_KERNELS = {"--moe-permute-fusion"}
+"""Arguments that a machine without Transformer Engine refuses; left out of the check, and only of the check."""
+MODEL_ONLY = (
+    "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm", "--no-initialization",
+)  # fmt: skip
+"""Layers of plain torch in place of Transformer Engine's: as many parameters."""
+
+
+def main() -> None:
+    """Answer every case."""
+    cases = json.load(sys.stdin)
+    answers, talk = [], io.StringIO()
+    with contextlib.redirect_stdout(talk), contextlib.redirect_stderr(talk):
+        warnings.simplefilter("ignore")
+        _prepare()
+        for case in cases:
+            answers.append(_answer(case))
+    print(json.dumps(answers))
+
+
+def _prepare() -> None:
+    settle_torch()
+    modern_typing()
+    stand_in("triton")
+    pretend_gpu(9, 0)
+    import megatron.core.utils as utils
+    from packaging.version import Version
+
+    utils._te_version = Version(TE_VERSION)
+    _read_help_once()
+
+
+def _read_help_once() -> None:
+    """Megatron parses its sources anew for the help texts of every parser, 9/10 of a case's time: remembered by class."""
+    from functools import cache
+
+    from megatron.training.argument_utils import ArgumentGroupFactory
+
+    read = ArgumentGroupFactory._get_field_docstrings
+    remembered = cache(lambda source: read(object.__new__(ArgumentGroupFactory), source))
+    ArgumentGroupFactory._get_field_docstrings = lambda self, source: dict(remembered(source))
+
+
+def _answer(case: dict[str, Any]) -> dict[str, Any]:
+    """Levels one after the other; what the trainer said at the first that it refused."""
+    answer: dict[str, Any] = {"level": "", "problem": ""}
+    pretend_gpu(*case["capability"])
+    known = {"WORLD_SIZE": str(case["world"]), "RANK": str(case["rank"]), "LOCAL_RANK": "0", **case["environment"]}
+    before = dict(os.environ)
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    os.environ.update(known)
+    try:
+        args = _parsed([word for word in case["arguments"] if word not in NEED_KERNELS] + ["--no-rope-fusion"])
+        answer["level"] = "parsed"
+        config = _validated(args)
+        answer["level"], answer["microbatches"] = "validated", _microbatches(args)
+        if case.get("dump"):
+            answer["dump"] = _dump(args)
+        if case["level"] in ("groups built", "model built"):
+            answer |= _groups(case, args, config)
+            answer["level"] = "groups built"
+        if case["level"] == "model built":
+            answer["parameters"] = [_parameters(case, rank) for rank in case["model_ranks"]]
+            answer["level"] = "model built"
+    except (Exception, SystemExit) as error:
+        answer["problem"] = f"{type(error).__name__}: {error}"
+    finally:
+        _forget()
+        os.environ.clear()  # building a model leaves choices of kernels there
+        os.environ.update(before)
+    return answer
+
+
+def _parsed(words: list[str]) -> Any:
+    from megatron.training.arguments import parse_args
+
+    sys.argv = ["pretrain_gpt.py", *words]
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return parse_args()
+    except SystemExit as error:
+        said = errors.getvalue().strip().splitlines()
+        raise ValueError(said[-1] if said else "the parser refused the arguments") from error
+
+
+def _validated(args: Any) -> Any:
+    from megatron.training.argument_utils import core_transformer_config_from_args
+    from megatron.training.arguments import validate_args
+
+    validate_args(args)
+    return core_transformer_config_from_args(args)
+
+
+def _dump(args: Any) -> str:
+    """The block of arguments at the head of a training log, as Megatron prints it."""
+    from megatron.training import arguments
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        arguments._print_args("arguments", args)
+    return text.getvalue()
+
+
+def _microbatches(args: Any) -> int:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.unset_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        args.rank, args.rampup_batch_size, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
+    )
+    return int(calculator.get_num_microbatches())
+
+
+def _build_groups(args: Any, rank: int, world: int) -> Any:
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    pretend_ranks(rank, world)
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        hierarchical_context_parallel_sizes=args.hierarchical_context_parallel_sizes,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        create_gloo_process_groups=False,
+    )  # fmt: skip
+    return parallel_state
+
+
+def _groups(case: dict[str, Any], args: Any, config: Any) -> dict[str, Any]:
+    """Groups of one rank, and the layers of every virtual stage."""
+    import torch.distributed as dist
+
+    state = _build_groups(args, case["rank"], case["world"])
+    found = {
+        "tp": state.get_tensor_model_parallel_group(), "cp": state.get_context_parallel_group(),
+        "dp": state.get_data_parallel_group(), "pp": state.get_pipeline_model_parallel_group(),
+        "etp": state.get_expert_tensor_parallel_group(), "ep": state.get_expert_model_parallel_group(),
+        "edp": state.get_expert_data_parallel_group(),
+    }  # fmt: skip
+    chunks = args.virtual_pipeline_model_parallel_size or 1
+    layers = [
+        [_layers(config, chunk if chunks > 1 else None, rank) for chunk in range(chunks)]
+        for rank in range(args.pipeline_model_parallel_size)
+    ]
+    return {
+        "groups": {name: sorted(dist.get_process_group_ranks(one)) for name, one in found.items()},
+        "layers": layers,
+    }
+
+
+def _layers(config: Any, chunk: int | None, rank: int) -> int:
+    """Layers of one virtual stage. With a layout Megatron's function asks it for this process's rank, whatever is given."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    if config.pipeline_model_parallel_layout is not None:
+        return int(config.pipeline_model_parallel_layout.get_num_layers_to_build(vp_stage=chunk, pp_rank=rank))
+    return int(get_num_layers_to_build(config, vp_stage=chunk, pp_rank=rank))
+
+
+def _parameters(case: dict[str, Any], rank: int) -> int:
+    """Parameters that Megatron's model gives to one rank, all its virtual stages together; on the meta device."""
+    import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.training.argument_utils import gpt_config_from_args
+    from megatron.training.models.gpt import GPTModelBuilder
+
+    skipped = {*NEED_KERNELS, "--moe-grouped-gemm", "--sequence-parallel"}
+    words = [word for word in _weights_only(case["arguments"]) if word not in skipped]
+    batch = ("--micro-batch-size", "1", "--global-batch-size", str(case["world"]))
+    args = _parsed([*words, *batch, "--no-rope-fusion", *MODEL_ONLY])
+    config = _validated(args)
+    _build_groups(args, rank, case["world"])
+    _weightless(DotProductAttention)
+    _duplicate_down_projections()
+    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment, return-value, unused-ignore]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign, unused-ignore]
+    torch.cuda.Stream = torch.cuda.Event = lambda *_, **__: None  # type: ignore[assignment, misc, unused-ignore]
+    builder = GPTModelBuilder(gpt_config_from_args(args, config))
+    chunks, total = args.virtual_pipeline_model_parallel_size, 0
+    for chunk in range(chunks or 1):
+        with torch.device("meta"):
+            model = builder.build_model(
+                ProcessGroupCollection.use_mpu_process_groups(), vp_stage=chunk if chunks else None
+            )
+        total += sum(parameter.numel() for parameter in model.parameters())
+    return total
+
+
+def _weightless(attention: Any) -> None:
+    """The plain core attention, which has no weights, without its constructor, which does not know MLA's head sizes."""
+    import torch
+
+    attention.__init__ = lambda self, *_, **__: torch.nn.Module.__init__(self)
+
+
+def _duplicate_down_projections() -> None:
+    """MLA's down projections whole on every tensor-parallel rank, as in the specification with Transformer Engine
+    (backend.linear(), parallel_mode 'duplicated'); the plain one splits them."""
+    import torch
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.transformer import multi_latent_attention as mla
+
+    if getattr(mla.TELinear, "planner", False):
+        return
+
+    class Duplicated(torch.nn.Linear):  # type: ignore[misc, unused-ignore]
+        planner = True
+
+        def __init__(self, inputs: int, outputs: int, *, bias: bool = False, **_: Any) -> None:
+            super().__init__(inputs, outputs, bias=bias)
+
+    original = specs.get_gpt_layer_local_submodules
+
+    def with_duplicated(*some: Any, **more: Any) -> Any:
+        found = original(*some, **more)
+        inside = getattr(found.self_attention, "submodules", None)
+        for name in ("linear_q_down_proj", "linear_kv_down_proj"):
+            if hasattr(inside, name):
+                setattr(inside, name, Duplicated)
+        return found
+
+    mla.TELinear, specs.get_gpt_layer_local_submodules = Duplicated, with_duplicated
+
+
+def _weights_only(words: list[str]) -> list[str]:
+    """Recompute and precision do not change parameters, and some need kernels; nor does context parallelism, whose ranks
+    then count as data parallel ones: tensor, pipeline and expert groups stay the same."""
+    kept, inside = [], False
+    for word in words:
+        if word.startswith("--"):
+            inside = word.startswith(
+                ("--recompute-", "--fp8-", "--fp4-", "--context-parallel-", "--cp-", "--attention-backend")
+            )
+        if not inside:
+            kept.append(word)
+    return kept
+
+
+def _forget() -> None:
+    import torch.distributed as dist
+
+    with contextlib.suppress(Exception):
+        from megatron.core import parallel_state
+
+        parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""Which reader a log belongs to, and the row that it becomes together with what the user says beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from planner import units
+from planner.trainers.deepspeed import log as deepspeed
+from planner.trainers.transformers import log as hugging_face
+from planner.trainers.megatron import log as megatron
+from planner.trainers.nanotron import log as nanotron
+from planner.trainers.torchtitan import log as torchtitan
+from planner.trainers.reading.log_facts import Log, steady
+from planner.errors import PlannerError
+from planner.model import ModelSpec
+from planner.runs import Row, rows_from_dict
+from planner.runs.planned import model_columns
+
+READERS = (megatron, nanotron, torchtitan, deepspeed, hugging_face)
+"""In the order in which they are asked: Megatron-DeepSpeed prints lines of both, those of Megatron are the finer ones."""
+MOST_BYTES = 512 * units.MIB
+"""Longest file that is read as a log."""
+_FLAGS = {
+    "model.hidden": "--model", "model.layers": "--model", "model.heads": "--model", "model.ffn": "--model",
+    "model.gated": "--model", "model.vocab": "--model", "model.seq": "--sequence-length", "parallel.gpus": "--gpus",
+    "parallel.tp": "--tp", "parallel.pp": "--pp", "batch.micro": "--micro-batch-size",
+    "batch.global": "--global-batch-size",
+}  # fmt: skip
+"""What a row needs, and the flag that says it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Given:
+    """What the user says beside his logs; a log's own word counts more."""
+
+    model: ModelSpec | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a row by path, like the facts of a log."""
+
+
+def is_log(path: Path) -> bool:
+    """The file is a log, not a table of runs: those are YAML."""
+    return path.suffix.lower() not in (".yaml", ".yml")
+
+
+def read_log(path: Path) -> Log:
+    """What a log says. Raises PlannerError when it cannot be read or is of none of the known frameworks."""
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise PlannerError(f"{path}: the log is larger than 512 MiB; keep the part of one rank, or its last steps")
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
+    return parse_log(text, str(path))
+
+
+def parse_log(text: str, where: str) -> Log:
+    """The log in a text. Raises PlannerError."""
+    for reader in READERS:
+        if not reader.matches(text):
+            continue
+        try:
+            log = reader.read(text)
+        except (ValueError, OverflowError) as error:
+            name = reader.__name__.rpartition(".")[2]
+            raise PlannerError(
+                f"{where}: a line of this {name} log holds what is no number ({str(error)[:60]})"
+            ) from error
+        if log.steps:
+            return log
+    raise PlannerError(
+        f"{where}: no step times of Megatron-LM, torchtitan, nanotron, DeepSpeed or the transformers Trainer were found; is it "
+        "the log of the rank that prints them? Other runs can be written by hand: see profiles/runs/README.md"
+    )
+
+
+def row_of_log(log: Log, given: Given, *, where: str, gpu: str) -> Row:
+    """The log as a row of runs: its own facts, then what the user gave. Raises PlannerError naming what is missing.
+
+    ``gpu`` is the profile that stands for the device where the log does not name it.
+    """
+    facts = {path: value for path, value in log.facts.items() if value is not None}
+    if given.model is not None:
+        _check_same_model(facts, given.model, where)
+        facts = {path: value for path, value in facts.items() if not path.startswith("model.") or path == "model.seq"}
+        facts |= model_facts(given.model)
+    facts = {**{path: value for path, value in given.facts.items() if value is not None}, **facts}
+    _derive(facts)
+    now = steady(log, where)
+    missing = [path for path in _FLAGS if facts.get(path) is None]
+    if missing:
+        flags = list(dict.fromkeys(_FLAGS[path] for path in missing))
+        what = ", ".join(path.partition(".")[2] for path in missing)
+        raise PlannerError(f"{where}: the log does not say {what}; give {' and '.join(flags)}")
+    measured = {
+        "step_s": now.seconds, "tokens_per_s_per_gpu": None if now.seconds else now.tokens_per_second_per_gpu,
+        "mem_gb": log.memory_gib,
+    }  # fmt: skip
+    if now.samples_per_second and not now.seconds:
+        measured["step_s"] = facts["batch.global"] / now.samples_per_second
+    if now.batch:
+        facts["batch.global"] = now.batch
+    row = _nested(facts) | {"id": Path(where).stem or "log", "measured": measured, "notes": "; ".join(log.notes)}
+    data = {
+        "source": {"id": "my-logs"}, "hardware": {"gpu": log.gpu or gpu}, "framework": log.framework, "rows": [row],
+    }  # fmt: skip
+    return rows_from_dict(data, where=where, source="my-logs")[0]
+
+
+def _derive(facts: dict[str, Any]) -> None:
+    """Degrees that follow: those that are not stated are 1, GPUs from the product, dp from the GPUs."""
+    for name in ("tp", "pp", "cp", "vpp"):
+        facts.setdefault(f"parallel.{name}", 1)
+    if facts.get("model.experts"):
+        facts.setdefault("parallel.ep", 1)
+    inside = facts["parallel.tp"] * facts["parallel.pp"] * facts["parallel.cp"]
+    if facts.get("parallel.gpus") is None and facts.get("parallel.dp"):
+        facts["parallel.gpus"] = inside * facts["parallel.dp"]
+    if facts.get("parallel.gpus") and facts.get("parallel.dp") is None:
+        facts["parallel.dp"] = max(facts["parallel.gpus"] // max(inside, 1), 1)
+    dp, batch = facts.get("parallel.dp"), facts.get("batch.global")
+    if facts.get("batch.micro") is None and dp and batch == dp:
+        facts["batch.micro"] = 1
+
+
+def _check_same_model(facts: Mapping[str, Any], model: ModelSpec, where: str) -> None:
+    for path, value in (("model.hidden", model.hidden_size), ("model.layers", model.num_layers)):
+        if facts.get(path) not in (None, value):
+            raise PlannerError(
+                f"{where}: the log has {path.partition('.')[2]} {facts[path]}, --model {model.name} has {value}; leave --model "
+                "out, or name the model that was trained"
+            )
+
+
+def model_facts(model: ModelSpec) -> dict[str, Any]:
+    """A model in the fields of a row, by path."""
+    return {f"model.{key}": value for key, value in model_columns(model).items()}
+
+
+def _nested(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """{'parallel.tp': 4} as {'parallel': {'tp': 4}}."""
+    row: dict[str, Any] = {"model": {}, "parallel": {}, "batch": {}}
+    for path, value in facts.items():
+        group, _, key = path.partition(".")
+        if key:
+            row[group][key] = value
+        else:
+            row[group] = value
+    return row

@@ -1,0 +1,141 @@
+"""torchtitan's ConfigManager, ParallelDims, model and pipeline split on an exported folder."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from planner.cost.parameters import total_parameters
+from planner.trainers.checking import Checked
+from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
+from planner.trainers.bundle.target import ExportJob
+
+
+def check(job: ExportJob, folder: Path) -> Checked:
+    """How far torchtitan goes with one folder."""
+    return check_many([(job, folder)], deep=True)[0]
+
+
+def check_many(pairs: Sequence[tuple[ExportJob, Path]], *, deep: bool = False) -> list[Checked]:
+    """The same for many; ``deep`` builds the model on the meta device and counts its parameters."""
+    requests = [
+        request(job, folder, deep=deep, stages=[len(layers) for _, _, layers in job.virtual_stages()],
+                ranks=[rank for rank, _, _ in job.virtual_stages()], total=round(total_parameters(job.model)),
+                batch=job.workload.global_batch_size)
+        for job, folder in pairs
+    ]  # fmt: skip
+    return ask("torchtitan", "planner.trainers.torchtitan.check", ("torch", "torchtitan", "tyro"), requests)
+
+
+def _one(asked: Request, answer: Answer) -> None:
+    pretend_gpu(*asked["capability"])
+    sys.path.insert(0, asked["folder"])
+    sys.modules.pop("plan_config", None)
+    importlib.invalidate_caches()
+    os.chdir(asked["folder"])
+    from torchtitan.config import ConfigManager
+    from torchtitan.tools import utils
+
+    # Imported by name where it is asked, so every module that holds it has to answer for the GPU of the plan.
+    capable = "has_cuda_capability"
+    for module in [utils, *(one for name, one in sys.modules.items() if "torchtitan.components.quantization" in name)]:
+        if hasattr(module, capable):
+            setattr(module, capable, lambda major, minor: [major, minor] <= asked["capability"])
+    if asked["precision"] in ("fp8", "mxfp8") and importlib.util.find_spec("torchao") is None:
+        answer.missing = "torchao is not installed here, and the plan trains in 8 bits"
+        return
+    try:
+        ConfigManager().parse_args(["--module", "plan_config", "--config", "smoke"])
+        config = ConfigManager().parse_args(["--module", "plan_config", "--config", "plan", "--training.steps", "7"])
+    finally:
+        sys.path.remove(asked["folder"])
+    answer.reached("parsed")
+    dims = _validate(asked, config, answer)
+    answer.reached("validated")
+    pretend_ranks(asked["world"] - 1, asked["world"])
+    dims.build_mesh()
+    if dims.pp_enabled:
+        _schedule(config, dims)
+    for name, ranks in _groups(asked).items():
+        mesh = dims.get_optional_mesh(name)
+        if mesh is not None:
+            answer.same(f"{name} group of the last rank", sorted(mesh.mesh.flatten().tolist()), ranks)
+    answer.reached("groups built")
+    if asked["deep"]:
+        import torch
+
+        with torch.device("meta"):
+            model = config.model_spec.model.build()
+        count = sum(one.numel() for one in model.parameters())
+        answer.same("parameters of the model", count, asked["total"])
+        answer.reached("model built")
+
+
+def _validate(asked: Request, config: Any, answer: Answer) -> Any:
+    """The checks that Trainer.__init__ makes before it builds anything, by torchtitan's own functions."""
+    from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
+    from torchtitan.distributed import ParallelDims
+    from torchtitan.distributed.pipeline_parallel import _get_pp_rank_to_stage_indices_mapping as mapping
+
+    layout, parallel, training = asked["layout"], config.parallelism, config.training
+    dims = ParallelDims.from_config(parallel, asked["world"])
+    config.model_spec.model.update_from_config(config=config)
+    divisor = (dims.tp if parallel.enable_sequence_parallel else 1) * (2 * dims.cp if dims.cp > 1 else 1)
+    if training.seq_len % divisor:
+        raise ValueError(f"sequence length {training.seq_len} must be divisible by {divisor}")
+    replicas = dims.dp_replicate * dims.dp_shard
+    steps, left = divmod(training.global_batch_size, training.local_batch_size * replicas)
+    if left:
+        raise ValueError("the global batch must be a multiple of the local batch times the data-parallel degree")
+    answer.same("global batch", training.global_batch_size, asked["batch"])
+    parts = training.local_batch_size // parallel.pipeline_parallel_microbatch_size if dims.pp_enabled else 1
+    answer.same("microbatches", steps * parts, layout["num_microbatches"])
+    if dims.pp_enabled:
+        split = parallel.module_fqns_per_model_part
+        layers = [sum(name.startswith("layers.") for name in part) for part in split]
+        answer.same("layers per stage", layers, asked["stages"])
+        held = [mapping(rank, dims.pp, parallel.pipeline_parallel_schedule, len(split)) for rank in range(dims.pp)]
+        owners = {stage: rank for rank, mine in enumerate(held) for stage in mine}
+        answer.same("rank of every stage", [owners[stage] for stage in range(len(split))], asked["ranks"])
+        single = issubclass(get_schedule_class(parallel.pipeline_parallel_schedule), PipelineScheduleSingle)
+        if single != (len(split) == dims.pp):
+            raise ValueError(f"{parallel.pipeline_parallel_schedule} with {len(split)} stages on {dims.pp} ranks")
+    return dims
+
+
+def _schedule(config: Any, dims: Any) -> None:
+    """The schedule that torchtitan builds, around stages that hold nothing: its own rules for stages and microbatches."""
+    import torch
+    from torch.distributed.pipelining import PipelineStage
+    from torchtitan.distributed.pipeline_parallel import _build_pipeline_schedule
+    from torchtitan.distributed.pipeline_parallel import _get_pp_rank_to_stage_indices_mapping as mapping
+
+    parallel, mesh = config.parallelism, dims.get_mesh("pp")
+    number = len(parallel.module_fqns_per_model_part)
+    mine = mapping(mesh.get_local_rank(), dims.pp, parallel.pipeline_parallel_schedule, number)
+    device, group = torch.device("cpu"), mesh.get_group()
+    stages = [PipelineStage(torch.nn.Identity(), stage, number, device, group=group) for stage in mine]
+    _build_pipeline_schedule(
+        parallelism=parallel, local_batch_size=config.training.local_batch_size, stages=stages, loss_fn=torch.nn.Identity()
+    )  # fmt: skip
+
+
+def _groups(asked: Request) -> dict[str, list[int]]:
+    """Ranks of the groups of the last rank in the planner's order: tp fastest, then cp, dp, pp; ep over tp cp dp."""
+    layout, last = asked["layout"], asked["world"] - 1
+    tp, cp, dp, pp, ep = (layout[name] for name in ("tp", "cp", "dp", "pp", "ep"))
+    strides = {"tp": (tp, 1), "cp": (cp, tp), "batch": (dp, tp * cp), "pp": (pp, tp * cp * dp), "ep": (ep, 1)}
+    return {
+        name: sorted(last - (size - 1 - i) * stride for i in range(size)) for name, (size, stride) in strides.items()
+    }
+
+
+if __name__ == "__main__":
+    settle_torch()
+    stand_in("triton")
+    serve(_one)
