@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner.cluster import Cluster  # noqa: E402
-from planner.cost.step import estimate  # noqa: E402
+from planner.cost.estimate import estimate  # noqa: E402
 from planner.hardware import load_hardware  # noqa: E402
 from planner.model import load_model  # noqa: E402
 from planner.rules import Job, allowed  # noqa: E402

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.cost.exact import price_exactly
+from planner.cost.refine import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute, Schedule, module_names

@@ -9,7 +9,7 @@ import numpy as np
 
 from planner import library
 from planner.cluster import Cluster
-from planner.cost.step import Estimate, estimate
+from planner.cost.estimate import Estimate, estimate
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec

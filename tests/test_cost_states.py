@@ -10,8 +10,8 @@ import pytest
 from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.parameters import total_parameters
-from planner.cost.stages import split_stages, stage_parameters
-from planner.cost.step import GIVEN_BACK, HELD_GIVEN_BACK
+from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.estimate import GIVEN_BACK, HELD_GIVEN_BACK
 from planner.layout import Layout
 
 N = total_parameters(MODELS["gqa"])

@@ -13,7 +13,7 @@ from planner import library
 from planner.accuracy import predict
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.step import PARTS, Estimate, estimate
+from planner.cost.estimate import PARTS, Estimate, estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import HARDWARE, job, legal_layouts, priced
 
-from planner.cost.communication import exposed, slowdown_of
-from planner.cost.step import PARTS
+from planner.cost.price.communication import exposed, slowdown_of
+from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile, Slowdown
 from planner.hardware.overlap import MeasuredOverlap, read_overlap

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from planner.cost.step import estimate
+from planner.cost.estimate import estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout

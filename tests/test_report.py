@@ -23,7 +23,7 @@ from planner.analysis.pricing import price
 from planner.analysis.pull import pulls
 from planner.analysis.scaling import scaling
 from planner.analysis.waterfall import waterfall
-from planner.cost.step import PARTS, estimate
+from planner.cost.estimate import PARTS, estimate
 from planner.error_bars import QUANTITIES, shipped
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan

@@ -13,7 +13,7 @@ import pytest
 from samples import HARDWARE, MODELS, TRAINERS, job, priced
 
 from planner import search as searching
-from planner.cost.exact import refine
+from planner.cost.refine import refine
 from planner.layout import NAMES, Layout, Recompute, Schedule
 from planner.model import load_model
 from planner.rules import Job, allowed, check

@@ -20,9 +20,9 @@ from planner.analysis.stage_memory import (
     worst_rank,
 )
 from planner.analysis.timeline import Timeline, timeline_of
-from planner.cost.memory import COMPONENTS
-from planner.cost.schedule import in_flight
-from planner.cost.step import PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.schedules import in_flight
+from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Layout, Schedule

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from planner.cluster import Cluster
-from planner.cost.stages import split_stages, stage_parameters
+from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout

@@ -11,7 +11,7 @@ from fresh import fresh
 from validate_samples import entry, needs_torch, plan_file, task
 
 from planner.analysis.pricing import price
-from planner.cost.uncompiled import BACKWARD, FORWARD
+from planner.cost.layer.eager_kernels import BACKWARD, FORWARD
 from planner.plan import load_plan
 from planner.rules import Job
 from planner.lab.run.predicted_ranks import question

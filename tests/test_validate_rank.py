@@ -17,7 +17,7 @@ from test_validate import plan_file
 
 from planner import library
 from planner.analysis.pricing import price
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.plan import plan_from_dict
 from planner.lab.run.show import validation_tables

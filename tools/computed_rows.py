@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from planner.accuracy import kendall_tau, predict  # noqa: E402
 from planner.accuracy.ranking import SWEEP  # noqa: E402
 from planner.arrays import Floats  # noqa: E402
-from planner.cost.blocks import INDEX, price_blocks  # noqa: E402
+from planner.cost.price.layer_costs import INDEX, price_blocks  # noqa: E402
 from planner.layout import Layout, Recompute  # noqa: E402
 from planner.runs import Run, read_runs  # noqa: E402
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.step import Estimate, estimate
+from planner.cost.estimate import Estimate, estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute
 from planner.runs import Run, flop_per_token

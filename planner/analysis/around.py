@@ -9,8 +9,8 @@ import numpy as np
 from planner.analysis.pricing import Priced
 from planner.analysis.slices import Slice, rank_of_kind, stage_kind
 from planner.arrays import Floats
-from planner.cost.stage_times import largest_stage
-from planner.cost.traffic import data_parallel, data_slowdown
+from planner.cost.price.stage_times import largest_stage
+from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 from planner.analysis.pricing import estimate_of, price_plan
 from planner.cluster import Cluster
-from planner.cost.memory import COMPONENTS
-from planner.cost.step import PARTS, Estimate
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.estimate import PARTS, Estimate
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import BOOLEANS, FIELDS, NAMES, module_names

@@ -28,7 +28,7 @@ from planner.analysis.mechanisms_faster import faster
 from planner.analysis.mechanisms_memory import memory_mechanisms
 from planner.analysis.mechanisms_slower import slower
 from planner.analysis.pricing import Priced, estimate_of, price_plan
-from planner.cost.step import Estimate
+from planner.cost.estimate import Estimate
 from planner.errors import PlannerError
 from planner.plan import Plan
 from planner.units import GIB

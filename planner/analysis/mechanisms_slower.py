@@ -23,7 +23,7 @@ from planner.analysis.mechanisms import (
     with_trainer,
 )
 from planner.analysis.pricing import Priced
-from planner.cost.exact import stage_layers
+from planner.cost.refine import stage_layers
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
 from planner.units import GIB, GIGA, format_seconds

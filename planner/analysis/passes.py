@@ -9,10 +9,10 @@ import numpy as np
 from planner.analysis.pricing import Priced
 from planner.analysis.slices import STREAM_OF_PART, Piece
 from planner.arrays import Floats
-from planner.cost.blocks import INDEX, price_blocks
-from planner.cost.stage_times import pass_seconds, stage_totals
-from planner.cost.stages import stage_parameters
-from planner.cost.traffic import accumulation_seconds, activation_offload
+from planner.cost.price.layer_costs import INDEX, price_blocks
+from planner.cost.price.stage_times import pass_seconds, stage_totals
+from planner.cost.pipeline.partition import stage_parameters
+from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
 
 SPLIT = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)

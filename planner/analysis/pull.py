@@ -15,7 +15,7 @@ import numpy as np
 from planner.analysis.quantities import Quantity, relevant
 from planner.analysis.sensitivity import REACH
 from planner.arrays import Floats
-from planner.cost.step import Estimate, estimate
+from planner.cost.estimate import Estimate, estimate
 from planner.defaults import ResolvedJob
 from planner.layout import Layout
 from planner.search import fits, plan_key

@@ -11,8 +11,8 @@ from planner.analysis import ties
 from planner.analysis.best import Best, best_of
 from planner.analysis.quantities import Quantity, relevant
 from planner.analysis.ties import Ties
-from planner.cost.exact import price_exactly
-from planner.cost.step import estimate
+from planner.cost.refine import price_exactly
+from planner.cost.estimate import estimate
 from planner.defaults import ResolvedJob
 from planner.error_bars import error_bar
 from planner.errors import PlannerError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 
 STREAMS = ("compute", "host", "tensor", "context", "expert", "pipeline", "data", "offload")
 """What one rank has running side by side: kernels, waiting for the host, communication by group, copies to the host."""

@@ -17,13 +17,13 @@ from planner.analysis.pricing import Priced
 from planner.analysis.slices import rank_of_kind, stage_kind
 from planner.analysis.timeline import Timeline
 from planner.arrays import Floats
-from planner.cost.exact import chunks, stage_layers
-from planner.cost.memory import COMPONENTS
-from planner.cost.moments import SHAPE_PARTS
-from planner.cost.schedule import flight_columns
-from planner.cost.stage_table import Gathered
-from planner.cost.stage_times import SLOWEST
-from planner.cost.step import stage_memory
+from planner.cost.refine import chunks, stage_layers
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.memory.peak_points import SHAPE_PARTS
+from planner.cost.pipeline.schedules import flight_columns
+from planner.cost.price.unique_stages import Gathered
+from planner.cost.price.stage_times import SLOWEST
+from planner.cost.estimate import stage_memory
 from planner.layout import Layout
 from planner.plan import STAGE_NAMES
 

@@ -19,9 +19,9 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced
 from planner.analysis.slices import STREAMS, Piece, Slice
 from planner.arrays import Floats
-from planner.cost.exact import chunks
-from planner.cost.step import PARTS
-from planner.cost.timeline import Span, walk
+from planner.cost.refine import chunks
+from planner.cost.estimate import PARTS
+from planner.cost.pipeline.schedule_walk import Span, walk
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""

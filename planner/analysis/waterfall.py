@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.plan import Prediction
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.analysis.best import Best, best_of
 from planner.analysis.changes import Variant
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 from planner.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import PART_TEXT, layout_text

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from planner.cluster import Cluster
-from planner.cost.exact import price_exactly
+from planner.cost.refine import price_exactly
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.hardware import HardwareProfile

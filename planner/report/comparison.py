@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from planner.analysis.compare import Comparison, Effect, Way
-from planner.cost.memory import COMPONENTS
-from planner.cost.step import PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.estimate import PARTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.report.table import percent, seconds
 from planner.search import SAFE

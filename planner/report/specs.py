@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from planner.cost.memory import COMPONENTS
+from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT
 from planner.report.choice_charts import UNSAFE
 from planner.report.document import Chart, Value, shown

@@ -9,8 +9,8 @@ import numpy as np
 from planner.analysis.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
 from planner.analysis.timeline import Timeline
 from planner.analysis.waterfall import waterfall
-from planner.cost.memory import COMPONENTS
-from planner.cost.step import HIDDEN
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.estimate import HIDDEN
 from planner.explain import COMPONENT_TEXT
 from planner.report.document import Chart, Column, Value, chart, shown
 from planner.report.subject import Subject

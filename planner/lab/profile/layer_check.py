@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from planner import units
-from planner.cost.compute import price
-from planner.cost.layers import layer
-from planner.cost.operators import MemoryBound, Operator, Shard
+from planner.cost.price.compute import price
+from planner.cost.layer.transformer_layer import layer
+from planner.cost.layer.operators import MemoryBound, Operator, Shard
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.model import ModelSpec

@@ -14,10 +14,10 @@ import numpy as np
 
 from planner import units
 from planner.cluster import strides
-from planner.cost.compute import Work, gemm_dtype, price
-from planner.cost.layers import embedding, head, layer
-from planner.cost.operators import Attention, Gemm, MemoryBound, Operator, Shard
-from planner.cost.step import Estimate
+from planner.cost.price.compute import Work, gemm_dtype, price
+from planner.cost.layer.transformer_layer import embedding, head, layer
+from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Operator, Shard
+from planner.cost.estimate import Estimate
 from planner.defaults import Request, resolve
 from planner.hardware import HardwareProfile
 from planner.layout import Layout

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.exact import chunks, stage_layers
+from planner.cost.refine import chunks, stage_layers
 from planner.errors import PlannerError
 from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec

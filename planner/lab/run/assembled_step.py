@@ -18,10 +18,10 @@ import numpy as np
 from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced
 from planner.arrays import Floats
-from planner.cost.exact import chunks
-from planner.cost.stage_times import largest_stage
-from planner.cost.timeline import stage_rank, walked_time
-from planner.cost.traffic import data_parallel, data_slowdown
+from planner.cost.refine import chunks
+from planner.cost.price.stage_times import largest_stage
+from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
+from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.lab.run.predicted_ranks import POSITIONS, position

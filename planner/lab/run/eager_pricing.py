@@ -23,12 +23,12 @@ from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.compute import repeated
-from planner.cost.layers import head, layer
-from planner.cost.operators import MemoryBound, Shard
-from planner.cost.stages import stage_parameters
-from planner.cost.traffic import local_states
-from planner.cost.uncompiled import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.price.compute import repeated
+from planner.cost.layer.transformer_layer import head, layer
+from planner.cost.layer.operators import MemoryBound, Shard
+from planner.cost.pipeline.partition import stage_parameters
+from planner.cost.price.state_traffic import local_states
+from planner.cost.layer.eager_kernels import BACKWARD, CHAINS, FORWARD, elements
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, Schedule
 from planner.model import ModelSpec

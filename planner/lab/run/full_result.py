@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from planner.cost.memory import RESERVED
-from planner.cost.step import memory_by_stage
+from planner.cost.memory.states import RESERVED
+from planner.cost.estimate import memory_by_stage
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
 from planner.units import GIB

@@ -18,8 +18,8 @@ import numpy as np
 
 from planner.analysis.passes import pieces_by_action
 from planner.analysis.pricing import Priced, price
-from planner.cost.exact import chunks
-from planner.cost.timeline import stage_rank, walked_time
+from planner.cost.refine import chunks
+from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.detect import profile_of
 from planner.hardware import load_hardware
 from planner.plan import Prediction, predict

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.analysis.pricing import Priced, price
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
 from planner.rules import Job
 from planner.lab.run.assembled_step import Told, predicted_passes, predicted_step, with_copies

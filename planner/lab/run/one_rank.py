@@ -248,8 +248,8 @@ def _held(asked: Question, stage: int) -> dict[str, float]:
 
     No communicators: there are none. Receive buffers of microbatches that were not run are in the prediction.
     """
-    from planner.cost.memory import ALLOCATED
-    from planner.cost.step import memory_by_stage
+    from planner.cost.memory.states import ALLOCATED
+    from planner.cost.estimate import memory_by_stage
     from planner.lab.run.predicted_ranks import position
 
     parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))

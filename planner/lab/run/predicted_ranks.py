@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.cluster import Cluster
-from planner.cost.memory import ALLOCATED
-from planner.cost.step import largest_by_stage
+from planner.cost.memory.states import ALLOCATED
+from planner.cost.estimate import largest_by_stage
 from planner.errors import PlannerError
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
 from planner.plan import Plan

@@ -33,8 +33,8 @@ import torch
 from planner.analysis.pricing import price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.step import estimate
-from planner.cost.timeline import program, walk
+from planner.cost.estimate import estimate
+from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout, Schedule

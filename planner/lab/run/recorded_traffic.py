@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost import layers
-from planner.cost.compute import repeated
-from planner.cost.operators import Collective, Shard
-from planner.cost.stages import split_stages, stage_parameters
-from planner.cost.traffic import gathered_bytes, shard_groups, trained_parameters
+from planner.cost.layer import transformer_layer as layers
+from planner.cost.price.compute import repeated
+from planner.cost.layer.operators import Collective, Shard
+from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.price.state_traffic import gathered_bytes, shard_groups, trained_parameters
 from planner.layout import Layout, Recompute
 from planner.lab.run.predicted_ranks import Question, position
 

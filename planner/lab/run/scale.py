@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.cost.step import PARTS
+from planner.cost.estimate import PARTS
 
 OWN = ("compute", "recompute", "host")
 """Parts of the step that passes of one rank take without any other."""

@@ -31,7 +31,7 @@ from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
 
 from planner.arrays import Floats
-from planner.cost.timeline import stage_rank, walk
+from planner.cost.pipeline.schedule_walk import stage_rank, walk
 from planner.layout import NAMES, Schedule
 from planner.lab.reference.split import SCHEDULES
 from planner.lab.run.forked_ranks import run_ranks

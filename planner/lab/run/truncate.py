@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.cluster import Cluster
-from planner.cost.exact import chunks, stage_layers
-from planner.cost.step import estimate
+from planner.cost.refine import chunks, stage_layers
+from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from planner.cost.exact import price_exactly
+from planner.cost.refine import price_exactly
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Course, State
 from planner.plan import Plan, predict

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from planner import library
-from planner.cost.step import estimate
+from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
 from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names

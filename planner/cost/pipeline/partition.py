@@ -8,7 +8,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.schedule import is_v_shaped
+from planner.cost.pipeline.schedules import is_v_shaped
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.trainer import Trainer

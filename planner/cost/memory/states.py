@@ -6,8 +6,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.stages import StageParameters, Stages
-from planner.cost.traffic import column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, Stages
+from planner.cost.price.state_traffic import column, gathered_bytes, local_states, shard_groups, trained_parameters
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.cost.operators import NEVER, REPEATED, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import NEVER, REPEATED, MemoryBound, Number, Operator, Shard
 from planner.layout import CpMethod, Module
 from planner.workload import LOW_PRECISIONS
 

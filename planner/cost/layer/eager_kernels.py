@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from planner.cost.operators import MemoryBound, Number, Operator, Shard, loss_bytes
+from planner.cost.layer.operators import MemoryBound, Number, Operator, Shard, loss_bytes
 
 CHAINS = "chains"
 """Name among ``Trainer.unfused`` of a run whose norms, activations, rotary embedding and loss are such chains."""

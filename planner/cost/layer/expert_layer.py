@@ -12,8 +12,8 @@ from __future__ import annotations
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.chains import expert_bias
-from planner.cost.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.eager_chains import expert_bias
+from planner.cost.layer.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 

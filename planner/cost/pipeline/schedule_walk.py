@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from planner.arrays import Floats
-from planner.cost.v_orders import Action, Group, v_order
+from planner.cost.pipeline.v_schedules import Action, Group, v_order
 from planner.layout import Schedule
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.attention import attention_block
-from planner.cost.chains import clamp, gated_moved
-from planner.cost.experts import after_experts, before_experts, expert_exchange, joined
-from planner.cost.layer_parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
-from planner.cost.operators import (
+from planner.cost.layer.attention_layer import attention_block
+from planner.cost.layer.eager_chains import clamp, gated_moved
+from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
+from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
     Collective,
@@ -24,7 +24,7 @@ from planner.cost.operators import (
     logit_bytes,
     loss_bytes,
 )
-from planner.cost.uncompiled import as_chains
+from planner.cost.layer.eager_kernels import as_chains
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.operators import (
+from planner.cost.layer.operators import (
     REPEATED,
     Collective,
     Gemm,

@@ -9,10 +9,10 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
-from planner.cost.blocks import SHAPE_FIELDS, price_blocks
-from planner.cost.communication import hop_seconds
-from planner.cost.distinct import distinct
-from planner.cost.memory import (
+from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
+from planner.cost.price.communication import hop_seconds
+from planner.cost.price.deduplicate import distinct
+from planner.cost.memory.states import (
     communicator_bytes,
     end_bytes,
     held_bytes,
@@ -21,12 +21,12 @@ from planner.cost.memory import (
     state_bytes,
     workspace_bytes,
 )
-from planner.cost.moments import shape_parts, state_parts
-from planner.cost.operators import Shard
-from planner.cost.schedule import flight_columns, in_flight
-from planner.cost.stage_times import SLOWEST, StageTimes, stage_times, stages_first
-from planner.cost.stages import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
-from planner.cost.traffic import (
+from planner.cost.memory.peak_points import shape_parts, state_parts
+from planner.cost.layer.operators import Shard
+from planner.cost.pipeline.schedules import flight_columns, in_flight
+from planner.cost.price.stage_times import SLOWEST, StageTimes, stage_times, stages_first
+from planner.cost.pipeline.partition import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
+from planner.cost.price.state_traffic import (
     TRAFFIC_FIELDS,
     accumulation_seconds,
     column,

@@ -9,9 +9,9 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
-from planner.cost.blocks import INDEX, Blocks
-from planner.cost.stages import Stages
-from planner.cost.traffic import activation_offload, column
+from planner.cost.price.layer_costs import INDEX, Blocks
+from planner.cost.pipeline.partition import Stages
+from planner.cost.price.state_traffic import activation_offload, column
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.chains import attention_bias, attention_casts, qkv_copies, ring_merge, rope_chain, scaled_rope
-from planner.cost.layer_parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
-from planner.cost.operators import (
+from planner.cost.layer.eager_chains import attention_bias, attention_casts, qkv_copies, ring_merge, rope_chain, scaled_rope
+from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
     Attention,
