@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from samples import TRAINERS, job
 
-from planner.analysis.pricing import Priced, price
+from planner.timeline.priced_plan import Priced, price
 from planner.layout import Layout
 from planner.lab.run import assembled_step as assemble
 from planner.lab.run.assembled_step import Seen, predicted_parts, predicted_passes

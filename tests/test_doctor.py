@@ -15,7 +15,7 @@ from planner.analysis.doctor import Finding, _Asked, _odds, diagnose
 from planner.analysis.mechanisms_faster import faster
 from planner.analysis.mechanisms_memory import memory_mechanisms
 from planner.analysis.mechanisms_slower import slower
-from planner.analysis.pricing import estimate_of, job_of, price_plan
+from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Recompute

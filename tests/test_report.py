@@ -19,10 +19,10 @@ from planner.analysis import evidence as stored_errors
 from planner.analysis.best import resolved_of
 from planner.analysis.evidence import evidence
 from planner.analysis.landscape import landscape, pareto
-from planner.analysis.pricing import price
+from planner.timeline.priced_plan import price
 from planner.analysis.pull import pulls
 from planner.analysis.scaling import scaling
-from planner.analysis.waterfall import waterfall
+from planner.timeline.waterfall import waterfall
 from planner.cost.estimate import PARTS, estimate
 from planner.error_bars import QUANTITIES, shipped
 from planner.errors import PlannerError

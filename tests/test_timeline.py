@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from samples import TRAINERS, job, legal_layouts, model
 
-from planner.analysis.pricing import Priced, price, price_plan
-from planner.analysis.slices import STREAM_OF_PART, STREAMS
-from planner.analysis.stage_memory import (
+from planner.timeline.priced_plan import Priced, price, price_plan
+from planner.timeline.slices import STREAM_OF_PART, STREAMS
+from planner.timeline.stage_memory import (
     memory_of_ranks,
     memory_over_time,
     worst_rank,
 )
-from planner.analysis.timeline import Timeline, timeline_of
+from planner.timeline.step_slices import Timeline, timeline_of
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedules import in_flight
 from planner.cost.estimate import PARTS

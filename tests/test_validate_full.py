@@ -16,7 +16,7 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_written
 
-from planner.analysis.pricing import price
+from planner.timeline.priced_plan import price
 from planner.plan import load_plan
 from planner.rules import Job
 from planner.lab.run.predicted_ranks import BOUNDS, question

@@ -10,7 +10,7 @@ import pytest
 from fresh import fresh
 from validate_samples import entry, needs_torch, plan_file, task
 
-from planner.analysis.pricing import price
+from planner.timeline.priced_plan import price
 from planner.cost.layer.eager_kernels import BACKWARD, FORWARD
 from planner.plan import load_plan
 from planner.rules import Job

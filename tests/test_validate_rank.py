@@ -16,7 +16,7 @@ from fresh import fresh
 from test_validate import plan_file
 
 from planner import library
-from planner.analysis.pricing import price
+from planner.timeline.priced_plan import price
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.plan import plan_from_dict

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from trainer_samples import LOGS, measured_step, of_megatron, plan_of, stand_in
 
 from cli import main
-from planner.analysis.pricing import estimate_of, job_of
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.runs.validation import load_validations

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from samples import job
 
-from planner.analysis.pricing import estimate_of
+from planner.timeline.priced_plan import estimate_of
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan import Plan, predict

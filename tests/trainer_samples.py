@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.analysis.pricing import estimate_of, job_of
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.layout import Layout, Module
 from planner.plan import Plan, predict
 from planner.workload import Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from planner.analysis.pricing import job_of
+from planner.timeline.priced_plan import job_of
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError

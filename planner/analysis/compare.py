@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.analysis.pricing import estimate_of, price_plan
+from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.cluster import Cluster
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import PARTS, Estimate

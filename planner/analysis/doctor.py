@@ -27,7 +27,7 @@ from planner.analysis.mechanisms import Mechanism
 from planner.analysis.mechanisms_faster import faster
 from planner.analysis.mechanisms_memory import memory_mechanisms
 from planner.analysis.mechanisms_slower import slower
-from planner.analysis.pricing import Priced, estimate_of, price_plan
+from planner.timeline.priced_plan import Priced, estimate_of, price_plan
 from planner.cost.estimate import Estimate
 from planner.errors import PlannerError
 from planner.plan import Plan

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.analysis.pricing import Priced
+from planner.timeline.priced_plan import Priced
 from planner.calibrate.factors import FACTORS, achieved
 from planner.cluster import Cluster
 from planner.errors import PlannerError

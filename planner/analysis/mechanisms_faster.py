@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from planner.analysis.mechanisms import Change, Mechanism, batch, factor, layout_change, switch, times, trainer_change
-from planner.analysis.pricing import Priced
+from planner.timeline.priced_plan import Priced
 from planner.calibrate.factors import FACTORS, highest
 from planner.layout import Recompute
 from planner.trainer import OVERLAPS

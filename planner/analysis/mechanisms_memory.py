@@ -18,7 +18,7 @@ from planner.analysis.mechanisms import (
     with_hardware,
     with_trainer,
 )
-from planner.analysis.pricing import Priced
+from planner.timeline.priced_plan import Priced
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
 

@@ -22,7 +22,7 @@ from planner.analysis.mechanisms import (
     with_layout,
     with_trainer,
 )
-from planner.analysis.pricing import Priced
+from planner.timeline.priced_plan import Priced
 from planner.cost.refine import stage_layers
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job

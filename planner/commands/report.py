@@ -65,7 +65,7 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
 
     plan = load_plan(file)
     if kind == "trace":
-        from planner.analysis.pricing import job_of, price
+        from planner.timeline.priced_plan import job_of, price
         from planner.report.trace import trace_of
         from planner.rules import check
 

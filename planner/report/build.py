@@ -8,7 +8,7 @@ from importlib import metadata
 
 from planner.analysis import ties
 from planner.analysis.scaling import Scaling
-from planner.analysis.timeline import timeline_of
+from planner.timeline.step_slices import timeline_of
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan import Plan
 from planner.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from planner.analysis.best import resolved_of
 from planner.analysis.landscape import Landscape, landscape
-from planner.analysis.pricing import Priced, price
+from planner.timeline.priced_plan import Priced, price
 from planner.cost.estimate import Estimate
 from planner.costs import Costs, Rates, costs, rates_of
 from planner.defaults import ResolvedJob

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 
-from planner.analysis.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
-from planner.analysis.timeline import Timeline
-from planner.analysis.waterfall import waterfall
+from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
+from planner.timeline.step_slices import Timeline
+from planner.timeline.waterfall import waterfall
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN
 from planner.explain import COMPONENT_TEXT

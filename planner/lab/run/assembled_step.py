@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced
 from planner.arrays import Floats
 from planner.cost.refine import chunks
 from planner.cost.price.stage_times import largest_stage

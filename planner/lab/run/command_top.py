@@ -45,7 +45,7 @@ def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -
 
 def say_changed(plans: dict[str, Plan]) -> None:
     """Says before a run which plans, by name, no longer price as they say: what is measured of them is not held against them."""
-    from planner.analysis.pricing import price_plan
+    from planner.timeline.priced_plan import price_plan
 
     for name, plan in plans.items():
         try:

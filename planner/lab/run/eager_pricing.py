@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced, price
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.price.compute import repeated

@@ -152,7 +152,7 @@ def traces(task: Task, found: dict[str, Any]) -> list[dict[str, Any]]:
     written = found.pop("written_traces", [])
     if not task.trace or not written:
         return []
-    from planner.analysis.pricing import price
+    from planner.timeline.priced_plan import price
     from planner.report.trace import trace_of
     from planner.rules import Job
 

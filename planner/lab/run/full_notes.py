@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.analysis.pricing import Priced
+from planner.timeline.priced_plan import Priced
 from planner.trainer import changes_of
 from planner.units import format_seconds
 from planner.lab.run.predicted_ranks import Question

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced, price
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced, price
 from planner.cost.refine import chunks
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.detect import profile_of

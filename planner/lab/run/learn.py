@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from planner.analysis.doctor import Explanation, Finding, diagnose
-from planner.analysis.pricing import estimate_of, job_of
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.detect import profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.pricing import Priced, price
+from planner.timeline.priced_plan import Priced, price
 from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
 from planner.rules import Job

@@ -23,7 +23,7 @@ from planner.lab.run.levels import Machine, Say, Task
 from planner.lab.run.ipc import Lost
 
 if TYPE_CHECKING:
-    from planner.analysis.pricing import Priced
+    from planner.timeline.priced_plan import Priced
     from planner.lab.reference.split import Split
     from planner.lab.run.assembled_step import Assembled, Told
     from planner.lab.run.predicted_ranks import Question
@@ -82,7 +82,7 @@ def limits(task: Task) -> dict[str, float]:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """The ranks asked for, or one of the first, the second and the last stage."""
-    from planner.analysis.pricing import price
+    from planner.timeline.priced_plan import price
     from planner.rules import Job
     from planner.lab.run.meta import stage_ranks
 

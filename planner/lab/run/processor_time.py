@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.analysis.pricing import price
+from planner.timeline.priced_plan import price
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.estimate import estimate

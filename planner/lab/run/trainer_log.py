@@ -6,7 +6,7 @@ import math
 import re
 from typing import Any
 
-from planner.analysis.pricing import estimate_of, job_of
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.reading.log_facts import Log, Steady
 from planner.plan import Plan
 from planner.units import GIB, parse

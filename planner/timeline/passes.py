@@ -6,8 +6,8 @@ import dataclasses
 
 import numpy as np
 
-from planner.analysis.pricing import Priced
-from planner.analysis.slices import STREAM_OF_PART, Piece
+from planner.timeline.priced_plan import Priced
+from planner.timeline.slices import STREAM_OF_PART, Piece
 from planner.arrays import Floats
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals

@@ -14,10 +14,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.analysis.around import Ends, ends_of, once_slices, slowest_rank
-from planner.analysis.passes import pieces_by_action
-from planner.analysis.pricing import Priced
-from planner.analysis.slices import STREAMS, Piece, Slice
+from planner.timeline.update_slices import Ends, ends_of, once_slices, slowest_rank
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced
+from planner.timeline.slices import STREAMS, Piece, Slice
 from planner.arrays import Floats
 from planner.cost.refine import chunks
 from planner.cost.estimate import PARTS

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.analysis.pricing import Priced
-from planner.analysis.slices import rank_of_kind, stage_kind
-from planner.analysis.timeline import Timeline
+from planner.timeline.priced_plan import Priced
+from planner.timeline.slices import rank_of_kind, stage_kind
+from planner.timeline.step_slices import Timeline
 from planner.arrays import Floats
 from planner.cost.refine import chunks, stage_layers
 from planner.cost.memory.states import COMPONENTS
