@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from planner.commands.common import SentenceError
+from planner.terminal.flags import SentenceError
 from planner.errors import PlannerError
 
 COMMANDS = {

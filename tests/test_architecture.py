@@ -55,8 +55,8 @@ UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024
 FACTORS_OUTSIDE_UNITS = {
     "curves/attention.py": 2,  # tables of profiles hold microseconds
     "curves/collectives.py": 2,
-    "report/table.py": 1,
-    "report/library.py": 3,
+    "terminal/tables.py": 1,
+    "terminal/library_tables.py": 3,
     "defaults.py": 1,
 }
 """Unit factors outside units.py, and how many: may shrink, not grow."""

@@ -298,7 +298,7 @@ def test_json_holds_what_the_table_shows(run: Any, plan_file: Path) -> None:
     document = json.loads(run(*arguments, "--json").stdout)
     assert document["complete"] is True and len(document["rows"]) == 6
     table = run(*arguments).output
-    from planner.report.table import seconds
+    from planner.terminal.tables import seconds
     from planner.report.what_if import money
 
     for row in document["rows"]:

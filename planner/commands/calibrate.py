@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, layout_values, progress
 from planner.layout import NAMES
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from planner.commands.common import console, progress
+from planner.terminal.flags import console, progress
 
 
 @click.command(short_help="Plan files side by side: what differs, and what each difference does.")

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from planner.commands.common import console, job_options, layout_options, layout_values, request_fields
+from planner.terminal.flags import console, job_options, layout_options, layout_values, request_fields
 from planner.layout import FIELDS
 
 
@@ -42,7 +42,7 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
         document = {"layout": plan.layout.to_dict(), "estimate": vars(plan.prediction)}
         click.echo(json.dumps({"assumptions": [vars(one) for one in plan.assumptions], **document}, indent=2))
         return
-    from planner.report import table
+    from planner.terminal import tables as table
 
     out = console()
     if plan.assumptions:

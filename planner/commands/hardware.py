@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from planner.commands.common import console
+from planner.terminal.flags import console
 from planner.errors import PlannerError
 
 
@@ -46,7 +46,7 @@ def hardware(ctx: click.Context) -> None:
       plan hardware plot h200-sxm -o h200.png
     """
     if ctx.invoked_subcommand is None:
-        from planner.report.library import hardware_table
+        from planner.terminal.library_tables import hardware_table
 
         console().print(hardware_table())
 

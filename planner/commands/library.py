@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
-from planner.commands.common import console
+from planner.terminal.flags import console
 
 
 @click.command()
 def models() -> None:
     """List the model presets."""
-    from planner.report.library import models_table
+    from planner.terminal.library_tables import models_table
 
     console().print(models_table())
 
@@ -18,6 +18,6 @@ def models() -> None:
 @click.command()
 def trainers() -> None:
     """List the trainers."""
-    from planner.report.library import trainers_table
+    from planner.terminal.library_tables import trainers_table
 
     console().print(trainers_table())

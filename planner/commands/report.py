@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner.commands.common import progress
+from planner.terminal.flags import progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:

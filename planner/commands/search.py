@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, job_options, layout_options, layout_values, progress, request_fields
+from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 from planner.errors import PlannerError
 from planner.layout import FIELDS
 
@@ -170,7 +170,7 @@ def _json_of_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, 
 
 
 def _print_search(resolved: ResolvedJob, plans: list[Plan], finding: Finding, advice: list[Any]) -> None:
-    from planner.report import table
+    from planner.terminal import tables as table
 
     out, job = console(), resolved.job
     model = job.model

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from planner.commands.common import console, job_options, layout_options, layout_values, progress, request_fields
+from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 from planner.errors import PlannerError
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, layout_values, progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:  # what searches and prints is imported when the command runs

@@ -14,7 +14,7 @@ from planner.analysis.compare import Comparison, Effect, Way
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import PARTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
-from planner.report.table import percent, seconds
+from planner.terminal.tables import percent, seconds
 from planner.search import SAFE
 from planner.units import format_count
 

@@ -12,7 +12,7 @@ from rich.text import Text
 from planner.analysis.doctor import Diagnosis, Explanation, Finding
 from planner.explain import layout_text
 from planner.plan import Plan
-from planner.report.table import percent, seconds
+from planner.terminal.tables import percent, seconds
 from planner.units import GIB
 
 SHOWN = 8

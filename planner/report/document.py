@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from planner.report.table import percent, seconds
+from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
 FORMAT = 1

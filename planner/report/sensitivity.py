@@ -10,7 +10,7 @@ from rich.text import Text
 
 from planner.analysis.sensitivity import Flip, Reading, Sensitivity
 from planner.explain import layout_text
-from planner.report.table import percent, seconds
+from planner.terminal.tables import percent, seconds
 
 WORTH = 0.01
 """Losses below this share of the step are not worth a measurement."""

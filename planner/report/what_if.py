@@ -14,7 +14,7 @@ from rich.text import Text
 from planner.analysis.what_if import Row
 from planner.costs import LEFT_OUT
 from planner.explain import layout_text
-from planner.report.table import percent, seconds
+from planner.terminal.tables import percent, seconds
 from planner.units import KILO, format_count
 
 LEAST_SWEEP = 3

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, this_program
+from planner.terminal.flags import console, this_program
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.commands.common import console, print_part, progress
+from planner.terminal.flags import console, print_part, progress
 from planner.lab.run.command_top import (
     finalists_of,
     for_finalist,
@@ -263,7 +263,7 @@ def _per_node(plan: Plan, nodes: int | None) -> tuple[int, int]:
 
 
 def _commands(plan: Plan, nodes: int | None, device: str | None) -> str:
-    from planner.commands.common import this_program
+    from planner.terminal.flags import this_program
     from planner.lab.launch.place import commands
 
     program, on_cpu = this_program({"--print-commands"}, {"--nodes"}), device == "cpu" or plan.cluster().hardware.is_cpu
