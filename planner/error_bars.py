@@ -1,7 +1,7 @@
 """Error bars: how far measured runs lay from what was predicted for them, by what kind of run it is.
 
 The table ``profiles/error_bars.yaml`` is made from the residuals ln(measured / predicted) of the published runs
-(``planner/accuracy/bars.py``). The most specific entry that had enough sources answers; where nothing like a job was
+(``planner/questions/accuracy/bars.py``). The most specific entry that had enough sources answers; where nothing like a job was
 ever measured a wider class of runs does, and its bar is the wider for it.
 """
 

@@ -8,8 +8,8 @@ from functools import cache
 
 import numpy as np
 
-from planner.accuracy import predict
-from planner.calibrate.factors import with_factors
+from planner.questions.accuracy.numbers import predict
+from planner.questions.calibrate.factors import with_factors
 from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.layout import Layout

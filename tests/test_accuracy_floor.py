@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from planner import library
-from planner.accuracy import pairs_of
-from planner.accuracy.floor import deviations, floors, regrets, scatter_of, spread
-from planner.accuracy.prediction import Pair
-from planner.accuracy.ranking import ranking
+from planner.questions.accuracy.numbers import pairs_of
+from planner.questions.accuracy.floor import deviations, floors, regrets, scatter_of, spread
+from planner.questions.accuracy.prediction import Pair
+from planner.questions.accuracy.ranking import ranking
 from planner.runs import read_runs
 
 RUNS = library.profiles_directory() / "runs"

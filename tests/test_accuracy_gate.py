@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 
 from planner import library
-from planner.accuracy import Pair, bars, snapshot, summarise
-from planner.analysis import evidence, ties
+from planner.questions.accuracy.numbers import Pair, summarise
+from planner.questions.accuracy import bars
+from planner.questions.accuracy import snapshot
+from planner.questions.report import evidence
+from planner.questions.sensitivity import ties
 from planner.errors import PlannerError
-from planner.report.accuracy_page import link, page
-from planner.report.scatter import scatter
+from planner.questions.accuracy.page import link, page
+from planner.questions.accuracy.scatter import scatter
 
 ROOT = Path(__file__).resolve().parent.parent
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"

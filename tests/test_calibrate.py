@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from planner import library
-from planner.accuracy import predict
-from planner.calibrate.calibration import Calibration, calibrate
-from planner.calibrate.factors import FACTORS, achieved, highest, with_factors
-from planner.calibrate.output import profile_text, write
-from planner.calibrate.sources import read_measured
+from planner.questions.accuracy.numbers import predict
+from planner.questions.calibrate.numbers import Calibration, calibrate
+from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
+from planner.questions.calibrate.output import profile_text, write
+from planner.questions.calibrate.sources import read_measured
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware

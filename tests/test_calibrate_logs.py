@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from planner.calibrate.logs import Given, read_log, row_of_log
 from planner.trainers.reading.log_facts import Log, Step, steady
 from planner.trainers.reading.log_rows import parse_log
-from planner.calibrate.sources import read_measured
+from planner.questions.calibrate.sources import read_measured
 from planner.errors import PlannerError
 from planner.layout import Module, Recompute
 from planner.model import load_model

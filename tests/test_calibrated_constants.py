@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from planner import library
-from planner.accuracy import predict
-from planner.calibrate import Constant, constants, refit, with_constants
-from planner.calibrate.constants import _constant, applies
+from planner.questions.accuracy.numbers import predict
+from planner.calibrate import Constant, refit, with_constants
+from planner.questions.calibrate import constants
+from planner.questions.calibrate.constants import _constant, applies
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.runs import Run, read_runs

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from planner.analysis.compare import Comparison, compare, inputs
+from planner.questions.compare.numbers import Comparison, compare, inputs
 from planner.timeline.priced_plan import job_of, price
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from planner.analysis.doctor import Finding, _Asked, _odds, diagnose
-from planner.analysis.mechanisms_faster import faster
-from planner.analysis.mechanisms_memory import memory_mechanisms
-from planner.analysis.mechanisms_slower import slower
+from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
+from planner.questions.doctor.mechanisms_faster import faster
+from planner.questions.doctor.mechanisms_memory import memory_mechanisms
+from planner.questions.doctor.mechanisms_slower import slower
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan

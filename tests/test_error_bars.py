@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from planner import error_bars, library
-from planner.accuracy import bars
-from planner.accuracy.bars import Residual
+from planner.questions.accuracy import bars
+from planner.questions.accuracy.bars import Residual
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner import library
-from planner.accuracy import predict
+from planner.questions.accuracy.numbers import predict
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.estimate import PARTS, Estimate, estimate

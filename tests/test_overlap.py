@@ -18,8 +18,8 @@ from planner.hardware import ASSUMED, HardwareProfile, Slowdown
 from planner.hardware.overlap import MeasuredOverlap, read_overlap
 from planner.lab.profile.fit_overlap import fit_overlap
 from planner.lab.profile.points import Measured, Point
-from planner.report.hardware import shown_profile
-from planner.report.hardware_diff import differences
+from planner.questions.hardware.show import shown_profile
+from planner.questions.hardware.diff import differences
 
 H100 = HARDWARE["h100-sxm"]
 

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.analysis import evidence as stored_errors
-from planner.analysis.best import resolved_of
-from planner.analysis.evidence import evidence
-from planner.analysis.landscape import landscape, pareto
+from planner.questions.report import evidence as stored_errors
+from planner.questions.best_plan import resolved_of
+from planner.questions.report.evidence import evidence
+from planner.questions.report.landscape import landscape, pareto
 from planner.timeline.priced_plan import price
-from planner.analysis.pull import pulls
-from planner.analysis.scaling import scaling
+from planner.questions.sensitivity.pull import pulls
+from planner.questions.report.scaling import scaling
 from planner.timeline.waterfall import waterfall
 from planner.cost.estimate import PARTS, estimate
 from planner.error_bars import QUANTITIES, shipped
@@ -30,12 +30,13 @@ from planner.explicit import explicit_plan
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.plan import Plan, load_plan
-from planner.report import many, specs
-from planner.report.build import build
-from planner.report.document import Document, shown
-from planner.report.markdown import markdown
-from planner.report.page import kept, page, start_library
-from planner.report.picture import picture
+from planner.questions.report import parallel_searches as many
+from planner.questions.report import specs
+from planner.questions.report.build import build
+from planner.questions.report.document import Document, shown
+from planner.questions.report.markdown import markdown
+from planner.questions.report.page import kept, page, start_library
+from planner.questions.report.picture import picture
 from planner.search import Pins, fits, search
 from planner.trainer import load_trainer
 
@@ -283,7 +284,7 @@ def test_an_edited_plan_is_priced_again(plan: Plan) -> None:
 
 
 def test_long_steps_are_cut_in_the_middle(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.report.time_charts.MOST_ACTIONS", 20)
+    monkeypatch.setattr("planner.questions.report.time_charts.MOST_ACTIONS", 20)
     short, whole = build(plan).chart("pipeline"), document.chart("pipeline")
     passes = [row for row in short.rows if row[1] in ("forward", "backward")]
     assert 16 <= len(passes) <= 24 < whole.facts["actions"] == short.facts["actions"]
@@ -307,7 +308,7 @@ def test_pictures_are_png(document: Document) -> None:
 
 def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "looked_at", lambda plan: [plan.num_gpus])
-    monkeypatch.setattr("planner.report.many.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("planner.questions.report.parallel_searches.os.cpu_count", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "plan.yaml"
     plan.save(file)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.analysis import best, ties
-from planner.analysis.best import best_of
-from planner.analysis.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
-from planner.analysis.sensitivity import Sensitivity, sensitivity, step_times
-from planner.analysis.ties import Ordered, build, isotonic
+from planner.questions import best_plan as best
+from planner.questions.sensitivity import ties
+from planner.questions.best_plan import best_of
+from planner.questions.sensitivity.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
+from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
+from planner.questions.sensitivity.ties import Ordered, build, isotonic
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.search import plan_key

@@ -129,7 +129,7 @@ def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) ->
 
 def test_validations_calibrate_the_profile_and_planning_again_shows_what_changed(tmp_path: Path) -> None:
     """Steps that take 1 / 0.9 of the matrix time: the clock is found, one file per validation and one with several."""
-    from planner.calibrate.factors import achieved
+    from planner.questions.calibrate.factors import achieved
 
     layouts = [
         Layout(tp=tp, dp=8 // tp, num_microbatches=16, micro_batch_size=b, zero=1, sequence_parallel=int(tp > 1))

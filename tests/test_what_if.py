@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.analysis import best, limits, scaling
-from planner.analysis.best import best_of, on_cluster, resolved_of
-from planner.analysis.changes import FLAGS, Value, Variant, apply, base_variant, read_values
-from planner.analysis.limits import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
-from planner.analysis.what_if import Pricing, row_of
+from planner.questions import best_plan as best
+from planner.questions.what_if import inverse as limits
+from planner.questions.report import scaling
+from planner.questions.best_plan import best_of, on_cluster, resolved_of
+from planner.questions.what_if.changes import FLAGS, Value, Variant, apply, base_variant, read_values
+from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
+from planner.questions.what_if.numbers import Pricing, row_of
 from planner.costs import costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
@@ -299,7 +301,7 @@ def test_json_holds_what_the_table_shows(run: Any, plan_file: Path) -> None:
     assert document["complete"] is True and len(document["rows"]) == 6
     table = run(*arguments).output
     from planner.terminal.tables import seconds
-    from planner.report.what_if import money
+    from planner.questions.what_if.show import money
 
     for row in document["rows"]:
         assert row["label"] in table and row["why"][:60] in table.replace("\n", "")

@@ -19,24 +19,27 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
-from planner.accuracy import Pair, bars, pairs_of, snapshot, summarise  # noqa: E402
-from planner.analysis import evidence, ties  # noqa: E402
-from planner.calibrate.held_back import held_back_pairs  # noqa: E402
+from planner.questions.accuracy.numbers import Pair, pairs_of, summarise
+from planner.questions.accuracy import bars
+from planner.questions.accuracy import snapshot
+from planner.questions.report import evidence
+from planner.questions.sensitivity import ties
+from planner.questions.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
-from planner.report.accuracy_page import page  # noqa: E402
-from planner.report.held_back import held_back_section  # noqa: E402
-from planner.report.scatter import scatter  # noqa: E402
+from planner.questions.accuracy.page import page  # noqa: E402
+from planner.questions.accuracy.page_held_back import held_back_section  # noqa: E402
+from planner.questions.accuracy.scatter import scatter  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
 
 HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
-# Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/accuracy/bars.py says how, docs/accuracy.md
+# Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/questions/accuracy/bars.py says how, docs/accuracy.md
 # how well they hold for sources that were left out.
 """
 RESIDUALS_HEAD = """# Errors of plan on the published runs, predicted / measured - 1 in percent, by source and class of run: the runs behind
-# error_bars.yaml. Written by tools/update_accuracy.py; planner/analysis/evidence.py reads it.
+# error_bars.yaml. Written by tools/update_accuracy.py; planner/questions/report/evidence.py reads it.
 """
 TIES_HEAD = """# How often two plans of one job are ordered rightly, by the predicted gap ln(slower / faster) between them.
-# Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/analysis/ties.py says how.
+# Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/questions/sensitivity/ties.py says how.
 """
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 

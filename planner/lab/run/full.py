@@ -153,7 +153,7 @@ def traces(task: Task, found: dict[str, Any]) -> list[dict[str, Any]]:
     if not task.trace or not written:
         return []
     from planner.timeline.priced_plan import price
-    from planner.report.trace import trace_of
+    from planner.questions.report.trace import trace_of
     from planner.rules import Job
 
     asked = task.asked

@@ -9,7 +9,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from planner.analysis.doctor import Explanation, Finding, diagnose
+from planner.questions.doctor.numbers import Explanation, Finding, diagnose
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.detect import profile_of
 from planner.errors import PlannerError
@@ -143,7 +143,7 @@ def other_device(hardware: HardwareProfile, device: Mapping[str, Any]) -> str:
 def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     """What most plausibly explains a step or a peak outside of the plan's interval; None where both lie within.
 
-    The answer of planner.analysis.doctor. Nothing is said of times that another device gave.
+    The answer of planner.questions.doctor.numbers. Nothing is said of times that another device gave.
     """
     compared = not (found["rung"] in RAN and other_device(plan.cluster().hardware, found.get("device") or {}))
     if not compared or found["outcome"] != "completed":

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.accuracy.ranking import kendall_tau
-from planner.analysis.best import resolved_of
+from planner.questions.accuracy.ranking import kendall_tau
+from planner.questions.best_plan import resolved_of
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.trainers.bundle.nearest import command

@@ -1,0 +1,160 @@
+"""Errors of the predictions summed up: coverage, step time, memory, out of memory, ranking."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from planner.questions.accuracy.bias import bias_interval, kind_of
+from planner.questions.accuracy.prediction import Pair, grouped
+from planner.questions.accuracy.ranking import ranking
+from planner.search import SAFE
+
+HOPELESS = 0.95
+"""Chance of running out of memory from which a layout is called impossible."""
+
+
+def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
+
+    ``overall`` counts runs whose layout is stated, whose time was measured and not computed by a simulator, and that
+    their source does not call broken; families and sources count all predicted runs. ``mean_of_sources`` is the mean over
+    sources of each source's mean absolute error. ``rule`` holds the same errors of the one-line rule, and ``alike`` what
+    no model could tell apart.
+    """
+    good = [pair for pair in pairs if pair.counts]
+    return {
+        "coverage": _coverage(pairs),
+        "overall": statistics(good, "time_error"),
+        "all_predicted": statistics(pairs, "time_error"),
+        "mean_of_sources": mean_of_sources(good, "time_error"),
+        "families": _by(pairs, lambda pair: pair.run.family, "time_error"),
+        "sources": _by(pairs, lambda pair: pair.run.source, "time_error"),
+        "rule": {
+            "overall": statistics(good, "rule_error"),
+            "mean_of_sources": mean_of_sources(good, "rule_error"),
+            "families": _by(pairs, lambda pair: pair.run.family, "rule_error"),
+        },
+        "alike": {name: alike(group) for name, group in grouped(pairs, lambda pair: pair.run.family).items()},
+        "memory": _by(good, lambda pair: pair.run.measured.memory_kind, "memory_error"),
+        "memory_by_source": _by(pairs, lambda pair: pair.run.source, "memory_error"),
+        "out_of_memory": {
+            "overall": _confusion(good), "families": _confusions(pairs), "reliability": reliability(good),
+        },
+        "ranking": ranking(pairs),
+    }  # fmt: skip
+
+
+def mean_of_sources(pairs: Iterable[Pair], which: str) -> float | None:
+    """Mean over sources of each one's mean error, so that every source weighs the same; None without any."""
+    means = [stats["mean_abs"] for stats in _by(pairs, lambda pair: pair.run.source, which).values()]
+    return float(np.mean(means)) if means else None
+
+
+def alike(pairs: Iterable[Pair]) -> dict[str, Any]:
+    """The error that is left to the best possible model: runs that state the same and measured different times.
+
+    Runs with the same model, batch, hardware, trainer and layout get one prediction from any model that reads what is
+    stated; the best one is their median. ``median_abs`` and ``p90_abs`` are over all runs that have such a twin.
+    """
+    left = []
+    for twins in grouped((p for p in pairs if p.time_error is not None), _stated).values():
+        measured = np.array([p.run.measured.step_time for p in twins], dtype=float)
+        if len(measured) > 1:
+            left.append(np.abs(np.median(measured) / measured - 1.0))
+    if not left:
+        return {"n": 0}
+    errors = np.concatenate(left)
+    return {"n": len(errors), "median_abs": float(np.median(errors)), "p90_abs": float(np.percentile(errors, 90))}
+
+
+def _stated(pair: Pair) -> Hashable:
+    run = pair.run
+    return (str(run.workload), str(run.layout), id(run.trainer), run.cluster and id(run.cluster.hardware))
+
+
+BINS = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 0.95, 1.0)
+"""Borders of the chances of running out of memory in the reliability table."""
+
+
+def reliability(pairs: Iterable[Pair]) -> list[dict[str, Any]]:
+    """Stated chance of running out of memory against the share that ran out, per bin of BINS.
+
+    Only sources that publish runs which ran out count: where failures are left out, nothing can be said about them.
+    """
+    told = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    sources = {p.run.source for p in told if not p.run.measured.fits}
+    judged = [p for p in told if p.run.source in sources]
+    chance = np.array([p.predicted.out_of_memory for p in judged], dtype=float)
+    out = np.array([not p.run.measured.fits for p in judged], dtype=bool)
+    place = np.clip(np.searchsorted(BINS, chance, side="right") - 1, 0, len(BINS) - 2)
+    rows = []
+    for number, (low, high) in enumerate(pairwise(BINS)):
+        inside = place == number
+        share = (float(chance[inside].mean()), float(out[inside].mean())) if inside.any() else (None, None)
+        rows.append({"from": low, "to": high, "n": int(inside.sum()), "stated": share[0], "ran_out": share[1]})
+    return rows
+
+
+def _coverage(pairs: Sequence[Pair]) -> dict[str, Any]:
+    stated = [pair for pair in pairs if pair.run.stated]
+    done = [pair for pair in stated if not pair.predicted.refused]
+    reasons = Counter(pair.predicted.refused for pair in pairs if pair.predicted.refused)
+    return {
+        "rows": len(pairs),
+        "stated": len(stated),
+        "predicted": sum(not pair.predicted.refused for pair in pairs),
+        "predicted_of_stated": len(done) / len(stated) if stated else None,
+        "unsupported": dict(reasons.most_common()),
+    }
+
+
+def _by(pairs: Iterable[Pair], key: Callable[[Pair], str], which: str) -> dict[str, dict[str, Any]]:
+    """Statistics of each group that has any error of that kind, groups sorted by name."""
+    with_error = (pair for pair in pairs if getattr(pair, which) is not None)
+    return {name: statistics(group, which) for name, group in grouped(with_error, key).items()}
+
+
+def statistics(pairs: Iterable[Pair], which: str) -> dict[str, Any]:
+    """Number of errors, and median, mean and spread of them; fractions, None when there are none."""
+    kept = [(pair, error) for pair in pairs if (error := getattr(pair, which)) is not None]
+    if not kept:
+        return {"n": 0}
+    errors = np.array([error for _, error in kept])
+    size = np.abs(errors)
+    return {
+        "n": len(kept),
+        "assumed": sum(not pair.run.stated for pair, _ in kept),
+        "median_abs": float(np.median(size)),
+        "mean_abs": float(np.mean(size)),
+        "median_signed": float(np.median(errors)),
+        "bias_interval": bias_interval(list(errors), [kind_of(pair) for pair, _ in kept]),
+        "p90_abs": float(np.percentile(size, 90)),
+        "within_10": float(np.mean(size <= 0.10)),
+    }
+
+
+def _confusion(pairs: list[Pair]) -> dict[str, Any]:
+    """Verdicts on memory: what was called safe but ran out, and what was called impossible but ran."""
+    judged = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    ran = np.array([bool(p.run.measured.fits) for p in judged])
+    chance = np.array([p.predicted.out_of_memory or 0.0 for p in judged])
+    out = ~ran if len(judged) else ran
+    return {
+        "ran": int(ran.sum()),
+        "ran_out": int(out.sum()),
+        "called_safe_but_ran_out": int((out & (chance <= SAFE)).sum()) if len(judged) else 0,
+        "called_impossible_but_ran": int((ran & (chance >= HOPELESS)).sum()) if len(judged) else 0,
+        "uncertain": int(((chance > SAFE) & (chance < HOPELESS)).sum()) if len(judged) else 0,
+        "right": float(np.mean((chance < 0.5) == ran)) if len(judged) else None,
+    }
+
+
+def _confusions(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Verdicts by family, of families in which some run ran out of memory."""
+    found = {name: _confusion(members) for name, members in grouped(pairs, lambda pair: pair.run.family).items()}
+    return {name: verdict for name, verdict in found.items() if verdict["ran_out"]}

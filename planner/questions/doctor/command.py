@@ -1,0 +1,50 @@
+"""``plan doctor``: what was measured against a plan, and what would explain the gap."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from planner.terminal.flags import console, progress
+
+
+@click.command(short_help="What was measured against a plan: what would explain the gap, and the check that tells.")
+@click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--measured", metavar="TIME", help="Seconds per optimizer step, like 14.2s or 850ms.")
+@click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")
+@click.option(
+    "--memory-kind",
+    type=click.Choice(["device", "reserved", "allocated"]),
+    default="device",
+    help="What --memory is the peak of: nvidia-smi, torch's reserved or allocated bytes. [device]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
+def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: str, as_json: bool) -> None:
+    """Hold what was measured against a plan, and list what would explain the gap.
+
+    Each mechanism (slow link, no overlap, recompute on, slow host, imbalance, a slow GPU, ...) is priced again with the cost
+    model; the size that it would need is printed with how plausible that is and the check that tells. Measure a step that
+    is no warm-up, on the slowest rank; memory on the GPU with the most.
+
+    \b
+    Examples:
+      plan doctor plan.yaml --measured 14.2s
+      plan doctor plan.yaml --measured 14.2s --memory 71GiB --memory-kind reserved
+      plan doctor plan.yaml --memory 78GiB --json
+    """
+    from planner.questions.doctor.numbers import diagnose, to_dict
+    from planner.plan import load_plan
+    from planner.questions.doctor.show import print_diagnosis
+    from planner.units import parse
+
+    plan = load_plan(file)
+    seconds = None if measured is None else parse(measured, "seconds", what="--measured")
+    size = None if memory is None else parse(memory, "bytes", what="--memory")
+    with progress("pricing what may be wrong"):
+        found = diagnose(plan, seconds, size, memory_kind)
+    if as_json:
+        click.echo(json.dumps(to_dict(found), indent=2))
+        return
+    print_diagnosis(console(), plan, found)

@@ -1,0 +1,302 @@
+"""Measured against predicted: is the gap inside the interval, and if not, what would explain it.
+
+Every mechanism (``mechanisms``) is priced again through the cost model, over the sizes that it may have. How much it weighs among
+the others is Bayes' rule for one cause at a time:
+
+    weight = (seen + 1) * integral of p(size) N(ln measured - ln predicted(size); sigma) d size
+
+seen: published sources in which it was the cause; p(size): half a normal distribution of ln(size) with the width that published
+runs showed, or equally likely options; sigma: the model's own error, from the interval of the plan (nine of ten runs lie within,
+1.645 sigma). The model's own error is one more explanation, with the weight of MODEL sources and the tenth of all runs that
+lie outside. Weights are shares of one among all of these; two causes at once are not priced. Where the other quantity was
+measured too, a mechanism that moves it weighs more when it moves it towards what was measured, less when away from it; and
+the job ran, so that a mechanism with which it would not fit weighs by the chance that it would.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from planner.questions.doctor.mechanisms import Mechanism
+from planner.questions.doctor.mechanisms_faster import faster
+from planner.questions.doctor.mechanisms_memory import memory_mechanisms
+from planner.questions.doctor.mechanisms_slower import slower
+from planner.timeline.priced_plan import Priced, estimate_of, price_plan
+from planner.cost.estimate import Estimate
+from planner.errors import PlannerError
+from planner.plan import Plan
+from planner.units import GIB
+
+MODEL = 4.0
+"""The model's own error counts as a cause that this many published sources had: those that docs/log.md could not explain."""
+OUTSIDE = (0.1, 5.0)
+"""Part of all runs that lies outside the interval, by what the interval is; and how many times wider these are spread."""
+GRID = 5
+"""Sizes of a continuous mechanism that are priced; between them its effect is interpolated."""
+FINE = 400
+"""Steps of the integral over sizes."""
+LEAST = 0.1
+"""Mechanisms that explain less of the gap than this are not listed."""
+LEAST_SHARE, LISTED = 1e-3, 3
+"""Explanations that weigh less than this share are not listed, but for the first three."""
+MOVES = 0.005
+"""A mechanism moves the other quantity when it changes it by more than this part."""
+MOST_ODDS = 1e3
+"""Most that the other quantity can count for or against."""
+LEAST_SIGMA = 0.02
+KINDS = ("device", "reserved", "allocated")
+"""What a measured memory is the peak of: nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """One mechanism as the cause of a gap."""
+
+    key: str
+    name: str
+    size: str
+    """The size that explains most, in words."""
+    value: float
+    """The same as a number: a factor, or an option."""
+    would_be: float
+    """Seconds, or bytes, that are predicted with it."""
+    explains: float
+    """Part of the gap (in the logarithm) that this explains; above 1 it would do more."""
+    share: float
+    """Weight among all explanations, the model's own error included."""
+    seen: int
+    source: str
+    check: str
+
+    @property
+    def verdict(self) -> str:
+        """The share in a word."""
+        return "likely" if self.share >= 0.3 else "possible" if self.share >= 0.08 else "unlikely"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One measured quantity."""
+
+    quantity: str
+    """'step_time' or 'memory'."""
+    measured: float
+    """Seconds, or bytes."""
+    predicted: float
+    interval: tuple[float, float]
+    """Nine of ten runs lie within."""
+    explanations: tuple[Explanation, ...]
+    """Largest share first."""
+    model_share: float
+    """Share of the model's own error."""
+    rest: float
+    """Share of all explanations that are too small to be listed."""
+
+    @property
+    def inside(self) -> bool:
+        """The measured value lies in the stated interval: nothing needs to be wrong."""
+        return self.interval[0] <= self.measured <= self.interval[1]
+
+    @property
+    def gap(self) -> float:
+        """Measured over predicted, minus 1."""
+        return self.measured / self.predicted - 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What a plan's measured values say."""
+
+    findings: tuple[Finding, ...]
+    memory_kind: str
+    """One of KINDS."""
+    basis: str
+    """Runs behind the interval of the step time."""
+
+
+def diagnose(
+    plan: Plan, step_time: float | None, memory: float | None = None, memory_kind: str = "device"
+) -> Diagnosis:
+    """Compare what was measured, in seconds and bytes, with a plan. Raises PlannerError."""
+    if step_time is None and memory is None:
+        raise PlannerError("what was measured? give --measured 14.2s, --memory 71GiB, or both")
+    for name, value in (("--measured", step_time), ("--memory", memory)):
+        if value is not None and not (math.isfinite(value) and value > 0):
+            raise PlannerError(f"{name} must be above zero")
+    if memory_kind not in KINDS:
+        raise PlannerError(f"memory is measured as one of {', '.join(KINDS)}, not '{memory_kind}'")
+    base = price_plan(plan)
+    usable = base.estimate.usable_memory
+    if memory is not None and memory > 4 * usable:
+        raise PlannerError(
+            f"--memory {memory / GIB:.4g} GiB is more than four times the {usable / GIB:.4g} GiB of the card; "
+            "give the peak of one GPU"
+        )
+    prices = _Prices(base, memory_kind)
+    one = plan.prediction
+    peak = prices.of(base.estimate)[1]
+    share = (
+        peak / one.memory_peak_gib
+    )  # the interval of the device's peak holds for its other kinds as well, in proportion
+    asked = (
+        _Asked(measured=step_time, interval=one.step_time_range_s),
+        _Asked(measured=memory, interval=(share * one.memory_peak_range_gib[0], share * one.memory_peak_range_gib[1])),
+    )
+    findings = [_finding(index, asked, prices) for index in (0, 1) if asked[index].measured is not None]
+    return Diagnosis(findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """One quantity: what was measured, if it was, and where nine of ten runs lie."""
+
+    measured: float | None
+    interval: tuple[float, float]
+
+    def sigma(self, predicted: float, more: bool) -> float:
+        """Standard deviation of the logarithm of the model's error, on the side of the measured value."""
+        bound = math.log(self.interval[1] / predicted) if more else math.log(predicted / self.interval[0])
+        return max(bound / 1.645, LEAST_SIGMA)
+
+
+class _Prices:
+    """A plan with a mechanism at a size; each is priced once."""
+
+    def __init__(self, base: Priced, kind: str) -> None:
+        self.base, self._kind = base, kind
+        self.at = lru_cache(maxsize=4096)(self._at)
+        self._mechanisms: dict[str, Mechanism] = {}
+
+    def of(self, found: Estimate) -> tuple[float, float, float]:
+        """Seconds, bytes of the kind that was measured, and the chance that it does not run out of memory."""
+        memory = {"device": found.memory_peak, "reserved": found.memory_reserved, "allocated": found.memory_allocated}
+        chance = 1.0 - float(found.out_of_memory_probability[0])
+        return float(found.step_time[0]), float(memory[self._kind][0]), chance
+
+    def known(self, mechanism: Mechanism, quantity: str) -> str:
+        """Remember a mechanism; the key to ask for it."""
+        key = f"{quantity} {mechanism.key}"
+        self._mechanisms[key] = mechanism
+        return key
+
+    def _at(self, key: str, size: float) -> tuple[float, float, float]:
+        return self.of(estimate_of(*self._mechanisms[key].change(self.base, size)))
+
+
+def _finding(index: int, asked: tuple[_Asked, _Asked], prices: _Prices) -> Finding:
+    """Step time (index 0) or memory (1)."""
+    measured, before = asked[index].measured or math.nan, prices.of(prices.base.estimate)
+    predicted = before[index]
+    more = measured > predicted
+    sigma = asked[index].sigma(predicted, more)
+    gap = math.log(measured / predicted)
+    weighed: list[tuple[float, Explanation]] = []
+    for mechanism in (
+        memory_mechanisms(prices.base, more) if index else slower(prices.base) if more else faster(prices.base)
+    ):
+        key = prices.known(mechanism, str(index))
+
+        def value(size: float, key: str = key) -> float:
+            return prices.at(key, size)[index]
+
+        found = _weigh(mechanism, value, predicted, measured, sigma)
+        if found is None or gap == 0 or math.log(value(found[1]) / predicted) / gap < LEAST:
+            continue
+        evidence, best = found
+        odds = _odds(prices.at(key, best), before, asked[1 - index], 1 - index)
+        explanation = Explanation(
+            key=mechanism.key, name=mechanism.name, size=mechanism.size(prices.base, best), value=best,
+            would_be=value(best), explains=math.log(value(best) / predicted) / gap, share=0.0, seen=mechanism.seen,
+            source=mechanism.source, check=mechanism.check,
+        )  # fmt: skip
+        weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
+    model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
+    whole = model + sum(weight for weight, _ in weighed)
+    ranked = sorted(weighed, key=lambda pair: -pair[0])
+    listed = max(LISTED, sum(weight >= LEAST_SHARE * whole for weight, _ in weighed))
+    return Finding(
+        quantity=("step_time", "memory")[index], measured=measured, predicted=predicted, interval=asked[index].interval,
+        explanations=tuple(replace(one, share=weight / whole) for weight, one in ranked[:listed]),
+        model_share=model / whole, rest=sum(weight for weight, _ in ranked[listed:]) / whole,
+    )  # fmt: skip
+
+
+def _weigh(
+    mechanism: Mechanism, value: Callable[[float], float], predicted: float, measured: float, sigma: float
+) -> tuple[float, float] | None:
+    """Evidence of a mechanism, and the size that explains most; None when it can be nothing at all."""
+    target = math.log(measured)
+    if mechanism.width == 0:
+        likelihoods = [(_normal(target - math.log(value(size)), sigma), size) for size in mechanism.sizes]
+        nearest = min(mechanism.sizes, key=lambda size: abs(target - math.log(value(size))))
+        return sum(one for one, _ in likelihoods) / len(likelihoods), nearest
+    most = math.log(mechanism.sizes[0])
+    grid = np.linspace(0.0, most, GRID)
+    logs = np.array([math.log(predicted), *(math.log(value(math.exp(x))) for x in grid[1:])])
+    if np.max(np.abs(logs - logs[0])) < 1e-6:
+        return None
+    fine = np.linspace(0.0, most, FINE)
+    prior = np.exp(-0.5 * (fine / mechanism.width) ** 2)
+    likelihood = np.array([_normal(target - x, sigma) for x in np.interp(fine, grid, logs)])
+    evidence = float(np.sum(prior * likelihood) / np.sum(prior))
+    return evidence, math.exp(_solve(lambda x: math.log(value(math.exp(x))) - target, grid, logs - target))
+
+
+def _solve(error: Callable[[float], float], grid: Any, errors: Any) -> float:
+    """Where the error is nought, by bisection in the cell of the grid where its sign changes; else where it is least."""
+    change = np.flatnonzero(np.sign(errors[:-1]) != np.sign(errors[1:]))
+    if not len(change):
+        return float(grid[int(np.argmin(np.abs(errors)))])
+    low, high = float(grid[change[0]]), float(grid[change[0] + 1])
+    at_low, at_high = float(errors[change[0]]), float(errors[change[0] + 1])
+    for _ in range(30):
+        middle = low + (high - low) * min(max(at_low / (at_low - at_high), 0.05), 0.95)
+        at = error(middle)
+        if abs(at) < 1e-4:
+            return middle
+        if (at > 0) == (at_high > 0):
+            high, at_high = middle, at
+        else:
+            low, at_low = middle, at
+    return 0.5 * (low + high)
+
+
+def _odds(with_it: tuple[float, ...], without: tuple[float, ...], other: _Asked, index: int) -> float:
+    """How much more plausible the rest is with the mechanism: the job ran at all, and the other quantity where measured."""
+    odds = min((with_it[2] + 1.0 / MOST_ODDS) / (without[2] + 1.0 / MOST_ODDS), 1.0)
+    if other.measured is None or abs(with_it[index] / without[index] - 1.0) < MOVES:
+        return odds
+    sigma = other.sigma(without[index], other.measured > without[index])
+    better, before = (_normal(math.log(other.measured / one[index]), sigma) + 1e-12 for one in (with_it, without))
+    return odds * min(max(better / before, 1.0 / MOST_ODDS), MOST_ODDS)
+
+
+def _normal(x: float, sigma: float) -> float:
+    return math.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
+
+
+def to_dict(found: Diagnosis) -> dict[str, Any]:
+    """Everything as plain data, for --json; seconds, and GiB."""
+    return {"memory_kind": found.memory_kind, "interval_basis": found.basis, "findings": list(_plain(found))}
+
+
+def _plain(found: Diagnosis) -> Iterator[dict[str, Any]]:
+    for one in found.findings:
+        unit, scale = ("s", 1.0) if one.quantity == "step_time" else ("gib", GIB)
+        yield {
+            "quantity": one.quantity, f"measured_{unit}": one.measured / scale, f"predicted_{unit}": one.predicted / scale,
+            f"interval_{unit}": [bound / scale for bound in one.interval], "inside": one.inside, "gap": one.gap,
+            "model_error_share": one.model_share, "not_listed_share": one.rest,
+            "explanations": [
+                {"key": e.key, "name": e.name, "size": e.size, "value": e.value, f"would_be_{unit}": e.would_be / scale,
+                 "explains": e.explains, "share": e.share, "verdict": e.verdict, "seen": e.seen, "source": e.source,
+                 "check": e.check}
+                for e in one.explanations
+            ],
+        }  # fmt: skip

@@ -1,0 +1,95 @@
+"""Tables of ``plan doctor``: measured against predicted, what would explain the gap, and what tells."""
+
+from __future__ import annotations
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
+from planner.explain import layout_text
+from planner.plan import Plan
+from planner.terminal.tables import percent, seconds
+from planner.units import GIB
+
+SHOWN = 8
+"""Explanations in the table, largest weight first."""
+CHECKED = 3
+"""Explanations whose check is printed; more where they are not unlikely."""
+COLOURS = {"likely": "bold red", "possible": "yellow", "unlikely": "dim"}
+
+
+def print_diagnosis(console: Console, plan: Plan, found: Diagnosis) -> None:
+    """Everything that was found, one measured quantity after the other."""
+    console.print(
+        Text(f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}, trainer {plan.trainer}", style="bold")
+    )
+    console.print(layout_text(plan.layout))
+    for one in found.findings:
+        console.print()
+        _print_finding(console, found, one)
+
+
+def _print_finding(console: Console, found: Diagnosis, one: Finding) -> None:
+    low, high = (_amount(one, bound) for bound in one.interval)
+    name = "Step time" if one.quantity == "step_time" else f"Memory ({found.memory_kind})"
+    gap = f"{abs(one.gap) * 100:.1f} % {'more' if one.gap > 0 else 'less'} than predicted"
+    console.print(
+        f"[bold]{name}[/bold]: measured {_amount(one, one.measured)}, predicted {_amount(one, one.predicted)} "
+        f"(nine of ten runs: {low} to {high}): {gap}"
+    )
+    if one.quantity == "step_time":
+        console.print(f"[dim]The interval is of {found.basis}.[/dim]")
+    if one.inside:
+        console.print(
+            "[green]Inside the interval[/green]: the model is off by as much on other runs, so this shows nothing wrong. "
+            "What would explain the difference, none of it proven:"
+        )
+    else:
+        console.print("[bold red]Outside the interval.[/bold red] What would explain it, the most plausible first:")
+    if not one.explanations:
+        console.print("Nothing that is priced here moves it that way: compare the job with the plan, input by input.")
+        return
+    console.print(explanations_table(one))
+    listed = [e for n, e in enumerate(one.explanations[:SHOWN]) if n < CHECKED or e.verdict != "unlikely"]
+    console.print(Text("What tells", style="italic"))
+    for number, explanation in enumerate(listed, 1):
+        _print_check(console, number, explanation)
+    console.print(
+        "[dim]Weight: of one cause at a time, by how well its price meets what was measured, how far published runs differed "
+        "in it, and in how many sources it was the cause; the model's own error has "
+        f"{percent(one.model_share)}. Several small causes together are not priced.[/dim]"
+    )
+
+
+def explanations_table(one: Finding) -> Table:
+    """The mechanisms with the size each would have."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("#", justify="right")
+    table.add_column("mechanism", overflow="fold")
+    table.add_column("size it would have", overflow="fold")
+    table.add_column("then", justify="right", no_wrap=True)
+    table.add_column("of the gap", justify="right", no_wrap=True)
+    table.add_column("weight", justify="right", no_wrap=True)
+    for number, explanation in enumerate(one.explanations[:SHOWN], 1):
+        table.add_row(
+            str(number), escape(explanation.name), escape(explanation.size), _amount(one, explanation.would_be),
+            f"{explanation.explains * 100:.0f} %", Text(percent(explanation.share), style=COLOURS[explanation.verdict]),
+        )  # fmt: skip
+    return table
+
+
+def _print_check(console: Console, number: int, explanation: Explanation) -> None:
+    console.print(Text(f"{number}. {explanation.name} ({explanation.verdict})"))
+    seen = f"the cause in {explanation.seen} published sources" if explanation.seen > 1 else (
+        "the cause in 1 published source" if explanation.seen else "in no published source the cause"
+    )  # fmt: skip
+    console.print(Padding(Text(f"check: {explanation.check}"), (0, 0, 0, 3)))
+    console.print(Padding(Text(f"known: {seen}; {explanation.source}", style="dim"), (0, 0, 0, 3)))
+
+
+def _amount(one: Finding, value: float) -> str:
+    return seconds(value) if one.quantity == "step_time" else f"{value / GIB:.1f} GiB"

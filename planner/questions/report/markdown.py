@@ -1,0 +1,57 @@
+"""The report as Markdown: for an issue, a wiki or a mail; the same document as the page."""
+
+from __future__ import annotations
+
+from planner.costs import LEFT_OUT
+from planner.questions.report.document import Chart, Document
+
+MOST_ROWS = 40
+"""Rows of a table; longer ones say how many are left out."""
+
+
+def markdown(document: Document) -> str:
+    """The whole document."""
+    parts = [
+        f"# {document.title}", f"**{document.verdict}**", f"`{document.layout}`", document.job,
+        *(f"> {notice}" for notice in document.notices),
+        table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
+        "## Why this layout", *document.why,
+    ]  # fmt: skip
+    if document.alternatives is not None and document.alternatives.rows:
+        parts += [f"{document.alternatives.title}:", table(*document.alternatives.cells())]
+    for one in document.charts:
+        parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
+    parts.append("## Assumptions")
+    if document.assumptions:
+        rows = [[one["what"], one["value"], one["why"], f"`{one['flag']}`"] for one in document.assumptions]
+        parts.append(table(["what", "value", "why", "change with"], rows))
+    else:
+        parts.append("The plan file names no assumption: everything was given.")
+    parts += [
+        f"Rates behind GPU-hours, cost and energy. They leave out {'; '.join(LEFT_OUT)}.",
+        table(
+            ["rate", "value", "source", "date"],
+            [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis],
+        ),
+    ]  # fmt: skip
+    return "\n\n".join(parts) + "\n"
+
+
+def _chart_table(chart: Chart) -> str:
+    headings, cells = chart.cells()
+    used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
+    text = table([headings[at] for at in used], [[row[at] for at in used] for row in cells[:MOST_ROWS]])
+    left = len(chart.rows if chart.table is None else chart.table) - MOST_ROWS
+    return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."
+
+
+def table(headings: list[str], rows: list[list[str]]) -> str:
+    """A Markdown table; a bar in a cell is escaped."""
+
+    def line(cells: list[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)])
+
+
+__all__ = ["markdown", "table"]

@@ -1,0 +1,225 @@
+"""Charts of what lies ahead of a plan: other sizes of the cluster, numbers that are off, how well runs like it were predicted."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from planner.questions.report.evidence import Evidence, evidence
+from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
+from planner.questions.report.scaling import Point as Size
+from planner.questions.report.scaling import Scaling
+from planner.explain import layout_text
+from planner.questions.report.choice_charts import plural
+from planner.questions.report.document import Chart, Column, Value, chart, shown
+from planner.questions.report.subject import Subject
+
+STILL = 0.001
+"""A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
+MOST_SOURCES = 14
+"""Sources of published runs that get a row of their own."""
+
+# ------------------------------------------------------------------------------------------------ scaling
+
+
+def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
+    """Throughput per GPU over the size of the cluster, strong and weak."""
+    rows: list[tuple[Value, ...]] = []
+    for kind, points in (("strong", scaled.strong), ("weak", scaled.weak)):
+        rows += [
+            (
+                kind, one.num_gpus, one.num_nodes, one.global_batch_size, one.tokens_per_second_per_gpu, one.efficiency,
+                one.tokens_per_second, one.step_time_s, one.mfu, one.memory_peak_gib,
+                "" if one.layout is None else layout_text(one.layout), one.why_not,
+            )
+            for one in points
+        ]  # fmt: skip
+    return chart(
+        "scaling", "From one node to beyond the cluster", _scaling_reading(about, scaled),
+        (
+            Column(key="kind", title="batch", kind="text"), Column(key="gpus", title="GPUs", kind="count"),
+            Column(key="nodes", title="nodes", kind="count", in_table=False),
+            Column(key="sequences", title="sequences per step", kind="count"),
+            Column(key="rate", title="tokens/s/GPU", kind="rate"),
+            Column(key="efficiency", title="efficiency", kind="share"),
+            Column(key="total_rate", title="tokens/s", kind="number"), Column(key="step_s", title="step", kind="seconds"),
+            Column(key="mfu", title="MFU", kind="share"), Column(key="memory_gib", title="memory", kind="gib", in_table=False),
+            Column(key="layout", title="best layout", kind="text"), Column(key="why", title="why not", kind="text"),
+        ),
+        rows, facts={"gpus": about.gpus},
+        notes=(
+            "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
+            "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
+        ),
+    )  # fmt: skip
+
+
+def _scaling_reading(about: Subject, scaled: Scaling) -> str:
+    strong = [one for one in scaled.strong if one.tokens_per_second_per_gpu]
+    if not strong:
+        return f"Nothing fits at any size from {scaled.strong[0].num_gpus:,} to {scaled.strong[-1].num_gpus:,} GPUs."
+    sentences = []
+    if strong[0].num_gpus != scaled.strong[0].num_gpus:
+        sentences.append(f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits.")
+    own = next((one for one in strong if one.num_gpus == about.gpus), None)
+    if own is None:
+        return " ".join([*sentences, f"At {plural(about.gpus, 'GPU')} no layout fits."])
+    last = strong[-1]
+    if last is not own:
+        times = last.num_gpus // own.num_gpus
+        faster = (last.tokens_per_second or 0.0) / (own.tokens_per_second or 1.0)
+        each = _ratio(last, own)
+        sentences.append(
+            f"With the same batch, {last.num_gpus:,} GPUs ({times} times as many) train {faster:.2f} times as fast, "
+            f"{shown(each, 'share')} of the throughput per GPU"
+        )
+        weak = [one for one in scaled.weak if one.tokens_per_second_per_gpu]
+        base = next((one for one in weak if one.num_gpus == about.gpus), None)
+        if base is not None and weak[-1].num_gpus == last.num_gpus:
+            sentences[-1] += f"; with a batch that grows along, {shown(_ratio(weak[-1], base), 'share')}"
+        sentences[-1] += "."
+    if own is not strong[0]:
+        sentences.append(
+            f"From {strong[0].num_gpus:,} to {own.num_gpus:,} GPUs at the same batch, {shown(_ratio(own, strong[0]), 'share')} of "
+            "the throughput per GPU is kept."
+        )
+    return " ".join(sentences)
+
+
+def _ratio(one: Size, other: Size) -> float:
+    """Throughput per GPU of one size over that of another."""
+    return (one.tokens_per_second_per_gpu or 0.0) / (other.tokens_per_second_per_gpu or 1.0)
+
+
+# ------------------------------------------------------------------------------------------------ sensitivity
+
+
+def sensitivity_chart(about: Subject) -> Chart:
+    """How far each number of the profile moves the step time, and where the choice should change."""
+    near = sorted(
+        (one for one in about.landscape.points if one.step_time_s < 1.5 * about.landscape.plan.step_time_s),
+        key=lambda one: (not one.fits, one.step_time_s),
+    )  # fmt: skip
+    others = [*about.finding.layouts, *(one.layout for one in near)]
+    found = pulls(about.resolved, about.plan.layout, about.estimate, others, settled=_settled(about))
+    rows: list[tuple[Value, ...]] = []
+    still = []
+    for one in found:
+        if one.largest < STILL and all(side.flip is None for side in one.sides):
+            still.append(one.quantity.text)
+            continue
+        for side in one.sides:
+            if abs(math.log(side.factor)) < 0.001:
+                continue
+            wins = "" if side.winner is None else layout_text(side.winner)
+            rows.append((
+                one.quantity.text, one.origin, _factor(side.factor), side.step_time_s, side.change,
+                side.factor < 1, side.fits or not about.fits,
+                "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
+            ))  # fmt: skip
+    return chart(
+        "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
+        (
+            Column(key="what", title="number of the profile", kind="text"), Column(key="origin", title="known from", kind="text"),
+            Column(key="factor", title="if it were", kind="text"), Column(key="step_s", title="step", kind="seconds"),
+            Column(key="change", title="change", kind="signed_share"),
+            Column(key="less", title="less", kind="flag", in_table=False),
+            Column(key="fits", title="fits", kind="flag", in_table=False),
+            Column(key="flip", title="choice changes at", kind="text"), Column(key="winner", title="to", kind="text"),
+            Column(key="measure", title="measured by", kind="text"),
+        ),
+        rows,
+        notes=(
+            f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
+            f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
+            "longer fits; `plan sensitivity` searches all layouts at each step.",
+            *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
+        ),
+    )  # fmt: skip
+
+
+def _settled(about: Subject) -> bool:
+    """No plan that fits is clearly faster than this one, which fits."""
+    best = float(about.finding.estimates[0].step_time[0]) if about.finding.fit else math.inf
+    return about.fits and about.plan.prediction.step_time_s < best * (1.0 + CLEAR)
+
+
+def _factor(value: float) -> str:
+    return f"x {value:.2f}"
+
+
+def _sensitivity_reading(about: Subject, found: tuple[Pull, ...]) -> str:
+    moving = [one for one in found if one.quantity.unit != "size"]
+    first = moving[0]
+    side = max(first.sides, key=lambda one: abs(one.change))
+    text = (
+        f"The step time hangs most on {first.quantity.text} ({first.origin}): at {_factor(side.factor)} of what the profile says "
+        f"the step takes {_longer(side)}"
+    )
+    if len(moving) > 1 and moving[1].largest > 0.01:
+        other = max(moving[1].sides, key=lambda one: abs(one.change))
+        text += f"; next is {moving[1].quantity.text}, {_longer(other)} at {_factor(other.factor)}"
+    if not _settled(about):
+        return f"{text}. Another plan is the better choice already."
+    flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
+    if not flips:
+        return f"{text}. No number within a factor of 2 would make another of the good plans clearly faster."
+    _, one, side = min(flips, key=lambda flip: flip[0])
+    what = "another plan would be clearly faster" if side.fits else "the plan would no longer fit"
+    return f"{text}. The choice itself changes first with {one.quantity.text}: at {_factor(side.flip or 1)} {what}."
+
+
+def _longer(side: Side) -> str:
+    return f"{shown(abs(side.change), 'share')} {'longer' if side.change > 0 else 'less'}"
+
+
+# ------------------------------------------------------------------------------------------------ accuracy
+
+
+def accuracy_chart(about: Subject) -> Chart:
+    """Errors of the step time on published runs of this trainer, generation of GPU and kind, source by source."""
+    job = about.resolved.job
+    found = evidence("step_time", job.trainer, job.cluster.hardware, about.resolved.kind)
+    memory = evidence("memory", job.trainer, job.cluster.hardware, about.resolved.kind)
+    rows: list[tuple[Value, ...]] = []
+    shown_sources = found.sources[:MOST_SOURCES]
+    rest = [error for one in found.sources[MOST_SOURCES:] for error in one.errors]
+    for one in shown_sources:
+        rows += [(one.source, error) for error in one.errors]
+    other = f"{len(found.sources) - MOST_SOURCES} others"
+    rows += [(other, error) for error in rest]
+    table = [
+        (one.source, len(one.errors), one.median, float(np.median(one.errors)), one.where) for one in found.sources
+    ]  # fmt: skip
+    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": found.median, "bias": found.bias,
+             "close": found.close, "memory_runs": len(memory.errors), "memory_median": memory.median,
+             "memory_bias": memory.bias, "class": found.bar.basis, "low": found.bar.low, "high": found.bar.high}  # fmt: skip
+    return chart(
+        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, memory),
+        (Column(key="source", title="source", kind="text"), Column(key="error", title="error", kind="signed_share")),
+        rows, facts=facts, table=table,
+        table_columns=(
+            Column(key="source", title="source", kind="text"), Column(key="runs", title="runs", kind="count"),
+            Column(key="median", title="median error", kind="share"), Column(key="bias", title="bias", kind="signed_share"),
+            Column(key="where", title="published in", kind="text"),
+        ),
+        notes=(
+            "Error: predicted / measured - 1 of the step time; positive is predicted too slow. One tick is one run, the diamond "
+            "the median of its source.",
+            f"The interval of the heading, {100 * (found.bar.low - 1):+.0f} % to {100 * (found.bar.high - 1):+.0f} %, is set so "
+            "that it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider.",
+        ),
+    )  # fmt: skip
+
+
+def _accuracy_reading(found: Evidence, memory: Evidence) -> str:
+    words = " ".join(word for word in (found.bar.code_base, found.bar.arch, found.bar.kind) if word)
+    what = f"of the class '{words}'" if words else "of all trainers and GPUs, as none is closer to this job"
+    side = "too fast" if found.bias < 0 else "too slow"
+    return (
+        f"{plural(len(found.errors), 'published run')} from {plural(len(found.sources), 'source')} {what}: the median error of "
+        f"the step time is {shown(found.median, 'share')}, {shown(found.close, 'share')} are within 10 %, and the middle one was "
+        f"{shown(abs(found.bias), 'share')} {side}. Peak memory: median error {shown(memory.median, 'share')} over "
+        f"{plural(len(memory.errors), 'run')}."
+    )

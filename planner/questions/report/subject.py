@@ -1,0 +1,83 @@
+"""What a report is about: a plan priced again, the search of its job, and everything computed from them once."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from planner.questions.best_plan import resolved_of
+from planner.questions.report.landscape import Landscape, landscape
+from planner.timeline.priced_plan import Priced, price
+from planner.cost.estimate import Estimate
+from planner.costs import Costs, Rates, costs, rates_of
+from planner.defaults import ResolvedJob
+from planner.plan import Plan, predict
+from planner.rules import check
+from planner.search import Finding, Pins, fits, search
+from planner.units import TERA
+
+MOVED = 1e-3
+"""A plan whose stored step time differs from today's by more than this part is said to have been priced otherwise."""
+ALTERNATIVES = 8
+"""Best plans that the search is asked for: as many as it refines anyway."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One plan, priced with the profile and the cost model of now."""
+
+    plan: Plan
+    """With its prediction of now."""
+    stored_step_s: float
+    """Step time that the plan file says."""
+    resolved: ResolvedJob
+    priced: Priced
+    """With what lies under its estimate."""
+    fits: bool
+    """By the rule of the search."""
+    finding: Finding
+    """The search of the job without pins."""
+    landscape: Landscape
+    rates: Rates
+    costs: Costs
+    """Of a trillion tokens."""
+
+    @property
+    def is_best(self) -> bool:
+        """The plan is the one that the search finds."""
+        return self.finding.fit and same_layout(self.plan, self.finding.layouts[0])
+
+    @property
+    def estimate(self) -> Estimate:
+        """On the exact timeline, length 1."""
+        return self.priced.estimate
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of the job."""
+        return self.plan.num_gpus
+
+
+def same_layout(plan: Plan, layout: object) -> bool:
+    """The plan's layout and another are the same in every field."""
+    return plan.layout.to_dict() == layout.to_dict()  # type: ignore[attr-defined]
+
+
+def subject_of(plan: Plan) -> Subject:
+    """Price a plan again and look at the layouts around it. Raises PlannerError when its layout is not legal."""
+    resolved = resolved_of(plan)
+    job = resolved.job
+    check(job, plan.layout)
+    priced = price(job, plan.layout)
+    found = priced.estimate
+    finding = search(job, Pins(), ALTERNATIVES)
+    rates = rates_of(job.cluster.hardware)
+    return Subject(
+        plan=dataclasses.replace(plan, prediction=predict(found, job, resolved.kind)),
+        stored_step_s=plan.prediction.step_time_s, resolved=resolved, priced=priced, fits=bool(fits(job, found)[0]),
+        finding=finding, landscape=landscape(job, plan.layout, found, finding), rates=rates,
+        costs=costs(
+            rates, num_gpus=plan.num_gpus, step_time_s=float(found.step_time[0]), tokens_per_step=job.workload.tokens,
+            tokens=TERA,
+        ),
+    )  # fmt: skip

@@ -1,0 +1,310 @@
+"""Which measured number a choice hangs on: the factor on each at which another plan wins, and what the choice then loses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from planner.questions.sensitivity import ties
+from planner.questions.best_plan import Best, best_of
+from planner.questions.sensitivity.quantities import Quantity, relevant
+from planner.questions.sensitivity.ties import Ties
+from planner.cost.refine import price_exactly
+from planner.cost.estimate import estimate
+from planner.defaults import ResolvedJob
+from planner.error_bars import error_bar
+from planner.errors import PlannerError
+from planner.explain import differences, layout_text
+from planner.layout import Layout
+from planner.rules import Job
+from planner.search import Pins, fits, plan_key
+
+REACH = 2.0
+"""Each number is looked at from 1 / REACH to REACH times what the profile says."""
+WIDTH = 1.01
+"""A flip is located between two searches whose factors differ by less than this."""
+LOOKS = 12
+"""Searches between the profile's value and the end of the reach, at most."""
+NEIGHBOURS = 10
+"""Best plans that are looked at for ties."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Flip:
+    """One direction of one number."""
+
+    factor: float | None
+    """Where another plan wins; None = not up to ``reach``."""
+    reach: float
+    """How far was looked."""
+    layout: Layout | None
+    """The plan that wins just beyond the flip."""
+    loss: float | None
+    """Step time of today's choice over that of the best plan at ``reach``, minus 1: what knowing the number saves, if it
+    is that far off. None where the choice does not fit there."""
+    forced: float | None
+    """Where the choice does not fit at ``reach``: step time of the best plan that does over that of the choice today,
+    minus 1. None where the choice fits, and where nothing does."""
+    fits: bool
+    """Something fits at ``reach``."""
+
+    @property
+    def stake(self) -> float:
+        """The loss, or what is forced; infinite where nothing fits."""
+        known = self.loss if self.loss is not None else self.forced
+        return math.inf if known is None else known
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the layout as text."""
+        return {**vars(self), "layout": None if self.layout is None else layout_text(self.layout)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """One number, looked at both ways."""
+
+    quantity: Quantity
+    origin: str
+    """How the profile knows it."""
+    down: Flip
+    up: Flip
+
+    @property
+    def nearest(self) -> float:
+        """Distance |ln factor| to the nearer flip; infinite without one."""
+        return min(abs(math.log(one.factor)) if one.factor else math.inf for one in (self.down, self.up))
+
+    @property
+    def stake(self) -> float:
+        """What is at stake: the larger loss of both ends."""
+        return max(self.down.stake, self.up.stake)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        one = self.quantity
+        return {
+            "key": one.key, "what": one.text, "unit": one.unit, "origin": self.origin, "measure": one.measure,
+            "down": self.down.to_dict(), "up": self.up.to_dict(),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """A plan near the best one."""
+
+    layout: Layout
+    step_time_s: float
+    behind: float
+    """Step time over that of the best, minus 1."""
+    right: float
+    """Chance that the best is truly the faster, by measured pairs with this gap."""
+    equal: bool
+    """The gap is within the model's error: not to be told apart without a test."""
+    differs: tuple[str, ...]
+    """Where their times differ most."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; the layout as text."""
+        return {**vars(self), "layout": layout_text(self.layout), "differs": list(self.differs)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Everything about one choice."""
+
+    best: Best
+    """The choice: the best plan by the profile as it is."""
+    readings: tuple[Reading, ...]
+    """What it hangs on: the largest loss first, then the nearest flip."""
+    neighbours: tuple[Neighbour, ...]
+    """The plans behind it, best first."""
+    ties: Ties
+    """What the chances rest on."""
+    complete: bool
+    """All numbers were looked at; False = interrupted."""
+
+    @property
+    def equal(self) -> tuple[Neighbour, ...]:
+        """Plans that cannot be told from the best by the model."""
+        return tuple(one for one in self.neighbours if one.equal)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        assert self.best.layout is not None and self.best.prediction is not None
+        return {
+            "layout": layout_text(self.best.layout), "step_time_s": self.best.prediction.step_time_s,
+            "readings": [one.to_dict() for one in self.readings],
+            "neighbours": [one.to_dict() for one in self.neighbours],
+            "equal_gap": self.ties.equal_gap, "equal_basis": self.ties.basis, "complete": self.complete,
+        }  # fmt: skip
+
+
+def sensitivity(
+    resolved: ResolvedJob,
+    *,
+    pins: Pins | None = None,
+    reach: float = REACH,
+    progress: Callable[[str], None] = lambda _: None,
+) -> Sensitivity:
+    """Scale every number that can matter both ways, search again, and find where the winner changes.
+
+    About two searches per number where nothing flips, two to four more per flip: 20 to 45 of 0.1 to 2 s each. Raises
+    PlannerError when nothing fits: there is no choice then. Ctrl-C leaves what was found, ``complete`` False.
+    """
+    if not (math.isfinite(reach) and 1.0 < reach <= 100.0):
+        raise PlannerError(f"--reach is {reach:g}; it must be a factor above 1, at most 100")
+    progress("the choice itself")
+    base = best_of(resolved, pins, NEIGHBOURS)
+    if not base.fits or base.layout is None or base.finding is None:
+        raise PlannerError(f"nothing fits, so there is no choice that could hang on a number: {base.why_not}")
+    offloads = any(one.offload_optimizer or one.offload_activations for one in base.finding.layouts)
+    readings: list[Reading] = []
+    complete = True
+    try:
+        for quantity in relevant(resolved, bool(offloads)):
+            look = _Look(resolved=resolved, pins=pins, quantity=quantity, choice=base.layout, progress=progress)
+            low, high = _ends(resolved, quantity, reach)
+            origin = quantity.origin(resolved.job.cluster.hardware)
+            readings.append(Reading(quantity=quantity, origin=origin, down=look.flip(low), up=look.flip(high)))
+    except KeyboardInterrupt:
+        complete = False
+    counted = ties.shipped()
+    return Sensitivity(
+        best=base, readings=tuple(sorted(readings, key=lambda one: (-one.stake, one.nearest))), ties=counted,
+        neighbours=tuple(neighbours(base, counted)), complete=complete,
+    )  # fmt: skip
+
+
+def _ends(resolved: ResolvedJob, quantity: Quantity, reach: float) -> tuple[float, float]:
+    """How far a number is looked at: to the reach, not beyond what physics allows; usable memory as far as measured peaks
+    lie from predicted ones in nine of ten published runs, as a card that needs more is like a smaller card."""
+    hardware = resolved.job.cluster.hardware
+    if quantity.key == "usable_memory":
+        bar = error_bar("memory", resolved.job.trainer, hardware, resolved.kind)
+        return max(1.0 / bar.high, 1.0 / reach), min(1.0 / bar.low, reach)
+    return 1.0 / reach, min(reach, quantity.most(hardware))
+
+
+def neighbours(base: Best, counted: Ties) -> list[Neighbour]:
+    """The plans behind the best one, with the chance that it really is the faster."""
+    assert base.finding is not None
+    first = base.finding.estimates[0]
+    found = []
+    for layout, one in list(zip(base.finding.layouts, base.finding.estimates, strict=True))[1:]:
+        step = float(one.step_time[0])
+        ratio = step / float(first.step_time[0])
+        pays, saves = differences(one, first)
+        found.append(
+            Neighbour(
+                layout=layout, step_time_s=step, behind=ratio - 1.0, right=counted.chance(math.log(ratio)),
+                equal=math.log(ratio) < counted.equal_gap, differs=(*pays[:2], *(f"saves {x}" for x in saves[:2])),
+            )
+        )  # fmt: skip
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Look:
+    """One number of one job, and the choice that it may flip."""
+
+    resolved: ResolvedJob
+    pins: Pins | None
+    quantity: Quantity
+    choice: Layout
+    progress: Callable[[str], None]
+
+    def at(self, factor: float) -> Best:
+        """The search with the number multiplied."""
+        self.progress(f"{self.quantity.text} x {factor:.3g}")
+        return best_of(self.quantity.scale(self.resolved, factor), self.pins)
+
+    def kept(self, found: Best, factor: float) -> bool:
+        """The choice still wins: it is the plan found, or at least as fast as that. (The search walks the timeline of its
+        finalists only, and may leave out a choice whose closed form looks slower than it is.)"""
+        if not found.fits or found.layout is None or found.prediction is None:
+            return False
+        if plan_key(found.layout) == plan_key(self.choice):
+            return True
+        mine = self.choice_at(factor)
+        return mine is not None and mine <= found.prediction.step_time_s
+
+    def choice_at(self, factor: float) -> float | None:
+        """Step time of today's choice with the number multiplied; None where it does not fit."""
+        job = self.quantity.scale(self.resolved, factor).job
+        found = estimate(job.workload, job.cluster, job.trainer, Layout.stack([self.choice]))
+        return step_times(job, [self.choice])[0] if fits(job, found)[0] else None
+
+    def flip(self, reach: float) -> Flip:
+        """The direction that ends at ``reach``.
+
+        Times are sums of terms proportional to the number or its inverse, and of maxima of such: the fastest of many
+        plans is their lower envelope, which one plan seldom leaves and comes back to. So a winner that is the same at the
+        end counts as the same on the way. Else the choice and the winner at the far end are priced against each other
+        until they cross, and a search on both sides of that point says who wins there: a third plan moves the end nearer.
+        """
+        if abs(math.log(reach)) < 0.001:
+            return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
+        end = self.at(reach)
+        if self.kept(end, reach):
+            return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
+        near, far, mine, winner = 1.0, reach, self.choice, end.layout if end.fits else None
+        crossed: dict[tuple[Layout, Layout], float | None] = {}
+        for number in range(LOOKS):
+            if abs(math.log(far / near)) < math.log(WIDTH):
+                break
+            if winner is not None and (mine, winner) not in crossed and number < LOOKS // 2:
+                crossed[mine, winner] = self._crossing(near, far, mine, winner)
+            probe = _probe(near, far, crossed.get((mine, winner)) if winner is not None else None)
+            found = self.at(probe)
+            if self.kept(found, probe):
+                near = probe
+                if found.layout is not None and plan_key(found.layout) == plan_key(mine):
+                    mine = found.layout  # the same plan with another number of virtual stages, say
+            else:
+                far, winner = probe, found.layout if found.fits else None
+        loss, forced = self._loss(reach, end)
+        return Flip(
+            factor=math.sqrt(near * far), reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits
+        )  # fmt: skip
+
+    def _crossing(self, near: float, far: float, mine: Layout, winner: Layout) -> float | None:
+        """The factor at which two layouts take equally long, to a thousandth; None when they do not cross between."""
+        if self._gap(near, mine, winner) >= 0.0 or self._gap(far, mine, winner) <= 0.0:
+            return None
+        low, high = near, far
+        while abs(math.log(high / low)) > 0.001:
+            middle = math.sqrt(low * high)
+            low, high = (middle, high) if self._gap(middle, mine, winner) < 0.0 else (low, middle)
+        return math.sqrt(low * high)
+
+    def _gap(self, factor: float, mine: Layout, winner: Layout) -> float:
+        job = self.quantity.scale(self.resolved, factor).job
+        one, other = step_times(job, [mine, winner])
+        return one - other
+
+    def _loss(self, reach: float, end: Best) -> tuple[float | None, float | None]:
+        """What today's choice costs over the best at the end; or what the best there costs over the choice today."""
+        if end.prediction is None or not end.fits:
+            return None, None
+        best, mine = end.prediction.step_time_s, self.choice_at(reach)
+        if mine is None:
+            return None, best / step_times(self.resolved.job, [self.choice])[0] - 1.0
+        return max(0.0, mine / best - 1.0), None
+
+
+def _probe(near: float, far: float, crossing: float | None) -> float:
+    """Where to search next: just beyond the crossing, then just before it; the middle where there is none in between."""
+    aside = (WIDTH**0.45) ** (1.0 if far > near else -1.0)
+    tried = (crossing * aside, crossing / aside) if crossing is not None else ()
+    inside = [x for x in tried if min(near, far) * 1.0001 < x < max(near, far) / 1.0001]
+    return inside[0] if inside else math.sqrt(near * far)
+
+
+def step_times(job: Job, layouts: list[Layout]) -> list[float]:
+    """Seconds of some layouts, their pipelines on the exact timeline, as the search's finalists are priced."""
+    return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]
+
+
+__all__ = ["REACH", "Flip", "Neighbour", "Reading", "Sensitivity", "neighbours", "sensitivity"]

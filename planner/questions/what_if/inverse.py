@@ -1,0 +1,263 @@
+"""The other direction: fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from planner.questions.best_plan import Best
+from planner.questions.what_if.changes import Value, Variant, apply
+from planner.questions.what_if.numbers import Pricing, Row, row_of
+from planner.cost.parameters import total_parameters
+from planner.costs import DAY, HOUR
+from planner.defaults import ResolvedJob
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
+from planner.search import Pins
+
+EVERY_NODE = 16
+"""Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
+MOST_GPUS = 2**20
+MOST_SEARCHES = 60
+"""Searches for one answer, at most."""
+SUPERLINEAR = 1.1
+"""More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
+short of memory: a size that is too small even then is not searched. A test holds it against a scan of every size."""
+CHEAPER = 0.03
+"""The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
+LONGEST = 2**24
+"""Tokens of the longest sequence that is tried."""
+PIECES = 8
+"""A longest sequence is found to an eighth of a power of two."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """What an answer must meet beside fitting."""
+
+    tokens: float | None = None
+    days: float | None = None
+    """Time for the tokens."""
+    budget: float | None = None
+    """USD for the tokens."""
+
+    def __post_init__(self) -> None:
+        if self.tokens is None and (self.days is not None or self.budget is not None):
+            flag = "--days" if self.days is not None else "--budget"
+            raise PlannerError(f"{flag} needs the number of tokens to train on: add --tokens, like --tokens 15T")
+        for flag, value in (("--days", self.days), ("--budget", self.budget)):
+            if value is not None and not 0 < value < float("inf"):
+                raise PlannerError(f"{flag} is {value:g}; it must be above 0")
+
+    @property
+    def rate(self) -> float:
+        """Tokens per second that the deadline asks of the whole job; 0 without one."""
+        return self.tokens / (self.days * DAY) if self.tokens is not None and self.days is not None else 0.0
+
+    def missed(self, row: Row) -> str:
+        """Why a row does not meet the goal; '' when it does."""
+        if not row.fits or (row.costs is None and self.tokens is not None):
+            return row.why
+        if row.costs is None:
+            return ""
+        if self.days is not None and row.costs.days > self.days:
+            return f"takes {row.costs.days:,.1f} days, {self.days:g} are allowed"
+        if self.budget is not None and row.costs.usd is None:
+            return f"no price is known for {row.hardware}; give --price"
+        if self.budget is not None and row.costs.usd is not None and row.costs.usd > self.budget:
+            return f"costs {row.costs.usd:,.0f} USD, {self.budget:,.0f} are allowed"
+        return ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What every question works with."""
+
+    base: Variant
+    first: Best | None
+    """The base's search: what rows are compared with."""
+    pins: Pins | None
+    pricing: Pricing
+    goal: Goal
+    say: Callable[[str], None]
+    """Told what is tried."""
+    keep: Callable[[Row], None] = lambda _: None
+    """Told the best answer so far: what is left when the search is interrupted."""
+
+    def row(self, variant: Variant, pins: Pins | None = None) -> tuple[Best | None, Row]:
+        """Search one variant."""
+        self.say(variant.label)
+        return row_of(variant, self.first, pins or self.pins, self.pricing)
+
+
+def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
+    """Numbers of GPUs that people order, from ``least``: the divisors of a node, then whole nodes, every one up to
+    EVERY_NODE of them and eight per doubling beyond."""
+    node = int(hardware.gpus_per_node)
+    yield from (n for n in range(1, node) if node % n == 0 and n >= least)
+    nodes = 1
+    while nodes * node <= MOST_GPUS:
+        if nodes * node >= least:
+            yield nodes * node
+        nodes += max(1, 2 ** (nodes.bit_length() - 4)) if nodes >= EVERY_NODE else 1
+
+
+def least_by_memory(resolved: ResolvedJob) -> float:
+    """GPUs below which nothing can fit: one copy of the weights, and of the gradients where all weights are trained, over
+    all GPUs, 2 bytes each. The states of the optimizer may live on the host."""
+    copies = 2.0 if resolved.job.workload.lora_rank else 4.0
+    return total_parameters(resolved.job.model) * copies / resolved.job.cluster.hardware.usable_memory
+
+
+def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
+    """The smallest number of GPUs (of ``counts``) whose best plan fits and meets the goal.
+
+    Sizes are tried from below, so that a size that is illegal (its divisors do not match the batch or the model) hides no
+    smaller one. Left out are sizes that hold no copy of weights and gradients, and sizes that would be too slow even at
+    SUPERLINEAR times the throughput per GPU of the fastest plan without a memory limit.
+    """
+    resolved = ask.base.resolved()
+    least, closest = least_by_memory(resolved), ""
+    row: Row | None = None
+    tried = 0
+    for count in counts(resolved.job.cluster.hardware):
+        if count < least:
+            continue
+        tried += 1
+        variant = apply(ask.base, Value(flag="gpus", text=str(count), number=count))
+        found, row = ask.row(variant)
+        missed = ask.goal.missed(row)
+        if not missed:
+            return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
+        closest = f"{count} GPUs: {missed}"
+        per_gpu = _unlimited_rate(found)
+        if per_gpu is not None:
+            least = max(least, ask.goal.rate / (per_gpu * SUPERLINEAR))
+            cheapest = _least_dollars(ask, row, per_gpu * SUPERLINEAR)
+            if ask.goal.budget is not None and cheapest is not None and cheapest > ask.goal.budget:
+                why = f"no number of GPUs: at the best, {ask.goal.tokens:.3g} tokens cost {cheapest:,.0f} USD"
+                return _none(row, label, f"{why}, {ask.goal.budget:,.0f} are allowed")
+        if tried > MOST_SEARCHES + 20 or count > 4 * max(
+            least, 4096.0 * int(resolved.job.cluster.hardware.gpus_per_node)
+        ):
+            break
+    if row is None:
+        raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
+    return _none(row, label, f"none found; last tried {closest}")
+
+
+def _rounder(ask: Question, row: Row) -> str:
+    """What the next power of two of GPUs would do, where it needs clearly fewer GPU-hours: the fewest are not the cheapest."""
+    count = 1 << (row.num_gpus - 1).bit_length()
+    if count == row.num_gpus or row.prediction is None:
+        return ""
+    _, more = ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))
+    if more.prediction is None or ask.goal.missed(more):
+        return ""
+    hours = row.prediction.tokens_per_second_per_gpu / more.prediction.tokens_per_second_per_gpu
+    return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""
+
+
+def _none(row: Row, label: str, why: str) -> Row:
+    """The last row as the answer 'there is none'."""
+    return dataclasses.replace(
+        row, label=f"{label}: none", fits=False, why=why, layout=None, prediction=None, throughput=None, costs=None,
+        usd_per_million_tokens=None, kwh_per_million_tokens=None, same_layout=False, number=None,
+    )  # fmt: skip
+
+
+def _unlimited_rate(found: Best | None) -> float | None:
+    """Tokens per second and GPU of the fastest legal layout if memory were no limit."""
+    if found is None or found.finding is None or found.finding.unlimited is None:
+        return None
+    return float(found.finding.unlimited[1].tokens_per_second_per_gpu[0])
+
+
+def _least_dollars(ask: Question, row: Row, per_gpu: float) -> float | None:
+    price = None if row.rates is None else row.rates.usd_per_gpu_hour
+    return None if price is None or ask.goal.tokens is None else ask.goal.tokens / per_gpu / HOUR * price
+
+
+def longest_sequence(ask: Question) -> Row:
+    """The longest sequence that fits, with as many sequences per step: doubled until it does not fit, then halved in
+    between. Memory grows with the length, so what fits at one length fits below it; a test scans one job."""
+    length = int(ask.base.request.sequence_length or 0)
+    best: Row | None = None
+
+    def look(tokens: int) -> bool:
+        nonlocal best
+        _, row = ask.row(apply(ask.base, Value(flag="sequence_length", text=str(tokens), number=tokens)))
+        if row.fits and (best is None or row.sequence_length > best.sequence_length):
+            best = dataclasses.replace(row, label=f"longest sequence: {tokens}")
+            ask.keep(best)
+        if not row.fits and best is None:
+            failed.append(row)
+        return row.fits
+
+    failed: list[Row] = []
+    low = 1 << (length.bit_length() - 1)
+    while low >= 512 and not look(low):
+        low //= 2
+    if best is None:
+        return _none(failed[-1], "longest sequence", f"none from 512 tokens on: {failed[-1].why}")
+    high = low * 2
+    while high <= LONGEST and not (failed and high >= failed[-1].sequence_length) and look(high):
+        low, high = high, high * 2
+    piece = max(low // PIECES, 1)
+    below, above = PIECES, 2 * PIECES
+    while above - below > 1:
+        middle = (below + above) // 2
+        below, above = (middle, above) if look(middle * piece) else (below, middle)
+    return best
+
+
+def largest_batch(ask: Question) -> Row:
+    """The most sequences per forward pass and replica (micro batch) with which a plan fits: every divisor of the global
+    batch is tried. Larger global batches always fit: they are more microbatches one after the other."""
+    pinned = dict(ask.pins.values) if ask.pins else {}
+    if "micro_batch_size" in pinned:
+        raise PlannerError("--largest-batch looks for the micro batch, which --micro-batch-size pins; leave one out")
+    batch = int(ask.base.request.global_batch_size or 1)
+    best: Row | None = None
+    last: Row | None = None
+    for size in (n for n in range(1, batch + 1) if batch % n == 0):
+        variant = dataclasses.replace(ask.base, label=f"micro batch {size}", number=None)
+        _, last = ask.row(variant, Pins(values={**pinned, "micro_batch_size": size}))
+        if last.fits:
+            best = dataclasses.replace(last, label=f"largest micro batch: {size}")
+            ask.keep(best)
+    assert last is not None
+    return best or _none(last, "largest micro batch", last.why)
+
+
+def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
+    """One row per kind of hardware: with a deadline on the fewest GPUs that meet it, else on the job's number of GPUs."""
+    for name in names:
+        variant = apply(ask.base, Value(flag="hardware", text=name, name=name))
+        if ask.goal.days is not None:
+            row = fewest_gpus(dataclasses.replace(ask, base=variant), name)
+            gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
+            row = dataclasses.replace(row, label=f"{name}{gpus}")
+        else:
+            _, row = ask.row(variant)
+            row = dataclasses.replace(row, label=f"{name} x {row.num_gpus}")
+            if row.fits and (missed := ask.goal.missed(row)):
+                row = dataclasses.replace(row, why=missed)
+        yield row
+
+
+def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
+    """Rows in the order: meets the goal, fits, does not fit; in each the cheapest first, those without a price last."""
+
+    def rank(row: Row) -> tuple[int, bool, float]:
+        dollars = row.usd_per_million_tokens
+        return (0 if not goal.missed(row) else 1 if row.fits else 2), dollars is None, dollars or 0.0
+
+    return sorted(rows, key=rank)
+
+
+__all__ = [
+    "Goal", "Question", "by_cost", "cheapest", "counts", "fewest_gpus", "largest_batch", "least_by_memory",
+    "longest_sequence",
+]  # fmt: skip

@@ -1,0 +1,69 @@
+"""A sweep as a picture: throughput of the job and of one GPU over the number that was varied."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from planner.questions.what_if.numbers import Row
+from planner.errors import PlannerError
+
+
+def sweep_plot(rows: Sequence[Row], flag: str, title: str, path: Path) -> None:
+    """Write the picture as PNG, whole or not at all: left tokens/s of the job with the ideal line, right per GPU.
+
+    Numbers at which nothing fits are crosses on the axis. Raises PlannerError without matplotlib.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise PlannerError("pictures need matplotlib: pip install 'planner[plot]'") from error
+    figure = Figure(figsize=(10.0, 4.2), dpi=120, layout="constrained")
+    left, right = figure.subplots(1, 2)
+    fit = [row for row in rows if row.prediction is not None]
+    numbers = [row.number or 0.0 for row in fit]
+    per_gpu = [row.prediction.tokens_per_second_per_gpu for row in fit if row.prediction is not None]
+    total = [row.tokens_per_second or 0.0 for row in fit]
+    left.plot(numbers, total, "o-", color="C0", label="best plan")
+    if flag == "gpus" and fit:
+        left.plot(numbers, [total[0] * n / numbers[0] for n in numbers], ":", color="0.5", label="as the first per GPU")
+        left.legend(frameon=False)
+    right.plot(numbers, per_gpu, "o-", color="C1")
+    missing = [row.number or 0.0 for row in rows if row.prediction is None]
+    for axes, heading in ((left, "tokens/s of the job"), (right, "tokens/s per GPU")):
+        axes.set_xscale("log", base=2)
+        if axes is left and flag == "gpus" and fit:
+            axes.set_yscale("log", base=2)
+        else:
+            axes.set_ylim(0.0, 1.08 * max(per_gpu if axes is right else total, default=1.0))
+        if missing:
+            axes.plot(
+                missing, [axes.get_ylim()[0]] * len(missing), "x", color="C3", label="nothing fits", clip_on=False
+            )
+            axes.legend(frameon=False)
+        axes.set_xticks([row.number or 0.0 for row in rows], [f"{row.number:,g}" for row in rows], rotation=45)
+        axes.minorticks_off()
+        axes.set(xlabel=flag.replace("_", " "), ylabel=heading)
+        axes.grid(alpha=0.25)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    figure.suptitle(title, fontsize=10)
+    FigureCanvasAgg(figure)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, format="png", metadata={"Software": None})
+    _write(path, drawn.getvalue())
+
+
+def _write(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
+    try:
+        temporary.write_bytes(data)
+        os.replace(temporary, path)
+    except OSError as error:
+        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
