@@ -12,7 +12,7 @@ from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import ModelSpec, load_model
-from planner.plan import Assumption
+from planner.plan_file import Assumption
 from planner.rules import Job, check_workload
 from planner.trainer import load_trainer
 from planner.units import format_count, format_seconds

@@ -11,7 +11,7 @@ from planner.cost.refine import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute, Schedule, module_names
-from planner.plan import Assumption, Plan, plan_from_dict, predict
+from planner.plan_file import Assumption, Plan, plan_from_dict, predict
 from planner.rules import Job, check
 from planner.space import usual_modules
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from planner import library
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 SMALL = ("--model", "llama-8b", "--gpus", "8", "--global-batch-size", "64")

@@ -14,7 +14,7 @@ from planner.timeline.priced_plan import job_of, price
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import FIELDS, Schedule
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import check
 from planner.units import GIB, parse
 

@@ -19,7 +19,7 @@ from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Recompute
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import Job
 from planner.units import GIB
 

@@ -20,7 +20,7 @@ from planner.trainers.bundle.process_groups import GROUPS, groups
 from planner.trainers.bundle.target import ExportJob, in_range
 from planner.layout import Module, Recompute
 from planner.model import load_model
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.trainers.megatron.readback import parse as read_megatron
 from planner.workload import Workload
 

@@ -26,7 +26,7 @@ from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import CpMethod, Layout, Schedule
 from planner.model import ModelSpec
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.trainers.deepspeed.readback import KNOWN, QUIET
 from planner.trainers.reading.values import uneven
 from planner.trainer import load_trainer

@@ -29,7 +29,7 @@ from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.hardware import load_hardware
 from planner.layout import Layout
-from planner.plan import Plan, load_plan
+from planner.plan_file import Plan, load_plan
 from planner.questions.report import parallel_searches as many
 from planner.questions.report import specs
 from planner.questions.report.build import build

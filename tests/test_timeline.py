@@ -26,7 +26,7 @@ from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Layout, Schedule
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.questions.report.trace import trace_of
 from planner.rules import Job
 from planner.units import GIB, MEGA

@@ -17,7 +17,7 @@ from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_written
 
 from planner.timeline.priced_plan import price
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.lab.run.predicted_ranks import BOUNDS, question
 from planner.lab.run.record import FOUND

@@ -12,7 +12,7 @@ from validate_samples import entry, needs_torch, plan_file, task
 
 from planner.timeline.priced_plan import price
 from planner.cost.layer.eager_kernels import BACKWARD, FORWARD
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.lab.run.predicted_ranks import question
 from planner.lab.run.full_result import result

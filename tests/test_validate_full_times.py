@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from validate_samples import entry, needs_torch, plan_file, task
 
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.units import GIB
 from planner.lab.run.predicted_ranks import predicted, question
 from planner.lab.run.full import LIBRARIES, needed_memory

@@ -19,7 +19,7 @@ from planner import library
 from planner.timeline.priced_plan import price
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
-from planner.plan import plan_from_dict
+from planner.plan_file import plan_from_dict
 from planner.lab.run.show import validation_tables
 from planner.rules import Job
 from planner.units import GIB
@@ -296,7 +296,7 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.on_processor import host_of, parts_as_run
 
@@ -343,7 +343,7 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.levels import Machine, Task
@@ -365,7 +365,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.levels import Machine, Task, choose
 
@@ -389,7 +389,7 @@ HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
 
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
     """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.emulate import Emulation
@@ -459,7 +459,7 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.on_processor import parts_as_run, priced_as_run, told_as_run
 
@@ -483,7 +483,7 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
 @needs_torch
 def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
     from planner.lab.run.predicted_ranks import question
     from planner.lab.run.emulate import Emulation

@@ -29,7 +29,7 @@ def cli(*words: str) -> Any:
 
 def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -> None:
     """Five finalists of which one runs out of memory and one is refused: results, kept after each."""
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
 
     file = tmp_path / "plan.yaml"
     plan_of("megatron", Layout(tp=2, dp=4, num_microbatches=32, zero=1, sequence_parallel=1)).save(file)

@@ -12,7 +12,7 @@ from samples import job
 from planner.timeline.priced_plan import estimate_of
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.lab.reference.split import split_of
 from planner.runs import rows_from_dict, to_run
 from planner.runs.planned import planned

@@ -22,7 +22,7 @@ from planner.questions.what_if.numbers import Pricing, row_of
 from planner.costs import costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.search import Pins
 from tests.samples import HARDWARE, MODELS
 

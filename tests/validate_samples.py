@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from samples import model
 
 from cli import main
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.lab.run.predicted_ranks import question
 from planner.lab.run.levels import Machine, Task
 

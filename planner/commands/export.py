@@ -46,7 +46,7 @@ def export(
     from planner.trainers.bundle.folder import make_bundle, write_bundle
     from planner.trainers.bundle.nearest import require_expressible
     from planner.trainers.bundle.target import ExportJob
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
 
     target = load_target(to)
     job = ExportJob.of(load_plan(file))

@@ -17,7 +17,7 @@ from planner.layout import FIELDS
 
 if TYPE_CHECKING:  # rich and numpy-heavy modules are imported by the command that needs them
     from planner.defaults import ResolvedJob
-    from planner.plan import Plan
+    from planner.plan_file import Plan
     from planner.search import Finding
 
 NOTHING_FITS = 1
@@ -98,7 +98,7 @@ def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, in
 def _plans(resolved: ResolvedJob, finding: Finding) -> list[Plan]:
     """The layouts of a finding as plans, each with the reason for its place."""
     from planner.explain import differences, misses_by, why_first
-    from planner.plan import Plan, predict
+    from planner.plan_file import Plan, predict
 
     plans = []
     for number, (layout, found) in enumerate(zip(finding.layouts, finding.estimates, strict=True)):

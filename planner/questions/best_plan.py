@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.explain import COMPONENT_TEXT, misses_by
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
-from planner.plan import Plan, Prediction, predict
+from planner.plan_file import Plan, Prediction, predict
 from planner.rules import Job, check_workload
 from planner.search import Finding, Pins, search
 

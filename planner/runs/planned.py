@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.runs.measured import Measured, measured_of
 from planner.runs.names import UnsupportedError
 from planner.runs.schema import Row, rows_from_dict

@@ -13,7 +13,7 @@ from rich.text import Text
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, levers
-from planner.plan import Assumption, Plan, Prediction
+from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.estimate import PARTS, Estimate, polled_seconds
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import Job
 
 SAME = 1e-6

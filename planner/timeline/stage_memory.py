@@ -25,7 +25,7 @@ from planner.cost.price.unique_stages import Gathered
 from planner.cost.price.stage_times import SLOWEST
 from planner.cost.estimate import stage_memory
 from planner.layout import Layout
-from planner.plan import STAGE_NAMES
+from planner.plan_file import STAGE_NAMES
 
 STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")
 """Components that stay through the step; the allocator does not give fragmentation back."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
-from planner.plan import Prediction
+from planner.plan_file import Prediction
 
 ORDER = (
     "recompute", "tensor_communication", "context_communication", "expert_communication", "data_communication",

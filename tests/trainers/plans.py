@@ -11,7 +11,7 @@ from planner.defaults import Request, resolve
 from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import Recompute
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.search import Pins, search
 from planner.trainer import load_trainer
 

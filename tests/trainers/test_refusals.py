@@ -21,7 +21,7 @@ from planner.trainers.megatron.check import check_many as check_megatron
 from planner.trainers.megatron.export import arguments
 from planner.trainers.bundle.target import ExportJob
 from planner.layout import CpMethod, Layout, Schedule
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import check
 from tests.trainers.plans import EVEN, Wanted, found
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.lab.launch.state import State
-    from planner.plan import Plan
+    from planner.plan_file import Plan
     from planner.lab.run.levels import Task
     from planner.lab.run.top import Finalist
     from planner.lab.run.trainer_run import TrainerRun
@@ -98,7 +98,7 @@ def validate(
       plan validate plan.yaml --top 3 --output finalists.yaml
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
     """
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.lab.run.levels import named
 
     named(rung)

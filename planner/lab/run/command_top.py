@@ -16,7 +16,7 @@ from planner.errors import PlannerError
 
 if TYPE_CHECKING:
     from planner.lab.launch.state import State
-    from planner.plan import Plan
+    from planner.plan_file import Plan
     from planner.lab.run.top import Finalist
     from planner.lab.run.trainer_run import TrainerRun
 
@@ -76,7 +76,7 @@ def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
     if flags["finalist"]:
         if flags["top"]:
             raise PlannerError("--finalist says which plans are run, --top lets a search say it: give one of them")
-        from planner.plan import load_plan
+        from planner.plan_file import load_plan
         from planner.lab.run.top import given
 
         return given(plan, {file: load_plan(file) for file in flags["finalist"]})

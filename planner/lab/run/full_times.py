@@ -22,7 +22,7 @@ from planner.cost.refine import chunks
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.detect import profile_of
 from planner.hardware import load_hardware
-from planner.plan import Prediction, predict
+from planner.plan_file import Prediction, predict
 from planner.rules import Job
 from planner.lab.run.record import time_row
 from planner.lab.run.levels import Task

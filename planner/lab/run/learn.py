@@ -15,7 +15,7 @@ from planner.detect import profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.runs import Measured
 from planner.runs.planned import document_of_plan
 from planner.units import GIB

@@ -20,7 +20,7 @@ from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State, same
 
 if TYPE_CHECKING:
-    from planner.plan import Plan
+    from planner.plan_file import Plan
     from planner.lab.run.predicted_ranks import Question
 
 Say = Callable[[str], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.plan import plan_from_dict
+from planner.plan_file import plan_from_dict
 from planner.lab.run.predicted_ranks import Question, question
 
 

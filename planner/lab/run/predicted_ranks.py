@@ -11,7 +11,7 @@ from planner.cost.memory.states import ALLOCATED
 from planner.cost.estimate import largest_by_stage
 from planner.errors import PlannerError
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.rules import Job, check
 from planner.trainer import Trainer, load_trainer

@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.trainers.bundle.nearest import command
 from planner.trainers.bundle.target import ExportJob
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.search import search
 from planner.lab.run.learn import other_device, step_of, time_of
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.reading.log_facts import Log, Steady
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.units import GIB, parse
 from planner.lab.run.children import Ended
 from planner.lab.run.record import time_row

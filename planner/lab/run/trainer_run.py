@@ -31,7 +31,7 @@ from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
 from planner.lab.launch.state import Pace, State
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.runs.planned import columns
 from planner.lab.run.children import Ended, run_watched
 from planner.lab.run.trainer_log import compared, judge, last_step

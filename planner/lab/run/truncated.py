@@ -15,7 +15,7 @@ from typing import Any
 from planner.cost.refine import price_exactly
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Course, State
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.rules import Job
 from planner.lab.run import full
 from planner.lab.run.predicted_ranks import question

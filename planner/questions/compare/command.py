@@ -27,7 +27,7 @@ def compare(files: tuple[Path, ...], as_json: bool) -> None:
     """
     from planner.questions.compare.numbers import compare as compare_plans
     from planner.questions.compare.numbers import to_dict
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
     from planner.questions.compare.show import print_comparison
 
     with progress("pricing what differs"):

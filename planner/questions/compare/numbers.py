@@ -23,7 +23,7 @@ from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
 from planner.model import ModelSpec
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import Job, check, check_workload
 from planner.trainer import load_trainer
 from planner.units import GIB, GIGA

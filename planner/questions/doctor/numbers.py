@@ -30,7 +30,7 @@ from planner.questions.doctor.mechanisms_slower import slower
 from planner.timeline.priced_plan import Priced, estimate_of, price_plan
 from planner.cost.estimate import Estimate
 from planner.errors import PlannerError
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.units import GIB
 
 MODEL = 4.0

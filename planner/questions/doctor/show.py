@@ -11,7 +11,7 @@ from rich.text import Text
 
 from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
 from planner.explain import layout_text
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.terminal.tables import percent, seconds
 from planner.units import GIB
 

@@ -10,7 +10,7 @@ from planner.questions.sensitivity import ties
 from planner.questions.report.scaling import Scaling
 from planner.timeline.step_slices import timeline_of
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.questions.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
 from planner.questions.report.document import Chart, Document, Figure, rounded, shown
 from planner.questions.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart

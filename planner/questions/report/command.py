@@ -12,7 +12,7 @@ from planner.terminal.flags import progress
 from planner.errors import PlannerError
 
 if TYPE_CHECKING:
-    from planner.plan import Plan
+    from planner.plan_file import Plan
 
 FORMATS = {
     "html": (".html", ".htm"),
@@ -61,7 +61,7 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
 
-    from planner.plan import load_plan
+    from planner.plan_file import load_plan
 
     plan = load_plan(file)
     if kind == "trace":

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from planner.questions.best_plan import resolved_of
 from planner.questions.report.scaling import Point, Scaling, scaling, sizes
-from planner.plan import Plan
+from planner.plan_file import Plan
 
 WORKERS = 8
 """Processes at most."""

@@ -11,7 +11,7 @@ from planner.timeline.priced_plan import Priced, price
 from planner.cost.estimate import Estimate
 from planner.costs import Costs, Rates, costs, rates_of
 from planner.defaults import ResolvedJob
-from planner.plan import Plan, predict
+from planner.plan_file import Plan, predict
 from planner.rules import check
 from planner.search import Finding, Pins, fits, search
 from planner.units import TERA

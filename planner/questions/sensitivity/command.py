@@ -46,7 +46,7 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
 
     if file is not None:
         from planner.questions.best_plan import resolved_of
-        from planner.plan import load_plan
+        from planner.plan_file import load_plan
 
         said = [name for name, value in request_fields(flags).items() if value is not None]
         if said:

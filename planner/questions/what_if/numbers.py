@@ -14,7 +14,7 @@ from planner.errors import PlannerError
 from planner.explain import PART_TEXT, layout_text
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
-from planner.plan import Prediction
+from planner.plan_file import Prediction
 from planner.search import Pins, plan_key
 
 NOTICED = 0.005

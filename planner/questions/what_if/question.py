@@ -35,7 +35,7 @@ from planner.questions.what_if.numbers import Pricing, Row, row_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.plan import load_plan
+from planner.plan_file import load_plan
 from planner.search import Pins
 
 QUESTIONS = ("fewest_gpus", "longest_sequence", "largest_batch", "cheapest")

@@ -14,7 +14,7 @@ from planner.cost.parameters import count_parameters
 from planner.cost.pipeline.partition import deal_layers
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import Job
 from planner.trainer import Trainer
 from planner.workload import Workload

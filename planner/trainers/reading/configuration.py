@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.plan import Plan
+from planner.plan_file import Plan
 from planner.rules import check
 
 NOT_ARCHITECTURE = (
