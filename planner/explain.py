@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import PARTS, Estimate
+from planner.cost.memory.states import COMPONENTS
 from planner.layout import NAMES, Layout, Recompute, module_names
 from planner.search import SAFE, Finding
 from planner.units import GIB

@@ -12,8 +12,8 @@ import numpy as np
 
 from planner import library
 from planner.cluster import Cluster
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
+from planner.cost.memory.states import COMPONENTS
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError, nearest_first
 from planner.hardware import HardwareProfile, load_hardware

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
+from planner.cost.estimate import CHUNK, Estimate, estimate
 from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
-from planner.cost.estimate import CHUNK, Estimate, estimate
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
 from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers, stack, usual_modules

@@ -8,12 +8,12 @@ from functools import cache
 
 import numpy as np
 
-from planner.questions.accuracy.numbers import predict
-from planner.questions.calibrate.factors import with_factors
 from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
+from planner.questions.accuracy.numbers import predict
+from planner.questions.calibrate.factors import with_factors
 from planner.runs import Run
 from planner.runs.measured import Measured
 from planner.trainer import load_trainer

@@ -11,7 +11,7 @@ import hypothesis
 import pytest
 from click.testing import CliRunner, Result
 
-import cli
+from planner.commands import main as cli
 from planner.questions.accuracy.numbers import Pair, pairs_of
 from planner.runs import Run, read_runs
 

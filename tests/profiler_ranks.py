@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["torch", "torch.distributed", "planner.lab.profile.worker", "planner.lab.profile.overlap_timing"])
+CONTEXT.set_forkserver_preload(
+    ["torch", "torch.distributed", "planner.lab.profile.worker", "planner.lab.profile.overlap_timing"]
+)
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
 

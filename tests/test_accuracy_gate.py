@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 from planner import library
-from planner.questions.accuracy.numbers import Pair, summarise
-from planner.questions.accuracy import bars
-from planner.questions.accuracy import snapshot
-from planner.questions.report import evidence
-from planner.questions.sensitivity import ties
 from planner.errors import PlannerError
+from planner.questions.accuracy import bars, snapshot
+from planner.questions.accuracy.numbers import Pair, summarise
 from planner.questions.accuracy.page import link, page
 from planner.questions.accuracy.scatter import scatter
+from planner.questions.report import evidence
+from planner.questions.sensitivity import ties
 
 ROOT = Path(__file__).resolve().parent.parent
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from fresh import fresh
 
-from planner.layout import Schedule
 from planner.lab.run.agreement import compared, load, outside, parse
-from planner.lab.run.predicted_ranks import BOUNDS
 from planner.lab.run.depth import depths
+from planner.lab.run.predicted_ranks import BOUNDS
 from planner.lab.run.recorded_traffic import predicted
+from planner.layout import Schedule
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(
@@ -77,7 +77,9 @@ def test_traffic_by_hand() -> None:
 
 AGAIN = """
 import dataclasses, json, sys
-from planner.validator import agreement, traffic, workers
+from planner.lab.run import agreement
+from planner.lab.run import recorded_traffic as traffic
+from planner.lab.run import workers
 rows = [agreement.parse(text) for text in sys.argv[1:]]
 for row in rows:
     split = row.asked.split

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from samples import TRAINERS, job
 
-from planner.timeline.priced_plan import Priced, price
-from planner.layout import Layout
 from planner.lab.run import assembled_step as assemble
 from planner.lab.run.assembled_step import Seen, predicted_parts, predicted_passes
 from planner.lab.run.predicted_ranks import position
+from planner.layout import Layout
+from planner.timeline.priced_plan import Priced, price
 
 LAYOUTS: list[tuple[str, dict[str, Any]]] = [
     ("gqa", {"tp": 2, "pp": 4, "dp": 2, "zero": 2, "num_microbatches": 8, "sequence_parallel": 1}),

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from planner import library
-from planner.questions.accuracy.numbers import predict
-from planner.questions.calibrate.numbers import Calibration, calibrate
-from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
-from planner.questions.calibrate.output import profile_text, write
-from planner.questions.calibrate.sources import read_measured
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware
+from planner.questions.accuracy.numbers import predict
+from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
+from planner.questions.calibrate.numbers import Calibration, calibrate
+from planner.questions.calibrate.output import profile_text, write
+from planner.questions.calibrate.sources import read_measured
 from planner.runs import Run, read_runs
 from planner.trainer import Trainer, load_trainer
 from tests.calibration_samples import HARDWARE, TRAINER, measured, run, sweep

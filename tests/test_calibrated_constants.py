@@ -10,12 +10,11 @@ from typing import Any
 import pytest
 
 from planner import library
-from planner.questions.accuracy.numbers import predict
-from planner.calibrate import Constant, refit, with_constants
-from planner.questions.calibrate import constants
-from planner.questions.calibrate.constants import _constant, applies
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.questions.accuracy.numbers import predict
+from planner.questions.calibrate import constants
+from planner.questions.calibrate.constants import Constant, _constant, applies, refit, with_constants
 from planner.runs import Run, read_runs
 from planner.trainer import load_trainer
 

@@ -215,7 +215,7 @@ def test_lists_name_everything_in_the_library(run):
 
 def test_narrow_terminals_and_colours_are_handled():
     """A real terminal of 60 columns: nothing is wider, and colours are on."""
-    script = "import cli; cli.main(['--model', 'llama-8b', '--gpus', '8', '--top', '2'])"
+    script = "from planner.commands import main as cli; cli.main(['--model', 'llama-8b', '--gpus', '8', '--top', '2'])"
     command = f"stty cols 60 2>/dev/null; COLUMNS=60 TERM=xterm-256color {shlex.quote(sys.executable)} -c {shlex.quote(script)}"
     result = subprocess.run(
         ["script", "-qec", command, "/dev/null"], capture_output=True, text=True, cwd=ROOT, check=False

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from planner.questions.compare.numbers import Comparison, compare, inputs
-from planner.timeline.priced_plan import job_of, price
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import FIELDS, Schedule
 from planner.plan_file import Plan
+from planner.questions.compare.numbers import Comparison, compare, inputs
 from planner.rules import check
+from planner.timeline.priced_plan import job_of, price
 from planner.units import GIB, parse
 
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import HARDWARE, MODELS, TRAINERS, job, legal_layouts, priced
 
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
+from planner.cost.memory.states import COMPONENTS
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Module, Recompute, Schedule
 from planner.rules import Job

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster
-from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.estimate import PARTS, estimate
+from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model

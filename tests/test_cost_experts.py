@@ -13,11 +13,11 @@ from test_cost_layers import shard_of
 from planner.cluster import Cluster
 from planner.cost.layer import eager_chains as chains
 from planner.cost.layer import transformer_layer as layers
-from planner.cost.price.layer_costs import INDEX, price_blocks
-from planner.cost.price.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
-from planner.cost.price.compute import Work, price
 from planner.cost.layer.expert_layer import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.layer.operators import Collective, MemoryBound, Operator, Shard
+from planner.cost.price.communication import DISPATCH_LATENCY, dispatch_seconds, exposed_seconds
+from planner.cost.price.compute import Work, price
+from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model

@@ -11,10 +11,10 @@ from samples import HARDWARE, MODELS, TRAINERS, job, model, priced
 
 from planner.cluster import Cluster
 from planner.cost.layer import transformer_layer as layers
-from planner.cost.price.layer_costs import INDEX, price_blocks
+from planner.cost.layer.operators import Collective, Gemm, MemoryBound, Shard
 from planner.cost.price.communication import collective_seconds, distinct_share, neighbours_share
 from planner.cost.price.compute import price
-from planner.cost.layer.operators import Collective, Gemm, MemoryBound, Shard
+from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.layout import CpMethod, Layout, Module, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer

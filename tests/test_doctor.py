@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
-from planner.questions.doctor.mechanisms_faster import faster
-from planner.questions.doctor.mechanisms_memory import memory_mechanisms
-from planner.questions.doctor.mechanisms_slower import slower
-from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Recompute
 from planner.plan_file import Plan
+from planner.questions.doctor.mechanisms_faster import faster
+from planner.questions.doctor.mechanisms_memory import memory_mechanisms
+from planner.questions.doctor.mechanisms_slower import slower
+from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
 from planner.rules import Job
+from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB
 
 JOBS: dict[str, dict[str, Any]] = {

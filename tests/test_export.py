@@ -12,16 +12,16 @@ from trainers.plans import EVEN, Wanted, changed, found, jobs, plans
 
 from planner.errors import PlannerError
 from planner.explicit import complete
-from planner.trainers.targets import TARGETS, load_target, targets_of
-from planner.trainers.bundle.folder import make_bundle, write_bundle
-from planner.trainers.megatron.core_settings import moe_layer_pattern, pipeline_layout, vocab_rows
-from planner.trainers.bundle.nearest import require_expressible
-from planner.trainers.bundle.process_groups import GROUPS, groups
-from planner.trainers.bundle.target import ExportJob, in_range
 from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.plan_file import Plan
+from planner.trainers.bundle.folder import make_bundle, write_bundle
+from planner.trainers.bundle.nearest import require_expressible
+from planner.trainers.bundle.process_groups import GROUPS, groups
+from planner.trainers.bundle.target import ExportJob, in_range
+from planner.trainers.megatron.core_settings import moe_layer_pattern, pipeline_layout, vocab_rows
 from planner.trainers.megatron.readback import parse as read_megatron
+from planner.trainers.targets import TARGETS, load_target, targets_of
 from planner.workload import Workload
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)

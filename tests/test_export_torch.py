@@ -19,17 +19,17 @@ from samples import legal_layouts
 
 from planner.cluster import Cluster
 from planner.errors import PlannerError
-from planner.trainers.targets import load_target
-from planner.trainers.deepspeed.export import config as deepspeed_config
-from planner.trainers.pytorch.export import settings
-from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import CpMethod, Layout, Schedule
 from planner.model import ModelSpec
 from planner.plan_file import Plan
-from planner.trainers.deepspeed.readback import KNOWN, QUIET
-from planner.trainers.reading.values import uneven
 from planner.trainer import load_trainer
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.deepspeed.export import config as deepspeed_config
+from planner.trainers.deepspeed.readback import KNOWN, QUIET
+from planner.trainers.pytorch.export import settings
+from planner.trainers.reading.values import uneven
+from planner.trainers.targets import load_target
 from planner.workload import Workload
 
 HARDWARE = load_hardware("h100-sxm")
@@ -76,7 +76,7 @@ def legal(name: str, trainer: str, gpus: int = 32, most: int = 120) -> list[Expo
 )
 def test_export_then_import_is_the_identity(trainer: str, file: str, models: tuple[str, ...], tmp_path: Path) -> None:
     """On every legal layout, not on the best alone."""
-    target, reader, compared = load_target(trainer), importlib.import_module(f"planner.trainers.reading.{trainer}"), 0
+    target, reader, compared = load_target(trainer), importlib.import_module(f"planner.trainers.{trainer}.readback"), 0
     for name in models:
         for job in legal(name, trainer):
             assert target.refusals(job) == [], (name, job.layout.to_dict())

@@ -10,13 +10,13 @@ import pytest
 from trainers.plans import EVEN, Wanted, changed, found, jobs
 
 from planner import library
-from planner.trainers.targets import load_target
+from planner.model import from_hugging_face, load_model, to_dict
 from planner.trainers.bundle.folder import make_bundle, write_bundle
-from planner.trainers.checking.setting_names import unknown
 from planner.trainers.bundle.model_config import family, model_config
 from planner.trainers.bundle.serving import cache_bytes, legal_tp, serving, weight_bytes
 from planner.trainers.bundle.target import ExportJob
-from planner.model import from_hugging_face, load_model, to_dict
+from planner.trainers.checking.setting_names import unknown
+from planner.trainers.targets import load_target
 
 SNAPSHOTS = Path(__file__).resolve().parent / "trainers" / "snapshots"
 TARGETS = sorted(path.stem for path in SNAPSHOTS.glob("*.json"))

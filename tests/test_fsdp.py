@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from planner.cluster import Cluster
+from planner.cost.estimate import estimate
 from planner.cost.parameters import total_parameters
 from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.estimate import estimate
 from planner.cost.price.state_traffic import last_unit, reduce_and_gather
 from planner.hardware import load_hardware
 from planner.layout import Layout

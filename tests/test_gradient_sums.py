@@ -102,7 +102,9 @@ def test_bytes_of_the_loss() -> None:
 COUNT = """
 import collections, json, sys
 import torch
-from planner.validator import agreement, meta, witness
+from planner.lab.run import agreement
+from planner.lab.run import meta
+from planner.lab.run import memory_tracker as witness
 seen = collections.Counter()
 original = witness.Witness.__torch_dispatch__
 def counting(self, func, types, args=(), kwargs=None):

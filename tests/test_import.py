@@ -10,11 +10,11 @@ import pytest
 from trainers.plans import Wanted, found
 
 from planner.errors import PlannerError
-from planner.trainers.targets import load_target
-from planner.trainers.bundle.target import ExportJob
 from planner.plan_file import load_plan
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.reading import read
 from planner.trainers.reading.configuration import Said, to_plan
+from planner.trainers.targets import load_target
 
 FILES = {
     "megatron": ("megatron", "arguments.sh"),

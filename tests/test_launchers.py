@@ -12,12 +12,12 @@ import pytest
 import yaml
 from trainers.plans import Wanted, found
 
-from planner.trainers.targets import load_target
+from planner.layout import Order
 from planner.trainers.bundle.folder import make_bundle, write_bundle
-from planner.trainers.checking.launch_files import started_words, strict
 from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, node_stages, slurm, torchrun
 from planner.trainers.bundle.target import ExportJob
-from planner.layout import Order
+from planner.trainers.checking.launch_files import started_words, strict
+from planner.trainers.targets import load_target
 
 ONE_NODE = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)
 MANY_NODES = Wanted(model="llama-3.1-70b", gpus=64, pins=(("pp", 4), ("tp", 4), ("cp", 1)), top=1)

@@ -11,15 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import HARDWARE, job, legal_layouts, priced
 
-from planner.cost.price.communication import exposed, slowdown_of
 from planner.cost.estimate import PARTS
+from planner.cost.price.communication import exposed, slowdown_of
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile, Slowdown
 from planner.hardware.overlap import MeasuredOverlap, read_overlap
 from planner.lab.profile.fit_overlap import fit_overlap
 from planner.lab.profile.points import Measured, Point
-from planner.questions.hardware.show import shown_profile
 from planner.questions.hardware.diff import differences
+from planner.questions.hardware.show import shown_profile
 
 H100 = HARDWARE["h100-sxm"]
 

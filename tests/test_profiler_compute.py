@@ -7,13 +7,13 @@ import pytest
 from planner.cost.estimate import estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
-from planner.layout import Layout
 from planner.lab.profile import definitions
 from planner.lab.profile.compute_profile import compute_points, measure_compute
 from planner.lab.profile.definitions import COMPILED, EAGER, flop, layer_flop, moved_bytes
 from planner.lab.profile.layer_check import layer_point
 from planner.lab.profile.points import Point
 from planner.lab.profile.shapes import Wanted, affordable, layout_points, weighed
+from planner.layout import Layout
 from planner.search import search
 
 pytest.importorskip("torch")

@@ -23,8 +23,8 @@ from planner.hardware import load_hardware
 from planner.lab.launch import torchrun as launch
 from planner.lab.launch.place import commands, first_host, place_from
 from planner.lab.launch.state import State
-from planner.lab.profile import profile_file as assemble
 from planner.lab.profile import fit_links
+from planner.lab.profile import profile_file as assemble
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.outliers import odd_group, odd_one, rank_point
 from planner.lab.profile.patterns import (

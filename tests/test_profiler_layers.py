@@ -13,8 +13,8 @@ from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
 from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
 from planner.lab.profile.definitions import EAGER
-from planner.lab.profile.layer_check import HOST_LAYER, layer_point, predicted, predicted_parts
 from planner.lab.profile.extra_points import warm_up_point
+from planner.lab.profile.layer_check import HOST_LAYER, layer_point, predicted, predicted_parts
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.rounds import Rounds
 from planner.units import GIGA, MIB

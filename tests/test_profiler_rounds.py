@@ -14,8 +14,8 @@ from profiler_samples import LAYERS, known
 
 from planner.errors import PlannerError
 from planner.lab.profile import definitions
-from planner.lab.profile.layer_check import layer_point
 from planner.lab.profile.extra_points import warm_up_point
+from planner.lab.profile.layer_check import layer_point
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.rounds import Rounds, steady, warm_up
 from planner.lab.profile.timing import Yardstick, measure
@@ -58,10 +58,9 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is stopped in the second round: the journal has the first one whole; a resumed one measures the rest."""
-    from planner.lab.profile import compute_profile
-    from planner.lab.profile import worker
-    from planner.lab.profile.profile_file import _failures
+    from planner.lab.profile import compute_profile, worker
     from planner.lab.profile.journal import Journal
+    from planner.lab.profile.profile_file import _failures
     from planner.lab.profile.settings import Settings
 
     product, low, late = (

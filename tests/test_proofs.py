@@ -46,9 +46,9 @@ for row in confirmed(subset()):
 
 def test_walked_schedules_take_as_long_as_torchs() -> None:
     """Stages that sleep, every schedule; ``python -m planner.lab.run.sleeping`` runs them on 2, 4 and 8 processes."""
-    from planner.layout import Schedule
     from planner.lab.reference.split import SCHEDULES
     from planner.lab.run.sleeping import BOUND, HEAVY, UNIT, Case
+    from planner.layout import Schedule
 
     rows = python(SLEEPING)
     assert {row["schedule"] for row in rows} == set(SCHEDULES) and {row["pp"] for row in rows} == {2, 4, 8}
@@ -68,8 +68,8 @@ def test_walked_schedules_take_as_long_as_torchs() -> None:
 PROCESSOR = """
 import dataclasses, json, sys
 from planner.layout import Layout
-from planner.reference import model
-from planner.validator import processor_time
+from planner.lab.reference import transformer as model
+from planner.lab.run import processor_time
 
 small = processor_time.medium(num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=4, ffn_size=704, vocab_size=1024)
 asked = processor_time.Asked(layout=Layout(pp=2, num_microbatches=4, zero=2), model=small, sequence_length=256, rounds=6)
@@ -130,9 +130,9 @@ NOT_SHOWN = ("provenance", "measurements", "sources")
 def two_nodes(folder: Path, ranks: int, *, limited: bool) -> Path:
     """A plan for two nodes of so many CPU ranks: tensor parallel inside, data parallel across."""
     from planner.hardware import HardwareProfile
-    from planner.layout import Layout
     from planner.lab.profile.definitions import flop, moved_bytes
     from planner.lab.run.processor_time import Asked, profiled
+    from planner.layout import Layout
 
     points = Asked(layout=Layout(num_microbatches=2)).points()
     made: HardwareProfile = profiled(

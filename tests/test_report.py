@@ -15,14 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.questions.report import evidence as stored_errors
-from planner.questions.best_plan import resolved_of
-from planner.questions.report.evidence import evidence
-from planner.questions.report.landscape import landscape, pareto
-from planner.timeline.priced_plan import price
-from planner.questions.sensitivity.pull import pulls
-from planner.questions.report.scaling import scaling
-from planner.timeline.waterfall import waterfall
 from planner.cost.estimate import PARTS, estimate
 from planner.error_bars import QUANTITIES, shipped
 from planner.errors import PlannerError
@@ -30,14 +22,22 @@ from planner.explicit import explicit_plan
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.plan_file import Plan, load_plan
+from planner.questions.best_plan import resolved_of
+from planner.questions.report import evidence as stored_errors
 from planner.questions.report import parallel_searches as many
 from planner.questions.report import specs
 from planner.questions.report.build import build
 from planner.questions.report.document import Document, shown
+from planner.questions.report.evidence import evidence
+from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
 from planner.questions.report.page import kept, page, start_library
 from planner.questions.report.picture import picture
+from planner.questions.report.scaling import scaling
+from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search
+from planner.timeline.priced_plan import price
+from planner.timeline.waterfall import waterfall
 from planner.trainer import load_trainer
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from planner.questions.best_plan import resolved_of
-from planner.questions.report.scaling import scaling
 from planner.explicit import explicit_plan
+from planner.questions.best_plan import resolved_of
 from planner.questions.report.build import build
 from planner.questions.report.document import Document
 from planner.questions.report.page import page, start_library
+from planner.questions.report.scaling import scaling
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (

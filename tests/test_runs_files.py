@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner import library
-from planner.questions.accuracy.numbers import accuracy, pairs_of, predict, summarise, summary_rows
 from planner.errors import PlannerError
 from planner.layout import Module
+from planner.questions.accuracy.numbers import accuracy, pairs_of, predict, summarise, summary_rows
 from planner.runs import Run, read_runs, rows_from_dict, to_run
 
 GOOD: dict[str, Any] = {

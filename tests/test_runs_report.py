@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.questions.accuracy.numbers import accuracy, kendall_tau, predict, summary_rows
 from planner.questions.accuracy.bias import bias_interval
+from planner.questions.accuracy.numbers import accuracy, kendall_tau, predict, summary_rows
 from planner.runs import Run
 
 RUNS = Path(__file__).parent.parent / "profiles" / "runs"

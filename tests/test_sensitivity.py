@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.questions import best_plan as best
-from planner.questions.sensitivity import ties
-from planner.questions.best_plan import best_of
-from planner.questions.sensitivity.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
-from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
-from planner.questions.sensitivity.ties import Ordered, build, isotonic
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
+from planner.questions import best_plan as best
+from planner.questions.best_plan import best_of
+from planner.questions.sensitivity import ties
+from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
+from planner.questions.sensitivity.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
+from planner.questions.sensitivity.ties import Ordered, build, isotonic
 from planner.search import plan_key
 from tests.samples import MODELS
 

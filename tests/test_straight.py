@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from planner import library
-from planner.questions.accuracy.numbers import pairs_of, summarise
 from planner.questions.accuracy import bars
+from planner.questions.accuracy.numbers import pairs_of, summarise
+from planner.questions.accuracy.page import page
 from planner.questions.accuracy.straight import scatter_of, straightness
 from planner.questions.sensitivity import ties
-from planner.questions.accuracy.page import page
 from planner.runs import Run, read_runs
 
 RUNS = library.profiles_directory() / "runs"

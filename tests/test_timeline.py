@@ -12,6 +12,15 @@ import numpy as np
 import pytest
 from samples import TRAINERS, job, legal_layouts, model
 
+from planner.cost.estimate import PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.schedules import in_flight
+from planner.errors import PlannerError
+from planner.explicit import explicit_plan
+from planner.layout import Layout, Schedule
+from planner.plan_file import Plan
+from planner.questions.report.trace import trace_of
+from planner.rules import Job
 from planner.timeline.priced_plan import Priced, price, price_plan
 from planner.timeline.slices import STREAM_OF_PART, STREAMS
 from planner.timeline.stage_memory import (
@@ -20,15 +29,6 @@ from planner.timeline.stage_memory import (
     worst_rank,
 )
 from planner.timeline.step_slices import Timeline, timeline_of
-from planner.cost.memory.states import COMPONENTS
-from planner.cost.pipeline.schedules import in_flight
-from planner.cost.estimate import PARTS
-from planner.errors import PlannerError
-from planner.explicit import explicit_plan
-from planner.layout import Layout, Schedule
-from planner.plan_file import Plan
-from planner.questions.report.trace import trace_of
-from planner.rules import Job
 from planner.units import GIB, MEGA
 
 NEAR = 1e-9

@@ -10,12 +10,12 @@ from planner.cluster import Cluster
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.lab.run.truncate import Truncated, shallower, shrink
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job, check
 from planner.trainer import load_trainer
 from planner.units import GIB
-from planner.lab.run.truncate import Truncated, shallower, shrink
 from planner.workload import Workload
 
 

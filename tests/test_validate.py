@@ -15,10 +15,10 @@ from click.testing import CliRunner
 from fresh import fresh
 from samples import MODELS, model
 
-from cli import main
+from planner.commands.main import main
 from planner.errors import PlannerError
-from planner.layout import Layout
 from planner.lab.reference.split import deal, refusals, split_of
+from planner.layout import Layout
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -60,8 +60,8 @@ def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
 def test_a_lost_gradient_is_seen() -> None:
     """Norms whose gradient is that of one tensor-parallel rank: no exception, and found."""
     code = """
-from planner.reference import model
-from planner.validator import parity
+from planner.lab.reference import transformer as model
+from planner.lab.run import parity
 model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
 found = parity.compare(parity.combination("llama", tp=2))
 print(found["equal"], found["parameter_error"] > 1e-4)
@@ -76,7 +76,8 @@ print(found["equal"], found["tolerance"] < 0.15, found["parameter_error"] > 0.2)
 REAL = """
 import dataclasses, json, sys
 from torch.profiler import ProfilerActivity, profile
-from planner.validator import meta, parity
+from planner.lab.run import meta
+from planner.lab.run import parity
 from planner.lab.run.workers import measure_all
 
 small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
@@ -184,8 +185,8 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) -> None:
-    from planner.plan_file import load_plan
     from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--zero", "1")
     asked = question(load_plan(plan_file(tmp_path, *flags, trainer="megatron")))

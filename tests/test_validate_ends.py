@@ -157,7 +157,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(ends: dict[str, Ended]) -> 
 ALONE = """
 import os, signal, threading, time
 from dataclasses import replace
-from planner.validator import parity
+from planner.lab.run import parity
 from planner.lab.run.workers import Manner, measure_all
 
 def work(split, rank, say):
@@ -208,7 +208,7 @@ def test_ranks_alone_end_within_their_limits_and_keep_what_they_found() -> None:
 WATCHED = """
 import torch
 from contextlib import ExitStack
-from planner.validator import parity
+from planner.lab.run import parity
 from planner.lab.run.forked_ranks import run_ranks
 from planner.lab.run.training import Run
 from planner.lab.run.memory_tracker import Witness

@@ -16,12 +16,12 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_written
 
-from planner.timeline.priced_plan import price
-from planner.plan_file import load_plan
-from planner.rules import Job
+from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
 from planner.lab.run.predicted_ranks import BOUNDS, question
 from planner.lab.run.record import FOUND
-from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
+from planner.plan_file import load_plan
+from planner.rules import Job
+from planner.timeline.priced_plan import price
 
 
 @needs_torch
@@ -166,7 +166,7 @@ def _both(folder: Path) -> bool:
 TINY = """
 import json, sys, torch
 import torch.distributed as dist
-from planner.validator import parity
+from planner.lab.run import parity
 from planner.lab.run.parallel import Meshes
 from planner.lab.run.forked_ranks import run_ranks
 from planner.lab.run.tiny import tiny_of

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from validate_samples import entry, needs_torch, plan_file, task
 
-from cli import main
+from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.full_result import result

@@ -10,19 +10,19 @@ import pytest
 from fresh import fresh
 from validate_samples import entry, needs_torch, plan_file, task
 
-from planner.timeline.priced_plan import price
 from planner.cost.layer.eager_kernels import BACKWARD, FORWARD
+from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
+from planner.lab.run.full_result import result
+from planner.lab.run.predicted_ranks import question
 from planner.plan_file import load_plan
 from planner.rules import Job
-from planner.lab.run.predicted_ranks import question
-from planner.lab.run.full_result import result
-from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
+from planner.timeline.priced_plan import price
 
 CHAINS = """
 import json, torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from planner.reference import operators as o
+from planner.lab.reference import fused_operators as o
 
 rows, columns, heads = 256, 128, 4
 

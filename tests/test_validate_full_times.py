@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from validate_samples import entry, needs_torch, plan_file, task
 
-from planner.plan_file import load_plan
-from planner.units import GIB
-from planner.lab.run.predicted_ranks import predicted, question
 from planner.lab.run.full import LIBRARIES, needed_memory
 from planner.lab.run.full_result import result
-from planner.lab.run.record import complete, time_row
 from planner.lab.run.levels import Task
+from planner.lab.run.predicted_ranks import predicted, question
+from planner.lab.run.record import complete, time_row
+from planner.plan_file import load_plan
+from planner.units import GIB
 
 
 def test_times_by_hand(tmp_path: Path) -> None:
@@ -181,10 +181,10 @@ def test_exposed_communication_is_what_no_kernel_hides() -> None:
 
 def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     """Four GPUs made small for two: what is learned is of the job of two processes, and reads back as that."""
-    from planner.runs import rows_from_dict, to_run
-    from planner.runs.validation import documents
     from planner.lab.run import truncated
     from planner.lab.run.learn import learned
+    from planner.runs import rows_from_dict, to_run
+    from planner.runs.validation import documents
 
     flags = ("--gpus", "4", "--dp", "4", "--zero", "3", "--global-batch-size", "4", "--trainer", "fsdp")
     plan = plan_file(tmp_path, *flags)

@@ -16,17 +16,16 @@ from fresh import fresh
 from test_validate import plan_file
 
 from planner import library
-from planner.timeline.priced_plan import price
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
-from planner.plan_file import plan_from_dict
-from planner.lab.run.show import validation_tables
-from planner.rules import Job
-from planner.units import GIB
-from planner.lab.run import scale
-from planner.lab.run import truncated
+from planner.lab.run import scale, truncated
 from planner.lab.run.assembled_step import predicted_passes
 from planner.lab.run.record import time_row
+from planner.lab.run.show import validation_tables
+from planner.plan_file import plan_from_dict
+from planner.rules import Job
+from planner.timeline.priced_plan import price
+from planner.units import GIB
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(
@@ -39,7 +38,8 @@ ALONE = """
 import dataclasses, json
 import torch
 from functools import partial
-from planner.validator import emulate, parity
+from planner.lab.run import emulate
+from planner.lab.run import parity
 from planner.lab.run.forked_ranks import run_ranks
 from planner.lab.run.training import Run
 from planner.lab.run.eager_pricing import Yardsticks
@@ -124,11 +124,11 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     import torch
 
     from planner.lab.run import emulate
+    from planner.lab.run.fake_collectives import StandIns
+    from planner.lab.run.ipc import Voice
     from planner.lab.run.meta import step_of
     from planner.lab.run.parity import combination
     from planner.lab.run.rate import Slowed
-    from planner.lab.run.fake_collectives import StandIns
-    from planner.lab.run.ipc import Voice
 
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
              ("optimizer", -1, -1): 0.04, ("step", -1, -1): 0.2}  # fmt: skip
@@ -199,7 +199,8 @@ print("DONE")
 
 KERNELS = """
 import torch
-from planner.reference import kernels, operators
+from planner.lab.reference import kernels
+from planner.lab.reference import fused_operators as operators
 aten = torch.ops.aten
 torch.manual_seed(0)
 q, k, v, g = (torch.randn(2, heads, 24, 16, dtype=torch.float64) for heads in (6, 2, 2, 6))
@@ -296,9 +297,9 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.plan_file import load_plan
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.on_processor import host_of, parts_as_run
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
     assert host is not None and min(host[kind][0] for kind in "FB") > 100e-6 and set(host) == {"F", "B", "update"}
@@ -343,10 +344,10 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
-    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.levels import Machine, Task
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
     place = Machine(device="cpu", gpus=0, name="processor", memory=0.5 * GIB, cores=2, place=None)
@@ -365,9 +366,9 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
-    from planner.plan_file import load_plan
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.levels import Machine, Task, choose
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
     machine = Machine(device="cuda", gpus=8, name="NVIDIA H100 80GB HBM3", memory=100 * GIB, cores=8, place=None)
@@ -389,11 +390,11 @@ HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
 
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
     """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
-    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     loaded = load_plan(plan)
     asked = question(loaded)
@@ -459,9 +460,9 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.plan_file import load_plan
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.on_processor import parts_as_run, priced_as_run, told_as_run
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
     asked = question(load_plan(on_this_cpu(tmp_path, *flags)))
@@ -483,11 +484,11 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
 @needs_torch
 def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
-    from planner.plan_file import load_plan
     from planner.lab.run import one_rank
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
+    from planner.lab.run.predicted_ranks import question
+    from planner.plan_file import load_plan
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
     asked = question(plan)

@@ -13,13 +13,13 @@ import yaml
 from click.testing import CliRunner
 from trainer_samples import LOGS, measured_step, of_megatron, plan_of, stand_in
 
-from cli import main
-from planner.timeline.priced_plan import estimate_of, job_of
+from planner.commands.main import main
 from planner.errors import PlannerError
-from planner.layout import Layout
-from planner.runs.validation import load_validations
 from planner.lab.run.learn import learned
 from planner.lab.run.top import Finalist, finalists, ranked, validate_all
+from planner.layout import Layout
+from planner.runs.validation import load_validations
+from planner.timeline.priced_plan import estimate_of, job_of
 
 
 def cli(*words: str) -> Any:

@@ -14,13 +14,13 @@ import pytest
 from trainer_samples import LOGS, ROOT, of_megatron, of_torchtitan, plan_of, stand_in
 
 from planner.errors import PlannerError
-from planner.trainers.targets import load_target
-from planner.trainers.bundle.target import ExportJob
-from planner.layout import Layout
-from planner.runs.validation import load_validations
 from planner.lab.run.children import run_watched
 from planner.lab.run.learn import learned
 from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
+from planner.layout import Layout
+from planner.runs.validation import load_validations
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.targets import load_target
 
 
 @pytest.mark.parametrize("name", ["megatron", "torchtitan"])

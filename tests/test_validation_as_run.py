@@ -9,16 +9,16 @@ import pytest
 import yaml
 from samples import job
 
-from planner.timeline.priced_plan import estimate_of
 from planner.errors import PlannerError
+from planner.lab.reference.split import split_of
+from planner.lab.run.eager_pricing import as_run
+from planner.lab.run.learn import learned
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
-from planner.lab.reference.split import split_of
 from planner.runs import rows_from_dict, to_run
 from planner.runs.planned import planned
+from planner.timeline.priced_plan import estimate_of
 from planner.trainer import Trainer, changes_of, load_trainer
-from planner.lab.run.learn import learned
-from planner.lab.run.eager_pricing import as_run
 
 
 def validated() -> tuple[Trainer, dict[str, Any]]:

@@ -12,12 +12,12 @@ from samples import MODELS
 from trainer_samples import measured_step, of_megatron, of_torchtitan, plan_of
 
 from planner.errors import PlannerError
+from planner.lab.run.learn import learned, no_run, other_device
 from planner.layout import Layout
 from planner.runs import Measured, read_runs, rows_from_dict, to_run
 from planner.runs.planned import document_of_plan
 from planner.runs.validation import load_validations
 from planner.units import GIB
-from planner.lab.run.learn import learned, no_run, other_device
 
 LAYOUTS = (
     ("gqa", "megatron", {"tp": 4, "pp": 4, "dp": 2, "vpp": 2, "schedule": 2, "num_microbatches": 8, "sequence_parallel": 1,

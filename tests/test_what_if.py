@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planner.questions import best_plan as best
-from planner.questions.what_if import inverse as limits
-from planner.questions.report import scaling
-from planner.questions.best_plan import best_of, on_cluster, resolved_of
-from planner.questions.what_if.changes import FLAGS, Value, Variant, apply, base_variant, read_values
-from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
-from planner.questions.what_if.numbers import Pricing, row_of
 from planner.costs import costs, rates_of
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.plan_file import load_plan
+from planner.questions import best_plan as best
+from planner.questions.best_plan import best_of, on_cluster, resolved_of
+from planner.questions.report import scaling
+from planner.questions.what_if import inverse as limits
+from planner.questions.what_if.changes import FLAGS, Value, Variant, apply, base_variant, read_values
+from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
+from planner.questions.what_if.numbers import Pricing, row_of
 from planner.search import Pins
 from tests.samples import HARDWARE, MODELS
 
@@ -300,8 +300,8 @@ def test_json_holds_what_the_table_shows(run: Any, plan_file: Path) -> None:
     document = json.loads(run(*arguments, "--json").stdout)
     assert document["complete"] is True and len(document["rows"]) == 6
     table = run(*arguments).output
-    from planner.terminal.tables import seconds
     from planner.questions.what_if.show import money
+    from planner.terminal.tables import seconds
 
     for row in document["rows"]:
         assert row["label"] in table and row["why"][:60] in table.replace("\n", "")

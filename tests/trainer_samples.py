@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from planner.timeline.priced_plan import estimate_of, job_of
 from planner.layout import Layout, Module
 from planner.plan_file import Plan, predict
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.workload import Workload
 
 ROOT = Path(__file__).resolve().parent.parent

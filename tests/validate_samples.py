@@ -15,10 +15,10 @@ import yaml
 from click.testing import CliRunner
 from samples import model
 
-from cli import main
-from planner.plan_file import load_plan
-from planner.lab.run.predicted_ranks import question
+from planner.commands.main import main
 from planner.lab.run.levels import Machine, Task
+from planner.lab.run.predicted_ranks import question
+from planner.plan_file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(

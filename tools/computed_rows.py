@@ -26,11 +26,11 @@ import numpy as np
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from planner.questions.accuracy.numbers import kendall_tau, predict  # noqa: E402
-from planner.questions.accuracy.ranking import SWEEP  # noqa: E402
 from planner.arrays import Floats  # noqa: E402
 from planner.cost.price.layer_costs import INDEX, price_blocks  # noqa: E402
 from planner.layout import Layout, Recompute  # noqa: E402
+from planner.questions.accuracy.numbers import kendall_tau, predict  # noqa: E402
+from planner.questions.accuracy.ranking import SWEEP  # noqa: E402
 from planner.runs import Run, read_runs  # noqa: E402
 
 SOURCE = "oss-vtrain-single-node"

@@ -19,16 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
-from planner.questions.accuracy.numbers import Pair, pairs_of, summarise
-from planner.questions.accuracy import bars
-from planner.questions.accuracy import snapshot
-from planner.questions.report import evidence
-from planner.questions.sensitivity import ties
-from planner.questions.calibrate.held_back import held_back_pairs  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
+from planner.questions.accuracy import bars, snapshot
+from planner.questions.accuracy.numbers import Pair, pairs_of, summarise
 from planner.questions.accuracy.page import page  # noqa: E402
 from planner.questions.accuracy.page_held_back import held_back_section  # noqa: E402
 from planner.questions.accuracy.scatter import scatter  # noqa: E402
+from planner.questions.calibrate.held_back import held_back_pairs  # noqa: E402
+from planner.questions.report import evidence
+from planner.questions.sensitivity import ties
 from planner.runs import read_runs  # noqa: E402
 
 HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import console, job_options, layout_options, layout_values, request_fields
 from planner.layout import FIELDS
+from planner.terminal.flags import console, job_options, layout_options, layout_values, request_fields
 
 
 @click.command(short_help="Price one explicit layout, with the whole breakdown.")

@@ -42,11 +42,11 @@ def export(
         )
     if launcher not in LAUNCHERS:
         raise PlannerError(f"unknown launcher '{launcher}'; known: {', '.join(LAUNCHERS)}")
-    from planner.trainers.targets import load_target
+    from planner.plan_file import load_plan
     from planner.trainers.bundle.folder import make_bundle, write_bundle
     from planner.trainers.bundle.nearest import require_expressible
     from planner.trainers.bundle.target import ExportJob
-    from planner.plan_file import load_plan
+    from planner.trainers.targets import load_target
 
     target = load_target(to)
     job = ExportJob.of(load_plan(file))

@@ -31,10 +31,10 @@ def import_(file: Path, from_: str | None, output: Path | None, **said: Any) -> 
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
     """
+    from planner.terminal import tables as table
     from planner.terminal.flags import console
     from planner.trainers.reading import read
     from planner.trainers.reading.configuration import Said, to_plan
-    from planner.terminal import tables as table
 
     reading = read(file, from_, said["num_gpus"])
     plan = to_plan(reading, Said(**said))

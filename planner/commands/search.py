@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 from planner.errors import PlannerError
 from planner.layout import FIELDS
+from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 
 if TYPE_CHECKING:  # rich and numpy-heavy modules are imported by the command that needs them
     from planner.defaults import ResolvedJob

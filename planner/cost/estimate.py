@@ -10,13 +10,13 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.states import peak_points as moments
-from planner.cost.price.compute import stage_straggling
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, held_by
+from planner.cost.memory import peak_points as moments
 from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
-from planner.cost.price.unique_stages import Gathered, StageTable
+from planner.cost.price.compute import stage_straggling
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
+from planner.cost.price.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.trainer import Trainer

@@ -9,12 +9,12 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.pipeline.schedules import sends_beside
-from planner.cost.price.unique_stages import StageTable
-from planner.cost.price.stage_times import StageTimes
-from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.estimate import Estimate, estimate, polled_seconds
+from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedule_walk import walked_time
+from planner.cost.pipeline.schedules import sends_beside
+from planner.cost.price.stage_times import StageTimes
+from planner.cost.price.unique_stages import StageTable
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload

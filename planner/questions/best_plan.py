@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from planner.timeline.priced_plan import job_of
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
@@ -15,6 +14,7 @@ from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
 from planner.rules import Job, check_workload
 from planner.search import Finding, Pins, search
+from planner.timeline.priced_plan import job_of
 
 
 @dataclass(frozen=True, kw_only=True)

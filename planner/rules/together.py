@@ -27,7 +27,7 @@ def _split_backward_holds(job: Job, layout: Layout) -> Any:
 def _late_weights_hold(job: Job, layout: Layout) -> Any:
     """What was computed again for the input gradient waits for the weight gradient too, in every microbatch in between.
 
-    Fake run of torch 2.13 (planner.validator, 2026-11), Llama 3 8B, pp 2, zbv: 3.3 times the activations that full
+    Fake run of torch 2.13 (planner.lab.run, 2026-11), Llama 3 8B, pp 2, zbv: 3.3 times the activations that full
     recompute leaves under 1f1b. That is not modelled.
     """
     split = np.isin(np.asarray(layout.schedule), (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V))

@@ -1,0 +1,1 @@
+"""What every command shares on the terminal: flags, tables, errors as sentences, progress."""

@@ -10,8 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN, PARTS
+from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, levers
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE

@@ -6,14 +6,14 @@ import dataclasses
 
 import numpy as np
 
-from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import STREAM_OF_PART, Piece
 from planner.arrays import Floats
+from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals
-from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
+from planner.timeline.priced_plan import Priced
+from planner.timeline.slices import STREAM_OF_PART, Piece
 
 SPLIT = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)
 """Schedules that issue input gradients (I) and weight gradients (W) apart."""

@@ -13,19 +13,19 @@ from typing import Any
 
 import numpy as np
 
+from planner.arrays import Floats
+from planner.cost.estimate import stage_memory
+from planner.cost.memory.peak_points import SHAPE_PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.schedules import flight_columns
+from planner.cost.price.stage_times import SLOWEST
+from planner.cost.price.unique_stages import Gathered
+from planner.cost.refine import chunks, stage_layers
+from planner.layout import Layout
+from planner.plan_file import STAGE_NAMES
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import rank_of_kind, stage_kind
 from planner.timeline.step_slices import Timeline
-from planner.arrays import Floats
-from planner.cost.refine import chunks, stage_layers
-from planner.cost.memory.states import COMPONENTS
-from planner.cost.memory.peak_points import SHAPE_PARTS
-from planner.cost.pipeline.schedules import flight_columns
-from planner.cost.price.unique_stages import Gathered
-from planner.cost.price.stage_times import SLOWEST
-from planner.cost.estimate import stage_memory
-from planner.layout import Layout
-from planner.plan_file import STAGE_NAMES
 
 STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")
 """Components that stay through the step; the allocator does not give fragmentation back."""

@@ -14,14 +14,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.timeline.update_slices import Ends, ends_of, once_slices, slowest_rank
+from planner.arrays import Floats
+from planner.cost.estimate import PARTS
+from planner.cost.pipeline.schedule_walk import Span, walk
+from planner.cost.refine import chunks
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import STREAMS, Piece, Slice
-from planner.arrays import Floats
-from planner.cost.refine import chunks
-from planner.cost.estimate import PARTS
-from planner.cost.pipeline.schedule_walk import Span, walk
+from planner.timeline.update_slices import Ends, ends_of, once_slices, slowest_rank
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""

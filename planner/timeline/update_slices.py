@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import Slice, rank_of_kind, stage_kind
 from planner.arrays import Floats
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.layout import Layout
+from planner.timeline.priced_plan import Priced
+from planner.timeline.slices import Slice, rank_of_kind, stage_kind
 
 
 @dataclass(frozen=True, kw_only=True)

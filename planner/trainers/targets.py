@@ -23,14 +23,14 @@ TARGETS: dict[str, str] = {
     "vllm": "vllm",
     "sglang": "sglang",
 }
-"""Name after --to -> module of planner.trainers.targets that defines its TARGET."""
+"""Name after --to -> folder of planner.trainers whose export module defines its TARGET."""
 
 
 def load_target(name: str) -> Target:
     """The target of a name. Raises UnknownNameError."""
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
-    found: Target = importlib.import_module(f"planner.trainers.targets.{TARGETS[name]}").TARGET
+    found: Target = importlib.import_module(f"planner.trainers.{TARGETS[name]}.export").TARGET
     return found
 
 

@@ -8,12 +8,12 @@ from functools import cache
 
 from planner.cluster import Cluster
 from planner.defaults import Request, resolve
-from planner.trainers.bundle.target import ExportJob
 from planner.hardware import load_hardware
 from planner.layout import Recompute
 from planner.plan_file import Plan, predict
 from planner.search import Pins, search
 from planner.trainer import load_trainer
+from planner.trainers.bundle.target import ExportJob
 
 
 @dataclass(frozen=True, kw_only=True)

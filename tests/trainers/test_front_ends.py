@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.trainers.targets import load_target
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.target import LEVELS, ExportJob
+from planner.trainers.targets import load_target
 from tests.trainers.plans import jobs
 
 PACKAGES = {"llama-factory": "llamafactory", "axolotl": "axolotl", "verl": "verl", "maxtext": "maxtext"}
@@ -61,7 +61,7 @@ def test_every_plan_is_accepted_and_what_is_wrong_is_not(name: str, tmp_path: Pa
         text = (folder / file).read_text()
         assert re.search(old, text)
         (folder / file).write_text(re.sub(old, new, text))
-    results = importlib.import_module(f"planner.trainers.checking.{name.replace('-', '_')}").check_many(pairs)
+    results = importlib.import_module(f"planner.trainers.{name.replace('-', '_')}.check").check_many(pairs)
     if all(not one.level and not one.problem and one.missing for one in results):  # a package that it needs
         pytest.skip(results[0].text())
     said = [f"{job.model.name} on {job.cluster.num_gpus}: {one.text()}" for one, job in zip(results, cases, strict=False)

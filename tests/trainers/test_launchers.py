@@ -9,11 +9,11 @@ from shutil import which  # by its own name: tests put another one into shutil, 
 
 import pytest
 
-from planner.trainers.targets import load_target
 from planner.trainers.bundle.folder import make_bundle, write_bundle
-from planner.trainers.checking.launch_files import check_sky_task, check_train_job, started_words, torchrun_place
 from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking.launch_files import check_sky_task, check_train_job, started_words, torchrun_place
+from planner.trainers.targets import load_target
 from tests.trainers.plans import Wanted, found
 
 CASES = {

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from planner.explicit import complete
-from planner.trainers.targets import load_target
+from planner.trainers.bundle.target import ExportJob, in_range
 from planner.trainers.checking import Checked
 from planner.trainers.megatron.check import check_many, dump_arguments
 from planner.trainers.megatron.export import arguments
-from planner.trainers.bundle.target import ExportJob, in_range
 from planner.trainers.megatron.readback import parse
+from planner.trainers.targets import load_target
 from planner.workload import Workload
 from tests.trainers.plans import jobs
 

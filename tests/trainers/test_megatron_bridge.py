@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from planner.trainers.targets import load_target
-from planner.trainers.megatron_bridge.check import check_many
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.megatron_bridge.check import check_many
+from planner.trainers.targets import load_target
 from tests.trainers.plans import jobs
 
 pytestmark = pytest.mark.skipif(

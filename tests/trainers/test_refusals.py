@@ -15,14 +15,14 @@ import pytest
 
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
-from planner.trainers.targets import load_target
-from planner.trainers.checking import Checked
-from planner.trainers.megatron.check import check_many as check_megatron
-from planner.trainers.megatron.export import arguments
-from planner.trainers.bundle.target import ExportJob
 from planner.layout import CpMethod, Layout, Schedule
 from planner.plan_file import Plan
 from planner.rules import check
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking import Checked
+from planner.trainers.megatron.check import check_many as check_megatron
+from planner.trainers.megatron.export import arguments
+from planner.trainers.targets import load_target
 from tests.trainers.plans import EVEN, Wanted, found
 
 PACKAGES = {
@@ -199,7 +199,7 @@ def trainer_says(name: str, jobs: list[ExportJob], folder: Path) -> list[Checked
             (folder / str(number) / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / str(number) / path).write_text(text)
         pairs.append((job, folder / str(number)))
-    module = importlib.import_module(f"planner.trainers.checking.{name.replace('-', '_')}")
+    module = importlib.import_module(f"planner.trainers.{name.replace('-', '_')}.check")
     return module.check_many(pairs)  # type: ignore[no-any-return]
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from planner.trainers.targets import load_target
-from planner.trainers.checking import Checked
-from planner.trainers.bundle.target import ExportJob
 from planner.layout import Layout
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking import Checked
+from planner.trainers.targets import load_target
 from tests.trainers.plans import Wanted, found, jobs
 
 PACKAGES = {"torchtitan": "torchtitan", "deepspeed": "deepspeed", "accelerate": "trl", "nanotron": "nanotron"}
@@ -43,7 +43,7 @@ def written(name: str, job: ExportJob, folder: Path) -> Path:
 def results(name: str, cases: list[ExportJob], folder: Path, **options: bool) -> list[Checked]:
     """The trainer's own code on many plans, in one process."""
     pairs = [(job, written(name, job, folder / str(i))) for i, job in enumerate(cases)]
-    return importlib.import_module(f"planner.trainers.checking.{name}").check_many(pairs, **options)
+    return importlib.import_module(f"planner.trainers.{name}.check").check_many(pairs, **options)
 
 
 def mine(name: str) -> list[ExportJob]:

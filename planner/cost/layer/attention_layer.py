@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.layer.eager_chains import attention_bias, attention_casts, qkv_copies, ring_merge, rope_chain, scaled_rope
-from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.eager_chains import (
+    attention_bias,
+    attention_casts,
+    qkv_copies,
+    ring_merge,
+    rope_chain,
+    scaled_rope,
+)
 from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
@@ -17,6 +23,7 @@ from planner.cost.layer.operators import (
     Operator,
     Shard,
 )
+from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.layout import CpMethod, Module
 
 SOFTMAX_CHAIN = (28.0, 32.0, 7.0)

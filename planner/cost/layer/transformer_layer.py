@@ -10,8 +10,8 @@ import numpy as np
 
 from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.eager_chains import clamp, gated_moved
+from planner.cost.layer.eager_kernels import as_chains
 from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
-from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
@@ -24,7 +24,7 @@ from planner.cost.layer.operators import (
     logit_bytes,
     loss_bytes,
 )
-from planner.cost.layer.eager_kernels import as_chains
+from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 

@@ -1,0 +1,1 @@
+"""Bytes per GPU: states, activations, workspace, buffers, and their peak."""

@@ -8,10 +8,10 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.price.compute import Work
-from planner.cost.price.deduplicate import stacked
 from planner.cost.layer.expert_layer import distinct_share
 from planner.cost.layer.operators import Collective, Number
+from planner.cost.price.compute import Work
+from planner.cost.price.deduplicate import stacked
 from planner.hardware import ASSUMED, Slowdown
 from planner.trainer import Trainer
 

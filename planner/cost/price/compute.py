@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.price.deduplicate import stacked
 from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
 from planner.workload import LOW_PRECISIONS

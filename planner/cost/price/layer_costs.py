@@ -15,10 +15,10 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer import transformer_layer as layers
+from planner.cost.layer.operators import Attention, Collective, Number, Operator, Shard
 from planner.cost.price.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.price.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.price.deduplicate import distinct, stacked
-from planner.cost.layer.operators import Attention, Collective, Number, Operator, Shard
 from planner.hardware import Slowdown
 from planner.layout import Layout, Module, Recompute
 from planner.trainer import Trainer

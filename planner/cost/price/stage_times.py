@@ -9,8 +9,8 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
-from planner.cost.price.layer_costs import INDEX, Blocks
 from planner.cost.pipeline.partition import Stages
+from planner.cost.price.layer_costs import INDEX, Blocks
 from planner.cost.price.state_traffic import activation_offload, column
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec

@@ -8,8 +8,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
-from planner.cost.price.communication import exposed, slowdown_of
 from planner.cost.pipeline.partition import StageParameters, Stages
+from planner.cost.price.communication import exposed, slowdown_of
 from planner.hardware import Slowdown
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer

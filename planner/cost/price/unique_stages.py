@@ -9,9 +9,8 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
-from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.communication import hop_seconds
-from planner.cost.price.deduplicate import distinct
+from planner.cost.layer.operators import Shard
+from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
     communicator_bytes,
     end_bytes,
@@ -21,11 +20,19 @@ from planner.cost.memory.states import (
     state_bytes,
     workspace_bytes,
 )
-from planner.cost.memory.peak_points import shape_parts, state_parts
-from planner.cost.layer.operators import Shard
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    deal_layers,
+    split_stages,
+    stage_parameters,
+    stage_positions,
+)
 from planner.cost.pipeline.schedules import flight_columns, in_flight
+from planner.cost.price.communication import hop_seconds
+from planner.cost.price.deduplicate import distinct
+from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.stage_times import SLOWEST, StageTimes, stage_times, stages_first
-from planner.cost.pipeline.partition import StageParameters, Stages, deal_layers, split_stages, stage_parameters, stage_positions
 from planner.cost.price.state_traffic import (
     TRAFFIC_FIELDS,
     accumulation_seconds,

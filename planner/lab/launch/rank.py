@@ -1,4 +1,4 @@
-"""One rank as torchrun starts it: ``torchrun ... -m planner.profiler settings.json``, or planner.validator."""
+"""One rank as torchrun starts it: ``torchrun ... -m planner.lab.profile settings.json``, or planner.lab.run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rank of a profile as torchrun starts it: ``torchrun ... -m planner.profiler settings.json``."""
+"""One rank of a profile as torchrun starts it: ``torchrun ... -m planner.lab.profile settings.json``."""
 
 from __future__ import annotations
 

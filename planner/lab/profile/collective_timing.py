@@ -15,8 +15,8 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.outliers import FEWEST, odd_group
 from planner.lab.profile.operations import Buffers, Operation, make
+from planner.lab.profile.outliers import FEWEST, odd_group
 from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Value
 from planner.lab.profile.rank_groups import Ranks

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, this_program
 from planner.errors import PlannerError
+from planner.terminal.flags import console, this_program
 
 if TYPE_CHECKING:
     from planner.hardware import HardwareProfile
@@ -78,8 +78,8 @@ def profile(
 def _settings(output: str, flags: dict[str, Any]) -> Settings:
     """The flags, checked."""
     from planner.lab.launch.torchrun import need_torch
-    from planner.model import load_model
     from planner.lab.profile.settings import PARTS, Settings
+    from planner.model import load_model
     from planner.units import parse
 
     device = flags["device"] or ("cuda" if _gpus() else "cpu")

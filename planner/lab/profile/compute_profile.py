@@ -21,6 +21,7 @@ from planner.curves import AttentionCurve, GemmCurve
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.profile.definitions import flop, moved_bytes, text
+from planner.lab.profile.extra_points import SUSTAINED_SECONDS, chain_points, facts, layer_points, machine, spanning
 from planner.lab.profile.fit_base import Base
 from planner.lab.profile.fit_compute import (
     ComputeFit,
@@ -34,7 +35,6 @@ from planner.lab.profile.fit_compute import (
 from planner.lab.profile.fit_products import gemm_curves
 from planner.lab.profile.fitting import short
 from planner.lab.profile.layer_check import HOST_LAYER, check, host_floor
-from planner.lab.profile.extra_points import SUSTAINED_SECONDS, chain_points, facts, layer_points, machine, spanning
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.shapes import Wanted, affordable, weighed, with_kernels
 
@@ -116,9 +116,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
 
     from planner.lab.profile import machine as one_device
     from planner.lab.profile import operator_runs as operators
-    from planner.lab.profile import streams
-    from planner.lab.profile import tensors
-    from planner.lab.profile import whole_layer
+    from planner.lab.profile import streams, tensors, whole_layer
     from planner.lab.profile.timing import measure
 
     threads = torch.get_num_threads()

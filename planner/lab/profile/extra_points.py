@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from planner import units
-from planner.model import load_model
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import COMPILED, EAGER
 from planner.lab.profile.layer_check import HOST_LAYER, shard_point
 from planner.lab.profile.points import Point, Value
+from planner.model import load_model
 
 YARDSTICK: dict[str, Value] = {"kind": "product", "m": 192, "n": 256, "k": 512, "dtype": "fp32"}
 """Rows, columns and depth of the product of a processor's yardstick: a few tenths of a millisecond."""

@@ -16,8 +16,7 @@ from planner import units
 from planner.curves import AttentionCurve, Column
 from planner.errors import PlannerError
 from planner.hardware import MEMORY_OPS
-from planner.lab.profile import definitions
-from planner.lab.profile import fit_attention
+from planner.lab.profile import definitions, fit_attention
 from planner.lab.profile.definitions import attention_flop, moved_bytes, number, text
 from planner.lab.profile.fit_base import Base, seconds
 from planner.lab.profile.fitting import error_of, left_out, short

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.curves import Column, GemmCurve
-from planner.lab.profile import definitions
-from planner.lab.profile import fit_gemm
+from planner.lab.profile import definitions, fit_gemm
 from planner.lab.profile.definitions import number, rows_columns_depth, text
 from planner.lab.profile.fit_base import Base, seconds
 from planner.lab.profile.fitting import error_of, left_out, short

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from planner import units
-from planner.cost.price.compute import price
-from planner.cost.layer.transformer_layer import layer
 from planner.cost.layer.operators import MemoryBound, Operator, Shard
+from planner.cost.layer.transformer_layer import layer
+from planner.cost.price.compute import price
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
-from planner.model import ModelSpec
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import number, text
 from planner.lab.profile.fitting import short
 from planner.lab.profile.points import Measured, Point, Value
+from planner.layout import Layout
+from planner.model import ModelSpec
 from planner.trainer import Trainer, load_trainer
 from planner.workload import Workload
 

@@ -15,8 +15,8 @@ from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile import rounds
 from planner.lab.profile.definitions import number, text
-from planner.lab.profile.layer_check import HOST_LAYER, host_layer
 from planner.lab.profile.extra_points import STREAM, YARDSTICK
+from planner.lab.profile.layer_check import HOST_LAYER, host_layer
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.streams import adam
 from planner.lab.profile.tensors import Run, in_turn, precision, values, whole

@@ -16,8 +16,8 @@ import numpy as np
 from planner import units
 from planner.cluster import strides
 from planner.curves import COLLECTIVES
-from planner.layout import NAMES, Layout
 from planner.lab.profile.points import Point
+from planner.layout import NAMES, Layout
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "reduce", "gather",

@@ -14,15 +14,15 @@ import numpy as np
 
 from planner import units
 from planner.cluster import strides
-from planner.cost.price.compute import Work, gemm_dtype, price
-from planner.cost.layer.transformer_layer import embedding, head, layer
-from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Operator, Shard
 from planner.cost.estimate import Estimate
+from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Operator, Shard
+from planner.cost.layer.transformer_layer import embedding, head, layer
+from planner.cost.price.compute import Work, gemm_dtype, price
 from planner.defaults import Request, resolve
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
 from planner.lab.profile import definitions
 from planner.lab.profile.points import Point, Value
+from planner.layout import Layout
 from planner.rules import Job
 from planner.search import search
 

@@ -17,4 +17,4 @@ def profile_here(settings: Settings, ranks: int, show: Callable[[State], object]
     Raises what ``run_here`` raises.
     """
     with tempfile.TemporaryDirectory(prefix="plan-profile-") as name:
-        return run_here("planner.profiler", settings.to_json(), ranks, Path(name), show)
+        return run_here("planner.lab.profile", settings.to_json(), ranks, Path(name), show)

@@ -12,8 +12,8 @@ from planner.errors import PlannerError
 from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT, text
 from planner.lab.profile.points import Point
 from planner.lab.profile.tensors import Run, gradients, in_turn, values, whole
-from planner.lab.reference.transformer import EPSILON, Place, angles, turn
 from planner.lab.reference.fused_operators import OPS
+from planner.lab.reference.transformer import EPSILON, Place, angles, turn
 
 
 def memory_bound(point: Point, device: str) -> Run:

@@ -16,8 +16,8 @@ from planner.lab.profile.definitions import ELEMENT, SCALED, resident_weights, t
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point
 from planner.lab.profile.tensors import DTYPES, Run, gradients, in_turn, precision, values, whole
-from planner.lab.reference.transformer import Layer, Place, angles
 from planner.lab.reference.split import Split
+from planner.lab.reference.transformer import Layer, Place, angles
 
 
 def built(point: Point, device: str) -> Layer:

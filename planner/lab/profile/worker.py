@@ -25,8 +25,8 @@ from planner.lab.profile import drift
 from planner.lab.profile.collective_timing import NoSuchCollectiveError, measure_collective
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.machine_facts import header
-from planner.lab.profile.outliers import measure_ranks, rank_point
 from planner.lab.profile.operations import Buffers, quiet
+from planner.lab.profile.outliers import measure_ranks, rank_point
 from planner.lab.profile.overlap_timing import measure_overlap, overlap_points
 from planner.lab.profile.patterns import coarse_first, collective_points, in_words, sizes
 from planner.lab.profile.points import Measured, Point
@@ -175,8 +175,6 @@ def _neighbour(run: Run) -> Callable[[], object] | None:
 
 def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
     """What rank 0 measures while the others wait, the weightiest first."""
-    from planner.lab.profile import operator_runs as operators
-    from planner.lab.profile import whole_layer
     from planner.lab.profile.compute_profile import compute_points
 
     guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS

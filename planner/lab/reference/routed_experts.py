@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 
-from planner.model import ModelSpec
 from planner.lab.reference.fused_operators import ACTIVATIONS, Grouped, SwiGlu
+from planner.model import ModelSpec
 
 
 class Experts(nn.Module):

@@ -16,10 +16,10 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.model import ModelSpec
-from planner.lab.reference.routed_experts import Experts
 from planner.lab.reference.fused_operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
+from planner.lab.reference.routed_experts import Experts
 from planner.lab.reference.split import Split
+from planner.model import ModelSpec
 
 THETA = 500000.0
 """Base of the rotary positions; plans do not say it, and neither time nor memory depend on it."""

@@ -15,11 +15,11 @@ from typing import Any
 
 from planner.cluster import Cluster
 from planner.hardware import load_hardware
+from planner.lab.reference.split import split_of
+from planner.lab.run.predicted_ranks import BOUNDS, Question, predicted, row
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import load_model
-from planner.lab.reference.split import split_of
 from planner.trainer import load_trainer
-from planner.lab.run.predicted_ranks import BOUNDS, Question, predicted, row
 from planner.workload import Workload
 
 STORED = Path(__file__).with_name("agreement.yaml")

@@ -15,16 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from planner.arrays import Floats
+from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
+from planner.cost.price.stage_times import largest_stage
+from planner.cost.price.state_traffic import data_parallel, data_slowdown
+from planner.cost.refine import chunks
+from planner.lab.run.predicted_ranks import POSITIONS, position
+from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
-from planner.arrays import Floats
-from planner.cost.refine import chunks
-from planner.cost.price.stage_times import largest_stage
-from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.layout import Layout
 from planner.trainer import Trainer
-from planner.lab.run.predicted_ranks import POSITIONS, position
 
 COMPUTED = ("compute", "recompute", "host")
 """Parts of a pass that one rank alone shows; in a measured pass they are one."""

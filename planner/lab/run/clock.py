@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from planner.units import KIB, KILO
 from planner.lab.run.training import Run
+from planner.units import KIB, KILO
 
 PASSES = ("F", "B", "I", "W")
 """Kinds of actions: forward, backward, or its halves: gradients of the input and of the weights."""

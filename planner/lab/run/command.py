@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, print_part, progress
+from planner.errors import PlannerError
 from planner.lab.run.command_top import (
     finalists_of,
     for_finalist,
@@ -22,16 +22,16 @@ from planner.lab.run.command_top import (
     say_changed,
     trainer_run_of,
 )
-from planner.errors import PlannerError
+from planner.terminal.flags import console, print_part, progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from planner.lab.launch.state import State
-    from planner.plan_file import Plan
     from planner.lab.run.levels import Task
     from planner.lab.run.top import Finalist
     from planner.lab.run.trainer_run import TrainerRun
+    from planner.plan_file import Plan
 
 
 TRACED = ("full", "truncated")
@@ -98,8 +98,8 @@ def validate(
       plan validate plan.yaml --top 3 --output finalists.yaml
       plan validate plan.yaml --finalist other.yaml --trainer megatron --output finalists.yaml
     """
-    from planner.plan_file import load_plan
     from planner.lab.run.levels import named
+    from planner.plan_file import load_plan
 
     named(rung)
     if output is not None and not output.resolve().parent.is_dir():  # found out before anything runs
@@ -157,8 +157,8 @@ def _validate_finalists(
     output: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Every finalist by its trainer or on the rung of the plan; exit code 1 when none could be measured."""
-    from planner.lab.run.record import complete, head
     from planner.lab.run.levels import choose
+    from planner.lab.run.record import complete, head
 
     for flag, what in (("trainer_log", "is the log"), ("trace", "writes the trace")):
         if flags[flag] is not None:
@@ -211,8 +211,8 @@ def _timeout(flags: dict[str, Any]) -> float:
 
 def _task(plan: Any, device: str | None, flags: dict[str, Any], report: Any) -> Task:
     """The flags, checked, and what there is to run on."""
-    from planner.lab.run.predicted_ranks import question
     from planner.lab.run.levels import Task, machine_here
+    from planner.lab.run.predicted_ranks import question
 
     trace = flags["trace"]
     if trace is not None and not trace.resolve().parent.is_dir():
@@ -239,8 +239,8 @@ def _report(plan: Any, found: dict[str, Any], file: Path, output: Path | None, a
 
         click.echo(json.dumps(written))
     else:
-        from planner.lab.run.show_learned import learned_lines, trainer_tables
         from planner.lab.run.show import validation_tables
+        from planner.lab.run.show_learned import learned_lines, trainer_tables
 
         out = console()
         for part in (trainer_tables if written["rung"] == "trainer" else validation_tables)(written):
@@ -263,8 +263,8 @@ def _per_node(plan: Plan, nodes: int | None) -> tuple[int, int]:
 
 
 def _commands(plan: Plan, nodes: int | None, device: str | None) -> str:
-    from planner.terminal.flags import this_program
     from planner.lab.launch.place import commands
+    from planner.terminal.flags import this_program
 
     program, on_cpu = this_program({"--print-commands"}, {"--nodes"}), device == "cpu" or plan.cluster().hardware.is_cpu
     return commands("validate", *_per_node(plan, nodes), program, on_cpu=on_cpu)

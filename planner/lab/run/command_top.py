@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, print_part, progress
 from planner.errors import PlannerError
+from planner.terminal.flags import console, print_part, progress
 
 if TYPE_CHECKING:
     from planner.lab.launch.state import State
-    from planner.plan_file import Plan
     from planner.lab.run.top import Finalist
     from planner.lab.run.trainer_run import TrainerRun
+    from planner.plan_file import Plan
 
 
 def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -> TrainerRun | None:
@@ -28,8 +28,8 @@ def trainer_run_of(flags: dict[str, Any], timeout: float, output: Path | None) -
         if command or log:
             raise PlannerError("--trainer-command and --trainer-log need --trainer torchtitan or --trainer megatron")
         return None
-    from planner.trainers.reading.log_facts import LEAST_STEPS
     from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun
+    from planner.trainers.reading.log_facts import LEAST_STEPS
 
     if command and log:
         raise PlannerError("--trainer-log reads a run that was made, --trainer-command makes one: give one of them")
@@ -76,8 +76,8 @@ def finalists_of(plan: Plan, flags: dict[str, Any]) -> list[Finalist]:
     if flags["finalist"]:
         if flags["top"]:
             raise PlannerError("--finalist says which plans are run, --top lets a search say it: give one of them")
-        from planner.plan_file import load_plan
         from planner.lab.run.top import given
+        from planner.plan_file import load_plan
 
         return given(plan, {file: load_plan(file) for file in flags["finalist"]})
     if flags["top"] is None:
@@ -97,9 +97,9 @@ def run_finalists(
 ) -> dict[str, Any]:  # fmt: skip
     """Every finalist, what is known kept after each; ``run`` gets what its bar draws of a state: a part of all."""
     from planner.lab.launch.state import Course
-    from planner.units import format_seconds
     from planner.lab.run.learn import learned
     from planner.lab.run.top import validate_all
+    from planner.units import format_seconds
 
     course = Course("finalist", len(chosen))
     count = len(chosen)

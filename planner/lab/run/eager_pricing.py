@@ -19,22 +19,22 @@ from typing import Any
 
 import numpy as np
 
-from planner.timeline.passes import pieces_by_action
-from planner.timeline.priced_plan import Priced, price
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.price.compute import repeated
-from planner.cost.layer.transformer_layer import head, layer
-from planner.cost.layer.operators import MemoryBound, Shard
-from planner.cost.pipeline.partition import stage_parameters
-from planner.cost.price.state_traffic import local_states
 from planner.cost.layer.eager_kernels import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.layer.operators import MemoryBound, Shard
+from planner.cost.layer.transformer_layer import head, layer
+from planner.cost.pipeline.partition import stage_parameters
+from planner.cost.price.compute import repeated
+from planner.cost.price.state_traffic import local_states
 from planner.hardware import HardwareProfile
-from planner.layout import Layout, Recompute, Schedule
-from planner.model import ModelSpec
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
+from planner.layout import Layout, Recompute, Schedule
+from planner.model import ModelSpec
 from planner.rules import Job
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced, price
 from planner.trainer import Trainer
 from planner.units import MICRO
 

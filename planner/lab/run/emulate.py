@@ -30,16 +30,16 @@ from planner.lab.reference import kernels
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import Clock, Timed, memory, reset_memory
+from planner.lab.run.collective_recorder import Wires
+from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
+from planner.lab.run.fake_collectives import StandIns, denormals
 from planner.lab.run.full_rank import facts, fill, in_words
-from planner.lab.run.time_limits import FIRST, SETTING_UP
+from planner.lab.run.ipc import Voice
+from planner.lab.run.memory_tracker import Witness
 from planner.lab.run.meta import Emulated, Measured, measured_by, step_of
 from planner.lab.run.rate import Core, host_seconds
-from planner.lab.run.fake_collectives import StandIns, denormals
+from planner.lab.run.time_limits import FIRST, SETTING_UP
 from planner.lab.run.training import Run
-from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
-from planner.lab.run.ipc import Voice
-from planner.lab.run.collective_recorder import Wires
-from planner.lab.run.memory_tracker import Witness
 
 Samples = dict[tuple[str, int], list[float]]
 """Seconds by pass (forward, backward, weight) and virtual stage: one for each microbatch of each timed step."""

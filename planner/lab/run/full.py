@@ -14,11 +14,11 @@ from planner.errors import PlannerError
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
-from planner.units import GIB, format_seconds
 from planner.lab.run.full_result import result
-from planner.lab.run.time_limits import FIRST, SETTING_UP, START, step_limits
-from planner.lab.run.orders import Ledger, Orders
 from planner.lab.run.levels import Say, Task
+from planner.lab.run.orders import Ledger, Orders
+from planner.lab.run.time_limits import FIRST, SETTING_UP, START, step_limits
+from planner.units import GIB, format_seconds
 
 MOST_ON_CPU = 64
 """Processes on a CPU."""
@@ -101,7 +101,7 @@ def _here(task: Task, orders: Orders) -> dict[str, Any]:
         directory = Path(name)
         try:
             with Bar(through=task.shown) as bar:
-                run_here("planner.validator", orders.to_json(), world, directory, bar.show)
+                run_here("planner.lab.run", orders.to_json(), world, directory, bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
@@ -152,9 +152,9 @@ def traces(task: Task, found: dict[str, Any]) -> list[dict[str, Any]]:
     written = found.pop("written_traces", [])
     if not task.trace or not written:
         return []
-    from planner.timeline.priced_plan import price
     from planner.questions.report.trace import trace_of
     from planner.rules import Job
+    from planner.timeline.priced_plan import price
 
     asked = task.asked
     path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")

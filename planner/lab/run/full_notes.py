@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from planner.lab.run.eager_pricing import UPDATED, Host, not_measured, priced_host, profile_error, yardstick_seconds
+from planner.lab.run.full_times import Run
+from planner.lab.run.predicted_ranks import Question
 from planner.timeline.priced_plan import Priced
 from planner.trainer import changes_of
 from planner.units import format_seconds
-from planner.lab.run.predicted_ranks import Question
-from planner.lab.run.full_times import Run
-from planner.lab.run.eager_pricing import UPDATED, Host, not_measured, priced_host, profile_error, yardstick_seconds
 
 KINDS = {"F": "forward", "B": "backward"}
 """Passes whose host time is said."""

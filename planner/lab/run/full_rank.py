@@ -28,18 +28,18 @@ from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, Watch, heed_signals
 from planner.lab.reference import kernels
 from planner.lab.reference.routed_experts import Experts
-from planner.units import GIB
 from planner.lab.run import clock as clocks
 from planner.lab.run.clock import PASSES, Clock, Timed
-from planner.lab.run.time_limits import FIRST, SETTING_UP
+from planner.lab.run.eager_pricing import host_is_measured, yardsticks
+from planner.lab.run.memory_tracker import Witness
 from planner.lab.run.orders import Ledger, Orders
 from planner.lab.run.parity import among_ranks
 from planner.lab.run.rate import Core, host_seconds
+from planner.lab.run.time_limits import FIRST, SETTING_UP
 from planner.lab.run.tiny import precisions, tiny_of
 from planner.lab.run.traced import traced_step
 from planner.lab.run.training import Run
-from planner.lab.run.eager_pricing import host_is_measured, yardsticks
-from planner.lab.run.memory_tracker import Witness
+from planner.units import GIB
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""

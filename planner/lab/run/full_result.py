@@ -7,15 +7,15 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from planner.cost.memory.states import RESERVED
 from planner.cost.estimate import memory_by_stage
+from planner.cost.memory.states import RESERVED
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.units import GIB
-from planner.lab.run.predicted_ranks import NAMES, POSITIONS, position, predicted, row
 from planner.lab.run.full_notes import as_run_of
 from planner.lab.run.full_times import Run, stages, times
 from planner.lab.run.levels import Task
+from planner.lab.run.predicted_ranks import NAMES, POSITIONS, position, predicted, row
+from planner.units import GIB
 
 OUTCOME = {
     "died": "lost_rank", "store": "lost_rank", "hung": "hung", "link": "hung", "interrupted": "interrupted",

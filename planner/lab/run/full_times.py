@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from planner.timeline.passes import pieces_by_action
-from planner.timeline.priced_plan import Priced, price
-from planner.cost.refine import chunks
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
+from planner.cost.refine import chunks
 from planner.detect import profile_of
 from planner.hardware import load_hardware
+from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
+from planner.lab.run.levels import Task
+from planner.lab.run.record import time_row
 from planner.plan_file import Prediction, predict
 from planner.rules import Job
-from planner.lab.run.record import time_row
-from planner.lab.run.levels import Task
-from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
+from planner.timeline.passes import pieces_by_action
+from planner.timeline.priced_plan import Priced, price
 
 QUIET = 10.0
 """Percent of time in which some process waited for a core; below, wall times are compared."""

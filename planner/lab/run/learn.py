@@ -9,15 +9,15 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from planner.questions.doctor.numbers import Explanation, Finding, diagnose
-from planner.timeline.priced_plan import estimate_of, job_of
 from planner.detect import profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
+from planner.questions.doctor.numbers import Explanation, Finding, diagnose
 from planner.runs import Measured
 from planner.runs.planned import document_of_plan
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIB
 
 RAN = ("full", "truncated", "trainer")

@@ -20,8 +20,8 @@ from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State, same
 
 if TYPE_CHECKING:
-    from planner.plan_file import Plan
     from planner.lab.run.predicted_ranks import Question
+    from planner.plan_file import Plan
 
 Say = Callable[[str], None]
 """Told what is going on, for a person who waits."""

@@ -25,10 +25,10 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.lab.reference.split import V_SHAPED, Split
-from planner.lab.run.depth import Points, place
-from planner.lab.run.training import Run
 from planner.lab.run.collective_recorder import Wires
+from planner.lab.run.depth import Points, place
 from planner.lab.run.memory_tracker import CATEGORIES, Witness
+from planner.lab.run.training import Run
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,11 @@ import sys
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.units import format_seconds
 from planner.lab.run.full import kills
-from planner.lab.run.time_limits import FAKE
-from planner.lab.run.levels import Say, Task
 from planner.lab.run.ipc import Lost
+from planner.lab.run.levels import Say, Task
+from planner.lab.run.time_limits import FAKE
+from planner.units import format_seconds
 
 
 def obstacle(task: Task) -> str:
@@ -28,8 +28,8 @@ def stated_limits(task: Task, count: int) -> str:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """The ranks asked for, or one of each stage that may be the worst. One that does not come to its end is a result."""
-    from planner.lab.run.predicted_ranks import result
     from planner.lab.run.meta import stage_ranks
+    from planner.lab.run.predicted_ranks import result
     from planner.lab.run.workers import ON_FAKE_TENSORS, measure_all
 
     split, gone, killed = task.asked.split, list[Lost](), kills()

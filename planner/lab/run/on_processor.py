@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from planner.timeline.priced_plan import Priced, price
 from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
-from planner.rules import Job
 from planner.lab.run.assembled_step import Told, predicted_passes, predicted_step, with_copies
-from planner.lab.run.predicted_ranks import Question
-from planner.lab.run.full_notes import KINDS
 from planner.lab.run.eager_pricing import UPDATED, Host, as_run, processor_seconds, update_seconds
+from planner.lab.run.full_notes import KINDS
+from planner.lab.run.predicted_ranks import Question
+from planner.rules import Job
+from planner.timeline.priced_plan import Priced, price
 
 
 def priced_as_run(asked: Question) -> Priced:

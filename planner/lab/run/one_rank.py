@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.errors import PlannerError
 from planner.lab.launch.state import Bar, Course, Pace
-from planner.units import GIB, format_seconds
 from planner.lab.run.full import kills
-from planner.lab.run.time_limits import FIRST, SETTING_UP, step_limits
-from planner.lab.run.levels import Machine, Say, Task
 from planner.lab.run.ipc import Lost
+from planner.lab.run.levels import Machine, Say, Task
+from planner.lab.run.time_limits import FIRST, SETTING_UP, step_limits
+from planner.units import GIB, format_seconds
 
 if TYPE_CHECKING:
-    from planner.timeline.priced_plan import Priced
     from planner.lab.reference.split import Split
     from planner.lab.run.assembled_step import Assembled, Told
-    from planner.lab.run.predicted_ranks import Question
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.meta import Measured
+    from planner.lab.run.predicted_ranks import Question
+    from planner.timeline.priced_plan import Priced
 
 PRICED = "priced, not measured: one device has no neighbours"
 WALKED = "priced: the schedule walked with the measured passes"
@@ -82,9 +82,9 @@ def limits(task: Task) -> dict[str, float]:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """The ranks asked for, or one of the first, the second and the last stage."""
-    from planner.timeline.priced_plan import price
-    from planner.rules import Job
     from planner.lab.run.meta import stage_ranks
+    from planner.rules import Job
+    from planner.timeline.priced_plan import price
 
     asked, split = task.asked, task.asked.split
     for one in task.ranks:
@@ -105,8 +105,8 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
     """Each in a process of its own, one at a time: they share the device, and times are taken. One that is lost is a result."""
     from functools import partial
 
-    from planner.lab.run.emulate import Alone, emulate
     from planner.lab.run.eager_pricing import host_is_measured, yardsticks
+    from planner.lab.run.emulate import Alone, emulate
     from planner.lab.run.workers import Manner, measure_all
 
     split, killed = task.asked.split, kills()
@@ -248,8 +248,8 @@ def _held(asked: Question, stage: int) -> dict[str, float]:
 
     No communicators: there are none. Receive buffers of microbatches that were not run are in the prediction.
     """
-    from planner.cost.memory.states import ALLOCATED
     from planner.cost.estimate import memory_by_stage
+    from planner.cost.memory.states import ALLOCATED
     from planner.lab.run.predicted_ranks import position
 
     parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
@@ -295,9 +295,9 @@ def _as_run(task: Task, priced: Priced, done: list[Emulation], elsewhere: str) -
     from functools import partial
 
     from planner.lab.run.assembled_step import told_of
+    from planner.lab.run.eager_pricing import mean_host
     from planner.lab.run.full_notes import Ran, notes_of
     from planner.lab.run.on_processor import priced_as_run, told_as_run
-    from planner.lab.run.eager_pricing import mean_host
 
     if task.machine.device != "cpu" or elsewhere:
         return priced, told_of(priced), None
@@ -373,8 +373,8 @@ def _stages(told: Told, done: list[Emulation], currency: str, elsewhere: str) ->
 
 def _updates(priced: Priced, told: Told, done: list[Emulation], currency: str, elsewhere: str) -> list[dict[str, Any]]:
     """Rows of clipping and update of every measured rank."""
-    from planner.lab.run.predicted_ranks import position
     from planner.lab.run.full_times import spread
+    from planner.lab.run.predicted_ranks import position
     from planner.lab.run.record import time_row
 
     found = []

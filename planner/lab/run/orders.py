@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.plan_file import plan_from_dict
 from planner.lab.run.predicted_ranks import Question, question
+from planner.plan_file import plan_from_dict
 
 
 @dataclass(frozen=True, kw_only=True)

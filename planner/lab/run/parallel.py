@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
-from planner.lab.reference.transformer import Attention, LatentAttention, Layer, Mixture, Norm, Part
 from planner.lab.reference.split import Split
+from planner.lab.reference.transformer import Attention, LatentAttention, Layer, Mixture, Norm, Part
 
 
 class Meshes:

@@ -22,14 +22,14 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from planner.errors import PlannerError
+from planner.lab.reference.routed_experts import Experts
+from planner.lab.reference.split import SCHEDULES, Split, Stage, deal
+from planner.lab.reference.transformer import Part, Place
+from planner.lab.run.forked_ranks import run_ranks
+from planner.lab.run.parallel import Meshes
+from planner.lab.run.training import Run, initial, locate, tokens
 from planner.layout import Layout
 from planner.model import ModelSpec
-from planner.lab.reference.routed_experts import Experts
-from planner.lab.reference.transformer import Part, Place
-from planner.lab.reference.split import SCHEDULES, Split, Stage, deal
-from planner.lab.run.parallel import Meshes
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.training import Run, initial, locate, tokens
 
 TOLERANCE = 1e-12
 """Largest error of loss, norm and parameters in fp64, relative to the largest value of each parameter."""

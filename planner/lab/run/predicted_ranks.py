@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner.cluster import Cluster
-from planner.cost.memory.states import ALLOCATED
 from planner.cost.estimate import largest_by_stage
+from planner.cost.memory.states import ALLOCATED
 from planner.errors import PlannerError
+from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
 from planner.plan_file import Plan
-from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.rules import Job, check
 from planner.trainer import Trainer, load_trainer
 from planner.units import GIB

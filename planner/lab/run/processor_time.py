@@ -30,31 +30,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from planner.timeline.priced_plan import price
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.estimate import estimate
 from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
-from planner.layout import Layout, Schedule
-from planner.model import ModelSpec
-from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
 from planner.lab.profile.definitions import memory_bound
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.machine_facts import header
 from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.shapes import layout_points
 from planner.lab.reference.split import SCHEDULES, Split, deal
+from planner.lab.run.eager_pricing import as_run, mean_host, processor_seconds
+from planner.lab.run.forked_ranks import run_ranks
+from planner.lab.run.processor_turns import on_rank
+from planner.lab.run.rate import Passes, middle
+from planner.layout import Layout, Schedule
+from planner.model import ModelSpec
 from planner.rules import Job
+from planner.timeline.priced_plan import price
 from planner.trainer import load_trainer
 from planner.units import MIB
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.rate import Passes, middle
-from planner.lab.run.processor_turns import on_rank
-from planner.lab.run.eager_pricing import as_run, mean_host, processor_seconds
 from planner.workload import Workload
 
 BOUND = 0.08

@@ -14,9 +14,9 @@ from planner.lab.profile.points import Point
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock
+from planner.lab.run.eager_pricing import Host
 from planner.lab.run.rate import Passes, Rate, filled, host_seconds, passes_of, taken_step
 from planner.lab.run.training import Run
-from planner.lab.run.eager_pricing import Host
 
 
 def operator(point: Point, split: Split) -> Callable[[], object]:

@@ -18,8 +18,8 @@ from planner.lab.profile.machine import stream_yardstick, yardstick
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock, Timed
-from planner.lab.run.training import Run
 from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, Yardsticks, apart, small
+from planner.lab.run.training import Run
 
 APART = 40.0
 """Yardsticks that fit between two of them: they take a fortieth of the time."""

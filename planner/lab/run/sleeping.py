@@ -32,9 +32,9 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 
 from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walk
-from planner.layout import NAMES, Schedule
 from planner.lab.reference.split import SCHEDULES
 from planner.lab.run.forked_ranks import run_ranks
+from planner.layout import NAMES, Schedule
 
 BOUND = 0.08
 """Largest error of the walked step that is right."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from planner.model import ModelSpec
 from planner.lab.reference.split import Split, Stage
+from planner.model import ModelSpec
 
 WIDTH = 8
 """Of a head."""

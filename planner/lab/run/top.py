@@ -14,15 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from planner.questions.accuracy.ranking import kendall_tau
-from planner.questions.best_plan import resolved_of
 from planner.errors import PlannerError
 from planner.explain import layout_text
+from planner.lab.run.learn import other_device, step_of, time_of
+from planner.plan_file import Plan, predict
+from planner.questions.accuracy.ranking import kendall_tau
+from planner.questions.best_plan import resolved_of
+from planner.search import search
 from planner.trainers.bundle.nearest import command
 from planner.trainers.bundle.target import ExportJob
-from planner.plan_file import Plan, predict
-from planner.search import search
-from planner.lab.run.learn import other_device, step_of, time_of
 
 LEAST_TAU = 3
 """Measured finalists from which a rank correlation says anything."""

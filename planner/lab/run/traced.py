@@ -12,8 +12,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from planner import library
-from planner.units import MICRO
 from planner.lab.run.training import Run
+from planner.units import MICRO
 
 Spans = list[tuple[float, float]]
 """Pieces of time, start and end."""

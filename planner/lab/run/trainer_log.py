@@ -6,12 +6,12 @@ import math
 import re
 from typing import Any
 
-from planner.timeline.priced_plan import estimate_of, job_of
-from planner.trainers.reading.log_facts import Log, Steady
-from planner.plan_file import Plan
-from planner.units import GIB, parse
 from planner.lab.run.children import Ended
 from planner.lab.run.record import time_row
+from planner.plan_file import Plan
+from planner.timeline.priced_plan import estimate_of, job_of
+from planner.trainers.reading.log_facts import Log, Steady
+from planner.units import GIB, parse
 
 _OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
 _RANK = re.compile(r"\[rank(\d+)\]|\[Rank (\d+)\]|GPU (\d+) has a total capacity")

@@ -22,19 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.trainers.reading.log_facts import Log, Steady, steady
-from planner.trainers.reading.log_rows import parse_log
 from planner.detect import local_device
 from planner.errors import PlannerError
-from planner.trainers.targets import load_target
+from planner.lab.launch.state import Pace, State
+from planner.lab.run.children import Ended, run_watched
+from planner.lab.run.trainer_log import compared, judge, last_step
+from planner.plan_file import Plan
+from planner.runs.planned import columns
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
-from planner.lab.launch.state import Pace, State
-from planner.plan_file import Plan
-from planner.runs.planned import columns
-from planner.lab.run.children import Ended, run_watched
-from planner.lab.run.trainer_log import compared, judge, last_step
+from planner.trainers.reading.log_facts import Log, Steady, steady
+from planner.trainers.reading.log_rows import parse_log
+from planner.trainers.targets import load_target
 
 TRAINERS = ("torchtitan", "megatron")
 START = 1200.0

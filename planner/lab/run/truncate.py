@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from planner.cluster import Cluster
-from planner.cost.refine import chunks, stage_layers
 from planner.cost.estimate import estimate
+from planner.cost.refine import chunks, stage_layers
 from planner.errors import PlannerError
+from planner.lab.reference.split import refusals
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
-from planner.lab.reference.split import refusals
 from planner.rules import Job, check
 from planner.units import GIB
 

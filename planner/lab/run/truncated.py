@@ -15,17 +15,17 @@ from typing import Any
 from planner.cost.refine import price_exactly
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Course, State
-from planner.plan_file import Plan, predict
-from planner.rules import Job
 from planner.lab.run import full
-from planner.lab.run.predicted_ranks import question
 from planner.lab.run.learn import learned_of
+from planner.lab.run.levels import Say, Task
 from planner.lab.run.on_processor import host_of, parts_as_run
 from planner.lab.run.one_rank import other_device
+from planner.lab.run.predicted_ranks import question
 from planner.lab.run.record import complete
-from planner.lab.run.levels import Say, Task
 from planner.lab.run.scale import scaled, summary
 from planner.lab.run.truncate import Truncated, shallower, shrink
+from planner.plan_file import Plan, predict
+from planner.rules import Job
 
 ON_CPU = 2
 """Processes of a truncated run on a CPU: enough for every collective, few enough for a shared machine."""

@@ -19,10 +19,10 @@ import torch
 from planner.errors import PlannerError
 from planner.lab.launch.torchrun import deaf, termination_interrupts
 from planner.lab.reference.split import Split
-from planner.units import format_seconds
 from planner.lab.run.depth import beyond, depths
-from planner.lab.run.meta import Measured, measure
 from planner.lab.run.ipc import Lost, Pipe, Voice
+from planner.lab.run.meta import Measured, measure
+from planner.units import format_seconds
 
 ORPHANED = 1.0
 """Seconds after which a process ends whose parent was killed."""

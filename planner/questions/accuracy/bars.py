@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from planner.questions.accuracy.prediction import Pair, grouped
 from planner.arrays import Floats
 from planner.error_bars import KEYS, QUANTITIES, ErrorBar, choose
+from planner.questions.accuracy.prediction import Pair, grouped
 
 COVERAGE = 0.9
 """Part of the runs that a bar shall hold."""

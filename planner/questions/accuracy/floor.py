@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from planner.questions.accuracy.prediction import Pair, grouped
 from planner.arrays import Floats
+from planner.questions.accuracy.prediction import Pair, grouped
 
 DRAWS = 2000
 """How often the times of a sweep are drawn anew: its mean regret is then known to a fortieth of its spread."""

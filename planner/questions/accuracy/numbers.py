@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from planner import units
+from planner.error_bars import error_bar
 from planner.questions.accuracy.prediction import Pair, Predicted, one_line_rule, pairs_of, predict
 from planner.questions.accuracy.ranking import kendall_tau
 from planner.questions.accuracy.summary import summarise
 from planner.questions.accuracy.tables import Table, summary_rows
-from planner.error_bars import error_bar
 from planner.runs import Run, read_runs
 
 

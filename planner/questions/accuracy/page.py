@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from planner import library
-from planner.questions.accuracy.numbers import Pair, Table, summary_rows
 from planner.questions.accuracy.floor import KINDS
+from planner.questions.accuracy.numbers import Pair, Table, summary_rows
 from planner.questions.accuracy.prediction import grouped
+from planner.questions.accuracy.scatter import scatter
 from planner.questions.accuracy.straight import straightness
 from planner.questions.accuracy.tables import percent
-from planner.questions.accuracy.scatter import scatter
 
 WORST = 20
 """Rows shown one by one."""

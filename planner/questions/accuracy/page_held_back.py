@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.questions.accuracy.numbers import Pair, Table
+from planner.questions.accuracy.page import markdown
 from planner.questions.accuracy.prediction import grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
 from planner.questions.accuracy.tables import percent
 from planner.questions.calibrate import constants
 from planner.questions.calibrate.held_back import LeftOut
-from planner.questions.accuracy.page import markdown
 
 
 def held_back_section(

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from planner.arrays import Floats
 from planner.questions.accuracy.floor import floors
 from planner.questions.accuracy.prediction import Pair
-from planner.arrays import Floats
 from planner.search import SAFE
 
 SWEEP = 5

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from planner.errors import PlannerError
 from planner.questions.accuracy.numbers import Pair
 from planner.questions.accuracy.prediction import grouped
-from planner.errors import PlannerError
 
 
 def scatter(pairs: Sequence[Pair], path: Path) -> None:

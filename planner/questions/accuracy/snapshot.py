@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from planner import units
-from planner.questions.accuracy.prediction import Pair, grouped
 from planner.errors import PlannerError
+from planner.questions.accuracy.prediction import Pair, grouped
 
 TOLERANCE = 0.01
 """By how much the median error of a family may rise."""

@@ -1,0 +1,1 @@
+"""Measured runs and training logs into a corrected hardware profile."""

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, layout_options, layout_values, progress
 from planner.layout import NAMES
+from planner.terminal.flags import console, layout_options, layout_values, progress
 
 if TYPE_CHECKING:
     from planner.questions.calibrate.replan import Replanned
@@ -55,13 +55,13 @@ def calibrate(
       plan calibrate ds-*.log --hardware a100-sxm-80gb --model llama-8b --sequence-length 4096 --output my-cluster.yaml
       plan --model llama-70b --gpus 64 --hardware my-cluster.yaml --trainer my-cluster.trainer.yaml
     """
-    from planner.questions.calibrate.numbers import calibrate as fit
-    from planner.calibrate.logs import Given
-    from planner.questions.calibrate.output import provenance, shared_trainer, write
-    from planner.questions.calibrate.sources import read_measured
     from planner.hardware import load_hardware
     from planner.model import load_model
+    from planner.questions.calibrate.numbers import calibrate as fit
+    from planner.questions.calibrate.output import provenance, shared_trainer, write
+    from planner.questions.calibrate.sources import read_measured
     from planner.trainer import load_trainer
+    from planner.trainers.reading.log_rows import Given
 
     given = Given(model=load_model(model) if model else None, facts=_facts(flags))
     own = load_trainer(trainer) if trainer else None
@@ -100,8 +100,8 @@ def calibrate(
 
 def _replanned(measured: list[Run], written: list[Path]) -> list[Replanned]:
     """The validated plans with what was written."""
-    from planner.questions.calibrate.replan import replan
     from planner.hardware import load_hardware
+    from planner.questions.calibrate.replan import replan
     from planner.trainer import load_trainer
 
     if not any(run.of_plan for run in measured):

@@ -21,11 +21,11 @@ from typing import Any
 
 from planner import library, units
 from planner.arrays import Floats
-from planner.questions.calibrate.fit import Solution, Unknown, solve
-from planner.questions.calibrate.run_pricing import FITS, Pair, changed, log_errors, measured, usable
 from planner.curves import column
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile, load_hardware
+from planner.questions.calibrate.fit import Solution, Unknown, solve
+from planner.questions.calibrate.run_pricing import FITS, Pair, changed, log_errors, measured, usable
 from planner.runs import Run
 from planner.trainer import Trainer
 

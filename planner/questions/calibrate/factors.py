@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from planner.questions.calibrate.fit import Unknown
-from planner.questions.calibrate.run_pricing import Pair, changed
 from planner.curves import least_factor
 from planner.hardware import HardwareProfile
+from planner.questions.calibrate.fit import Unknown
+from planner.questions.calibrate.run_pricing import Pair, changed
 from planner.runs import Run
 from planner.trainer import Trainer
 

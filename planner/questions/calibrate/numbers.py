@@ -19,11 +19,11 @@ import numpy as np
 
 from planner import arrays as npt
 from planner.arrays import Floats
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
 from planner.questions.calibrate.factors import FACTORS, Factor, highest, unknown, with_factors
 from planner.questions.calibrate.fit import Solution, Unknown, held_back, solve, solve_near, total
 from planner.questions.calibrate.run_pricing import log_errors, usable
-from planner.errors import PlannerError
-from planner.hardware import HardwareProfile
 from planner.runs import Run
 from planner.trainer import Trainer
 

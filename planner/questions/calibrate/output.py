@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.questions.calibrate.numbers import Calibration, Moved
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.questions.calibrate.numbers import Calibration, Moved
 from planner.trainer import Trainer
 
 DIGITS = 4

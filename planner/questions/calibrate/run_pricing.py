@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from planner.questions.accuracy.numbers import predict
 from planner.arrays import Floats
 from planner.hardware import HardwareProfile
+from planner.questions.accuracy.numbers import predict
 from planner.runs import Run
 from planner.trainer import Trainer
 

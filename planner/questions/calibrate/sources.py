@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from planner.calibrate.logs import Given, is_log, read_log, row_of_log
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.model import ModelSpec
@@ -15,6 +14,7 @@ from planner.runs import Row, Run, read_rows, share, to_run
 from planner.runs.hardware import gpu_profile
 from planner.runs.names import UnsupportedError
 from planner.trainer import Trainer
+from planner.trainers.reading.log_rows import Given, is_log, read_log, row_of_log
 
 
 def read_measured(

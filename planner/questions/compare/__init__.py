@@ -1,0 +1,1 @@
+"""Plans side by side, and what each difference does."""

@@ -25,9 +25,9 @@ def compare(files: tuple[Path, ...], as_json: bool) -> None:
       plan compare today.yaml best.yaml
       plan compare tp8.yaml tp4.yaml tp2.yaml --json
     """
+    from planner.plan_file import load_plan
     from planner.questions.compare.numbers import compare as compare_plans
     from planner.questions.compare.numbers import to_dict
-    from planner.plan_file import load_plan
     from planner.questions.compare.show import print_comparison
 
     with progress("pricing what differs"):

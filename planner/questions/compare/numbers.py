@@ -15,16 +15,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.cluster import Cluster
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import PARTS, Estimate
+from planner.cost.memory.states import COMPONENTS
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job, check, check_workload
+from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.trainer import load_trainer
 from planner.units import GIB, GIGA
 from planner.workload import Workload

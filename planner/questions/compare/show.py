@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.questions.compare.numbers import Comparison, Effect, Way
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import PARTS
+from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
-from planner.terminal.tables import percent, seconds
+from planner.questions.compare.numbers import Comparison, Effect, Way
 from planner.search import SAFE
+from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
 MOSTLY = 0.1

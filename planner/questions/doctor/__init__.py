@@ -1,0 +1,1 @@
+"""Measured against predicted: what explains the gap."""

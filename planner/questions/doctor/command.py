@@ -34,8 +34,8 @@ def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: st
       plan doctor plan.yaml --measured 14.2s --memory 71GiB --memory-kind reserved
       plan doctor plan.yaml --memory 78GiB --json
     """
-    from planner.questions.doctor.numbers import diagnose, to_dict
     from planner.plan_file import load_plan
+    from planner.questions.doctor.numbers import diagnose, to_dict
     from planner.questions.doctor.show import print_diagnosis
     from planner.units import parse
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.timeline.priced_plan import Priced
-from planner.questions.calibrate.factors import FACTORS, achieved
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
+from planner.questions.calibrate.factors import FACTORS, achieved
 from planner.rules import Job, check
+from planner.timeline.priced_plan import Priced
 from planner.trainer import Trainer
 
 Change = Callable[[Priced, float], tuple[Job, Layout]]

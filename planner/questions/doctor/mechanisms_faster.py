@@ -6,10 +6,19 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from planner.questions.doctor.mechanisms import Change, Mechanism, batch, factor, layout_change, switch, times, trainer_change
-from planner.timeline.priced_plan import Priced
-from planner.questions.calibrate.factors import FACTORS, highest
 from planner.layout import Recompute
+from planner.questions.calibrate.factors import FACTORS, highest
+from planner.questions.doctor.mechanisms import (
+    Change,
+    Mechanism,
+    batch,
+    factor,
+    layout_change,
+    switch,
+    times,
+    trainer_change,
+)
+from planner.timeline.priced_plan import Priced
 from planner.trainer import OVERLAPS
 from planner.workload import LOW_PRECISIONS
 

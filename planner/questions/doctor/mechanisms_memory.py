@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.layout import Layout, Recompute, Schedule
 from planner.questions.doctor.mechanisms import (
     WIDTHS,
     Mechanism,
@@ -18,9 +19,8 @@ from planner.questions.doctor.mechanisms import (
     with_hardware,
     with_trainer,
 )
-from planner.timeline.priced_plan import Priced
-from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
+from planner.timeline.priced_plan import Priced
 
 EAGER_LOGITS = 14.0
 """Bytes per logit of a loss in plain torch: bf16, fp32 copy, log softmax, gradient (docs/log.md, torchtitan)."""

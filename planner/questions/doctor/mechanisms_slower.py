@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
+from planner.cost.refine import stage_layers
+from planner.layout import Layout, Recompute, Schedule
 from planner.questions.doctor.mechanisms import (
     WIDTHS,
     Change,
@@ -22,10 +24,8 @@ from planner.questions.doctor.mechanisms import (
     with_layout,
     with_trainer,
 )
-from planner.timeline.priced_plan import Priced
-from planner.cost.refine import stage_layers
-from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
+from planner.timeline.priced_plan import Priced
 from planner.units import GIB, GIGA, format_seconds
 
 CHECK_SECONDS = 0.24e-3

@@ -23,14 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from planner.cost.estimate import Estimate
+from planner.errors import PlannerError
+from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism
 from planner.questions.doctor.mechanisms_faster import faster
 from planner.questions.doctor.mechanisms_memory import memory_mechanisms
 from planner.questions.doctor.mechanisms_slower import slower
 from planner.timeline.priced_plan import Priced, estimate_of, price_plan
-from planner.cost.estimate import Estimate
-from planner.errors import PlannerError
-from planner.plan_file import Plan
 from planner.units import GIB
 
 MODEL = 4.0

@@ -9,9 +9,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
 from planner.explain import layout_text
 from planner.plan_file import Plan
+from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
 from planner.terminal.tables import percent, seconds
 from planner.units import GIB
 

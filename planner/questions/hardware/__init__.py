@@ -1,0 +1,1 @@
+"""Hardware profiles: what one says, where two differ."""

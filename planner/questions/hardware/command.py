@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import console
 from planner.errors import PlannerError
+from planner.terminal.flags import console
 
 
 class HardwareGroup(click.Group):
@@ -138,8 +138,8 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from planner.hardware import load_hardware
-    from planner.questions.hardware.show import in_words
     from planner.questions.hardware.diff import CHANCE, assumed, differences
+    from planner.questions.hardware.show import in_words
 
     one_profile, other_profile = load_hardware(first), load_hardware(second)
     found, compared = differences(one_profile, other_profile)

@@ -27,8 +27,8 @@ from statistics import fmean, median
 from typing import TypeAlias
 
 from planner.hardware import HardwareProfile
-from planner.questions.hardware.show import Figure, figures
 from planner.questions.hardware.numbers import Shared, shared_points
+from planner.questions.hardware.show import Figure, figures
 
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same whatever their scatter."""

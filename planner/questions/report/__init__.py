@@ -1,0 +1,1 @@
+"""A plan as a page, Markdown, JSON, a trace or pictures."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, levers
 from planner.questions.report.document import Chart, Column, Value, chart, shown
+from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
 from planner.questions.report.subject import Subject
 from planner.search import SAFE
 from planner.units import GIB

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from planner.terminal.flags import progress
 from planner.errors import PlannerError
+from planner.terminal.flags import progress
 
 if TYPE_CHECKING:
     from planner.plan_file import Plan
@@ -65,9 +65,9 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
 
     plan = load_plan(file)
     if kind == "trace":
-        from planner.timeline.priced_plan import job_of, price
         from planner.questions.report.trace import trace_of
         from planner.rules import check
+        from planner.timeline.priced_plan import job_of, price
 
         with progress("walking the pipeline"):
             job = job_of(plan)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats, NDArray
+from planner.cost.estimate import Estimate, estimate, join
+from planner.cost.memory.states import COMPONENTS
 from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
-from planner.cost.memory.states import COMPONENTS
-from planner.cost.estimate import Estimate, estimate, join
 from planner.layout import Layout
 from planner.rules import RULES, Job, allowed
 from planner.search import PLAN_FIELDS, Finding, best_splits, fits

@@ -6,14 +6,14 @@ import math
 
 import numpy as np
 
-from planner.questions.report.evidence import Evidence, evidence
-from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
-from planner.questions.report.scaling import Point as Size
-from planner.questions.report.scaling import Scaling
 from planner.explain import layout_text
 from planner.questions.report.choice_charts import plural
 from planner.questions.report.document import Chart, Column, Value, chart, shown
+from planner.questions.report.evidence import Evidence, evidence
+from planner.questions.report.scaling import Point as Size
+from planner.questions.report.scaling import Scaling
 from planner.questions.report.subject import Subject
+from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 
 STILL = 0.001
 """A number that moves the step time by less than this part, and the choice not at all, is not drawn."""

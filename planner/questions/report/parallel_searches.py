@@ -9,9 +9,9 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
+from planner.plan_file import Plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report.scaling import Point, Scaling, scaling, sizes
-from planner.plan_file import Plan
 
 WORKERS = 8
 """Processes at most."""

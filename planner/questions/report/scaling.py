@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from planner.questions.best_plan import Best, best_of, on_cluster, with_batch
 from planner.defaults import ResolvedJob
 from planner.explain import layout_text
 from planner.layout import Layout
+from planner.questions.best_plan import Best, best_of, on_cluster, with_batch
 from planner.search import Pins
 
 BEYOND = (2, 4)

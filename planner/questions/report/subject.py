@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 
-from planner.questions.best_plan import resolved_of
-from planner.questions.report.landscape import Landscape, landscape
-from planner.timeline.priced_plan import Priced, price
 from planner.cost.estimate import Estimate
 from planner.costs import Costs, Rates, costs, rates_of
 from planner.defaults import ResolvedJob
 from planner.plan_file import Plan, predict
+from planner.questions.best_plan import resolved_of
+from planner.questions.report.landscape import Landscape, landscape
 from planner.rules import check
 from planner.search import Finding, Pins, fits, search
+from planner.timeline.priced_plan import Priced, price
 from planner.units import TERA
 
 MOVED = 1e-3

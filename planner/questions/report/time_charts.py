@@ -6,14 +6,14 @@ from collections import Counter
 
 import numpy as np
 
-from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
-from planner.timeline.step_slices import Timeline
-from planner.timeline.waterfall import waterfall
-from planner.cost.memory.states import COMPONENTS
 from planner.cost.estimate import HIDDEN
+from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT
 from planner.questions.report.document import Chart, Column, Value, chart, shown
 from planner.questions.report.subject import Subject
+from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
+from planner.timeline.step_slices import Timeline
+from planner.timeline.waterfall import waterfall
 from planner.units import GIB
 
 UNSEEN = 0.001

@@ -1,0 +1,1 @@
+"""Which measured number a choice hangs on."""

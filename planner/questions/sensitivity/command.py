@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 from planner.errors import PlannerError
+from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")
 INTERRUPTED = 130
@@ -45,8 +45,8 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
     from planner.questions.sensitivity.numbers import sensitivity as look
 
     if file is not None:
-        from planner.questions.best_plan import resolved_of
         from planner.plan_file import load_plan
+        from planner.questions.best_plan import resolved_of
 
         said = [name for name, value in request_fields(flags).items() if value is not None]
         if said:

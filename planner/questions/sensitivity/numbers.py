@@ -7,17 +7,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from planner.questions.sensitivity import ties
-from planner.questions.best_plan import Best, best_of
-from planner.questions.sensitivity.quantities import Quantity, relevant
-from planner.questions.sensitivity.ties import Ties
-from planner.cost.refine import price_exactly
 from planner.cost.estimate import estimate
+from planner.cost.refine import price_exactly
 from planner.defaults import ResolvedJob
 from planner.error_bars import error_bar
 from planner.errors import PlannerError
 from planner.explain import differences, layout_text
 from planner.layout import Layout
+from planner.questions.best_plan import Best, best_of
+from planner.questions.sensitivity import ties
+from planner.questions.sensitivity.quantities import Quantity, relevant
+from planner.questions.sensitivity.ties import Ties
 from planner.rules import Job
 from planner.search import Pins, fits, plan_key
 

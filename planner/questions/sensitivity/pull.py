@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from planner.questions.sensitivity.quantities import Quantity, relevant
-from planner.questions.sensitivity.numbers import REACH
 from planner.arrays import Floats
 from planner.cost.estimate import Estimate, estimate
 from planner.defaults import ResolvedJob
 from planner.layout import Layout
+from planner.questions.sensitivity.numbers import REACH
+from planner.questions.sensitivity.quantities import Quantity, relevant
 from planner.search import fits, plan_key
 
 CLEAR = 0.02

@@ -6,9 +6,9 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from planner.questions.best_plan import on_cluster
 from planner.defaults import ResolvedJob
 from planner.hardware import HardwareProfile
+from planner.questions.best_plan import on_cluster
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.questions.sensitivity.numbers import Flip, Reading, Sensitivity
 from planner.explain import layout_text
+from planner.questions.sensitivity.numbers import Flip, Reading, Sensitivity
 from planner.terminal.tables import percent, seconds
 
 WORTH = 0.01

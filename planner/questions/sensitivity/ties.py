@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from planner import library
-from planner.questions.accuracy.prediction import Pair
 from planner.arrays import Floats
 from planner.errors import PlannerError
+from planner.questions.accuracy.prediction import Pair
 
 RIGHT = 0.8
 """Plans are called equal where fewer than this share of measured pairs of such a gap were ordered rightly."""

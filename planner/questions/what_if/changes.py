@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from planner import units
-from planner.questions.best_plan import on_cluster
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.model import ModelSpec, load_model
+from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
 from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 

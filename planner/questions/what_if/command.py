@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from planner.terminal.flags import console, layout_options, layout_values, progress
 from planner.errors import PlannerError
+from planner.terminal.flags import console, layout_options, layout_values, progress
 
 if TYPE_CHECKING:  # what searches and prints is imported when the command runs
-    from planner.questions.what_if.question import WhatIfJob
     from planner.questions.what_if.numbers import Row
+    from planner.questions.what_if.question import WhatIfJob
 
 NOTHING_FITS, INTERRUPTED = 1, 130
 """Exit codes: no row fits; stopped with Ctrl-C, what was found is printed."""
@@ -183,8 +183,8 @@ def _print(job: WhatIfJob, rows: list[Row]) -> None:
 
 
 def _draw(job: WhatIfJob, rows: list[Row], path: Path) -> None:
-    from planner.questions.what_if.sweep_plot import sweep_plot
     from planner.questions.what_if.show import sweeps
+    from planner.questions.what_if.sweep_plot import sweep_plot
 
     swept = sweeps(rows, least=2)
     if job.sweep not in swept:

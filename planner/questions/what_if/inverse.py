@@ -6,14 +6,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from planner.questions.best_plan import Best
-from planner.questions.what_if.changes import Value, Variant, apply
-from planner.questions.what_if.numbers import Pricing, Row, row_of
 from planner.cost.parameters import total_parameters
 from planner.costs import DAY, HOUR
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.questions.best_plan import Best
+from planner.questions.what_if.changes import Value, Variant, apply
+from planner.questions.what_if.numbers import Pricing, Row, row_of
 from planner.search import Pins
 
 EVERY_NODE = 16

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.questions.best_plan import Best, best_of
-from planner.questions.what_if.changes import Variant
 from planner.cost.estimate import PARTS
 from planner.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
@@ -15,6 +13,8 @@ from planner.explain import PART_TEXT, layout_text
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.plan_file import Prediction
+from planner.questions.best_plan import Best, best_of
+from planner.questions.what_if.changes import Variant
 from planner.search import Pins, plan_key
 
 NOTICED = 0.005

@@ -10,6 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner import library, units
+from planner.defaults import Request, ResolvedJob, resolve
+from planner.errors import PlannerError
+from planner.hardware import load_hardware
+from planner.plan_file import load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.what_if.changes import (
     COUNTS,
@@ -32,10 +36,6 @@ from planner.questions.what_if.inverse import (
     longest_sequence,
 )
 from planner.questions.what_if.numbers import Pricing, Row, row_of
-from planner.defaults import Request, ResolvedJob, resolve
-from planner.errors import PlannerError
-from planner.hardware import load_hardware
-from planner.plan_file import load_plan
 from planner.search import Pins
 
 QUESTIONS = ("fewest_gpus", "longest_sequence", "largest_batch", "cheapest")

@@ -11,9 +11,9 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from planner.questions.what_if.numbers import Row
 from planner.costs import LEFT_OUT
 from planner.explain import layout_text
+from planner.questions.what_if.numbers import Row
 from planner.terminal.tables import percent, seconds
 from planner.units import KILO, format_count
 

@@ -8,8 +8,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from planner.questions.what_if.numbers import Row
 from planner.errors import PlannerError
+from planner.questions.what_if.numbers import Row
 
 
 def sweep_plot(rows: Sequence[Row], flag: str, title: str, path: Path) -> None:

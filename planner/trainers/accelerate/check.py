@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import pretend_ranks
-from planner.trainers.bundle.target import ExportJob
 
 
 def check(job: ExportJob, folder: Path) -> Checked:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner import library
+from planner.layout import Recompute
 from planner.trainers.bundle.launchers import PORT
 from planner.trainers.bundle.target import ExportJob, Rendered, Target
 from planner.trainers.transformers.training_run import LAYERS, family, rendered, shared_refusals, training_arguments
-from planner.layout import Recompute
 
 
 def refusals(job: ExportJob) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import settle_torch, stand_in
-from planner.trainers.bundle.target import ExportJob
 
 ABSENT = (
     "triton", "ring_flash_attn", "axolotl_contribs_lgpl", "axolotl_contribs_mit", "lm_eval", "bitsandbytes", "posthog",

@@ -6,12 +6,12 @@ import json
 from typing import Any
 
 from planner import library
+from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.deepspeed import export as deepspeed
 from planner.trainers.bundle.fine_tuning import MODEL, SMOKE_PREPARE, SMOKE_STEPS, shared_refusals, smoke_data
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target, library_trainer
+from planner.trainers.deepspeed import export as deepspeed
 from planner.trainers.transformers.training_run import OPTIMIZERS
-from planner.layout import Recompute
 
 OWN_OPTIMIZERS = {**OPTIMIZERS, "adam_8bit": "ao_adamw_8bit"}
 """adamw_torch_8bit is checked to work with FSDP2 only under axolotl's own name [utils/schemas/validation.py]."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from planner.layout import Recompute
 from planner.trainers.bundle.target import ExportJob, Setting
 from planner.trainers.transformers.training_run import OPTIMIZERS
-from planner.layout import Recompute
 
 SMOKE_STEPS = 3
 """Optimizer steps of a smoke run."""

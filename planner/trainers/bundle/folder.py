@@ -12,10 +12,10 @@ from pathlib import Path
 
 from planner import library
 from planner.errors import PlannerError
+from planner.rules import check, check_workload
 from planner.trainers.bundle.launchers import launch
 from planner.trainers.bundle.readme import readme
 from planner.trainers.bundle.target import ExportJob, Rendered, Target, in_range
-from planner.rules import check, check_workload
 
 
 @dataclass(frozen=True, kw_only=True)

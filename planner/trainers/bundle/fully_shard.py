@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from planner.trainers.bundle.target import ExportJob
 from planner.layout import NAMES, Schedule
+from planner.trainers.bundle.target import ExportJob
 
 SCHEDULES = {
     Schedule.GPIPE: "GPipe",

@@ -12,9 +12,9 @@ import re
 
 import numpy as np
 
+from planner.layout import Order
 from planner.trainers.bundle.environment import environment
 from planner.trainers.bundle.target import ExportJob, Rendered
-from planner.layout import Order
 
 LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot")
 """Names after --launcher."""

@@ -9,12 +9,12 @@ from pathlib import Path
 from planner import library
 from planner.cost.estimate import estimate
 from planner.errors import PlannerError
-from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
 from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
 from planner.plan_file import predict
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, search
 from planner.trainer import load_trainer
+from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
 
 LEAST_IMPORTANT = (
     ("num_microbatches", "order"), ("recompute", "recompute_modules", "recompute_layers"), ("dp_shard",),

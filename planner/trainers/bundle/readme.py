@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from planner.trainers.bundle.target import ExportJob, Rendered, Target
 from planner.layout import BOOLEANS, NAMES, module_names
 from planner.plan_file import Prediction
+from planner.trainers.bundle.target import ExportJob, Rendered, Target
 
 
 def readme(target: Target, job: ExportJob, rendered: Rendered, files: tuple[str, ...], plan_hash: str) -> str:

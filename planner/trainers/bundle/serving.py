@@ -14,9 +14,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.parameters import count_parameters
-from planner.trainers.bundle.target import ExportJob
 from planner.model import ModelSpec
 from planner.rules import divisors
+from planner.trainers.bundle.target import ExportJob
 from planner.units import GIB
 
 UTILISATION = 0.90

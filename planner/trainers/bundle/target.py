@@ -9,9 +9,9 @@ from pathlib import Path
 
 from planner import library
 from planner.cluster import Cluster
-from planner.cost.refine import chunks, stage_layers
 from planner.cost.parameters import count_parameters
 from planner.cost.pipeline.partition import deal_layers
+from planner.cost.refine import chunks, stage_layers
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
 from planner.plan_file import Plan

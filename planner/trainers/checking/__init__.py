@@ -38,7 +38,7 @@ class Checked:
 def check_folder(target: Target, job: ExportJob, folder: Path) -> Checked:
     """The trainer's own code on the files in ``folder``. Each trainer's module runs it in a process of its own."""
     module = target.name.replace("-", "_")
-    if importlib.util.find_spec(f"planner.trainers.checking.{module}") is None:
+    if importlib.util.find_spec(f"planner.trainers.{module}.check") is None:
         return Checked(target=target.name, level="", missing="planner has no check for this trainer")
-    found: Checked = importlib.import_module(f"planner.trainers.checking.{module}").check(job, folder)
+    found: Checked = importlib.import_module(f"planner.trainers.{module}.check").check(job, folder)
     return found

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.trainers.checking import Checked
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking import Checked
 
 IMPORT_LIMIT, CASE_LIMIT = 240.0, 2.0
 """Seconds that a process may take to import a trainer and for each request, far above what they need; a process that takes

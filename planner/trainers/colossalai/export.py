@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from planner.layout import Order, Recompute, Schedule
 from planner.trainers.bundle.model_config import config_text, family
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
-from planner.layout import Order, Recompute, Schedule
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "gpt2", "opt")
 """Families with a policy for causal language models [shardformer/policies/auto_policy.py] that transformers itself defines."""

@@ -8,9 +8,9 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
-from planner.trainers.bundle.target import ExportJob
 
 
 def check(job: ExportJob, folder: Path) -> Checked:

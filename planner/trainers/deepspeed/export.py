@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from planner.layout import CpMethod, Recompute
 from planner.trainers.bundle.target import ExportJob, Rendered, Target
 from planner.trainers.transformers.training_run import family, rendered, shared_refusals, training_arguments
-from planner.layout import CpMethod, Recompute
 
 EXPERT_PRESETS = {"mixtral": "mixtral", "qwen3_moe": "qwen3_moe"}
 """Presets of AutoEP, by model_type of transformers; DeepSeek's MLA models have presets of their own."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import pretend_ranks
-from planner.trainers.bundle.target import ExportJob
 
 
 def check(job: ExportJob, folder: Path) -> Checked:
@@ -21,7 +21,9 @@ def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
     """The same for many."""
     requests = [request(job, folder, batch=job.workload.global_batch_size) for job, folder in pairs]
     needed = ("torch", "transformers", "llamafactory", "omegaconf", "peft")
-    return ask("llama-factory", "planner.trainers.llama_factory.check", needed, requests, {"DISABLE_VERSION_CHECK": "1"})
+    return ask(
+        "llama-factory", "planner.trainers.llama_factory.check", needed, requests, {"DISABLE_VERSION_CHECK": "1"}
+    )
 
 
 def _one(asked: Request, answer: Answer) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.layout import Layout
+from planner.trainers.bundle.process_groups import group_of
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import stand_in
-from planner.trainers.bundle.process_groups import group_of
-from planner.trainers.bundle.target import ExportJob
-from planner.layout import Layout
 
 MOST_DEVICES = 1024
 """JAX on a CPU pretends that many devices within seconds."""
@@ -33,7 +33,9 @@ def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
             "JAX_PLATFORMS": "cpu",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={min(world, MOST_DEVICES)}",
         }
-        answers = ask("maxtext", "planner.trainers.maxtext.check", ("jax", "maxtext", "omegaconf"), requests, environment)
+        answers = ask(
+            "maxtext", "planner.trainers.maxtext.check", ("jax", "maxtext", "omegaconf"), requests, environment
+        )
         found |= dict(zip(rows, answers, strict=True))
     return [found[row] for row in range(len(pairs))]
 

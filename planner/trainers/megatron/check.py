@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError
+from planner.trainers.bundle.process_groups import GROUPS, group_of
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import limit
 from planner.trainers.megatron.core_settings import environment, vocab_rows
-from planner.trainers.bundle.process_groups import GROUPS, group_of
-from planner.trainers.bundle.target import ExportJob
 
 CAPABILITY = {"Volta": (7, 0), "Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": (10, 0)}
 """Compute capability by architecture: the validator's rules depend on it."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from planner.trainers.bundle.target import ExportJob, Setting, library_trainer
 from planner.layout import CpMethod, Module, Order, Recompute, module_names
 from planner.model import ModelSpec
 from planner.rules import LEAN_OPTIMIZERS
+from planner.trainers.bundle.target import ExportJob, Setting, library_trainer
 
 VERSIONS = ">=0.18,<0.20"
 SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"

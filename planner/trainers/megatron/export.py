@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from planner import library
-from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
 from planner.layout import NAMES, Order, Recompute, Schedule
 from planner.trainer import Trainer
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.megatron import core_settings as mcore
 
 Words = tuple[str, ...]
 """A flag and its values."""

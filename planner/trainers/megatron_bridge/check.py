@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import hide, modern_typing, pretend_gpu, settle_torch, stand_in
 from planner.trainers.megatron.core_settings import environment
-from planner.trainers.bundle.target import ExportJob
 
 KERNELS = ("transformer_engine", "nvidia_resiliency_ext", "modelopt", "diffusers", "megatron.energon")
 """What its modules import and a machine without a GPU does not have."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from planner.layout import NAMES, Order, Recompute, Schedule
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.export import SMOKE_STEPS, header, overlaps_tensor, smoke_batch, window_pattern
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
-from planner.layout import NAMES, Order, Recompute, Schedule
 
 Fields = dict[str, str]
 """Name of a field -> Python expression."""

@@ -6,10 +6,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import hide, settle_torch, stand_in
-from planner.trainers.bundle.target import ExportJob
 
 KERNELS = ("flash_attn", "grouped_gemm", "triton", "flash_attn_cuda", "functorch", "apex", "torchtyping", "lighteval",
            "ring_flash_attn")  # fmt: skip

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from planner import library
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
 from planner.layout import NAMES, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}

@@ -1,0 +1,1 @@
+"""PyTorch itself: one script, no framework."""

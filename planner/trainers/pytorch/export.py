@@ -6,10 +6,10 @@ import json
 from importlib import resources
 from typing import Any
 
+from planner.layout import NAMES, Recompute, Schedule
 from planner.trainers.bundle.environment import GROWING_SEGMENTS
 from planner.trainers.bundle.fully_shard import SCHEDULES, shared_refusals
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
-from planner.layout import NAMES, Recompute, Schedule
 
 
 def refusals(job: ExportJob) -> list[str]:

@@ -16,7 +16,7 @@ FORMS: dict[str, tuple[str, str]] = {
     "deepspeed": ("json", r"\"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)\""),
     "nanotron": ("yaml yml", r"(?s)(?=.*^parallelism:)(?=.*^tokens:)"),
 }
-"""Name after --from, module of planner.trainers.reading -> endings of such files and what stands in them, tried in this order."""
+"""Name after --from, folder of planner.trainers -> endings of such files and what stands in them, tried in this order."""
 
 
 def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Reading:
@@ -26,7 +26,7 @@ def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Re
     text = read_text(path)
     for one in [name] if name else FORMS:
         if name or _looks_like(one, path, text):
-            module = importlib.import_module(f"planner.trainers.reading.{one}")
+            module = importlib.import_module(f"planner.trainers.{one}.readback")
             found: Reading = module.read(path, num_gpus)
             return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(FORMS)}; say which with --from")

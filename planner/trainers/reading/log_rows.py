@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from planner import units
-from planner.trainers.deepspeed import log as deepspeed
-from planner.trainers.transformers import log as hugging_face
-from planner.trainers.megatron import log as megatron
-from planner.trainers.nanotron import log as nanotron
-from planner.trainers.torchtitan import log as torchtitan
-from planner.trainers.reading.log_facts import Log, steady
 from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
 from planner.runs.planned import model_columns
+from planner.trainers.deepspeed import log as deepspeed
+from planner.trainers.megatron import log as megatron
+from planner.trainers.nanotron import log as nanotron
+from planner.trainers.reading.log_facts import Log, steady
+from planner.trainers.torchtitan import log as torchtitan
+from planner.trainers.transformers import log as hugging_face
 
 READERS = (megatron, nanotron, torchtitan, deepspeed, hugging_face)
 """In the order in which they are asked: Megatron-DeepSpeed prints lines of both, those of Megatron are the finer ones."""

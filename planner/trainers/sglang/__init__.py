@@ -1,0 +1,1 @@
+"""SGLang (serves, does not train)."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.setting_names import check_names
-from planner.trainers.bundle.target import ExportJob
 
 
 def check(job: ExportJob, folder: Path) -> Checked:

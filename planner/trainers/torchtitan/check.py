@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from planner.cost.parameters import total_parameters
+from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
-from planner.trainers.bundle.target import ExportJob
 
 
 def check(job: ExportJob, folder: Path) -> Checked:

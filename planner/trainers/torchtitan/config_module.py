@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from planner.trainers.bundle.fully_shard import SCHEDULES
-from planner.trainers.bundle.target import ExportJob
 from planner.layout import Recompute, Schedule
 from planner.model import ModelSpec
+from planner.trainers.bundle.fully_shard import SCHEDULES
+from planner.trainers.bundle.target import ExportJob
 
 CONVERTERS = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
 """Converters of torchtitan.components.quantization, by precision."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from planner.layout import Schedule
+from planner.model import ModelSpec
 from planner.trainers.bundle.environment import GROWING_SEGMENTS
 from planner.trainers.bundle.fully_shard import shared_refusals
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
 from planner.trainers.torchtitan.config_module import CONVERTERS, config_module
-from planner.layout import Schedule
-from planner.model import ModelSpec
 
 OPTIMIZERS = {"adam": "AdamW"}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from planner.trainers.bundle.environment import GROWING_SEGMENTS
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 from planner.layout import Recompute
 from planner.model import ModelSpec
+from planner.trainers.bundle.environment import GROWING_SEGMENTS
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from planner.trainers.bundle.target import ExportJob, library_trainer
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import Answer, Request, ask, request, serve
 from planner.trainers.checking.import_standins import settle_torch, stand_in
-from planner.trainers.bundle.target import ExportJob, library_trainer
 
 
 def check(job: ExportJob, folder: Path) -> Checked:

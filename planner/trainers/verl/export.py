@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.bundle.serving import serving
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target, library_trainer
-from planner.layout import Recompute
+from planner.trainers.megatron import core_settings as mcore
 
 ACTOR = "actor_rollout_ref.actor"
 OPTIMIZERS = {"adam": "adam", "adam_bf16": "adam", "sgd": "sgd"}

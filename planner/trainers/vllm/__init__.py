@@ -1,0 +1,1 @@
+"""vLLM (serves, does not train)."""

@@ -1,1 +1,0 @@
-"""The numbers behind reports: timelines, what-if, sensitivity, comparisons; nothing here prints or draws."""

@@ -1,0 +1,1 @@
+"""Everything that needs torch: launch, reference model, profile, run."""

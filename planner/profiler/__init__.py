@@ -1,1 +1,0 @@
-"""Measures the user's own hardware and writes a hardware profile; may import torch."""

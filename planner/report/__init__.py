@@ -1,1 +1,0 @@
-"""Reports: what was found, for people. A report never changes a number."""
