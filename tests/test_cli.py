@@ -231,7 +231,7 @@ def test_narrow_terminals_and_colours_are_handled():
 
 def test_bare_plan_imports_neither_torch_nor_scipy_nor_matplotlib():
     script = (
-        "import sys, cli\n"
+        "import sys\nfrom planner.commands import main as cli\n"
         "try:\n    cli.main(['--model', 'llama-8b', '--gpus', '8', '--json'])\nexcept SystemExit:\n    pass\n"
         "print([m for m in ('torch', 'scipy', 'matplotlib', 'jinja2') if m in sys.modules], file=sys.stderr)"
     )

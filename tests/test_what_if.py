@@ -43,7 +43,7 @@ JOB = resolved()
 def plan_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from click.testing import CliRunner
 
-    import cli
+    from planner.commands import main as cli
 
     path = tmp_path_factory.mktemp("plans") / "plan.yaml"
     arguments = [*SMALL, "--hardware", "h100-sxm", "--output", str(path)]

@@ -16,7 +16,7 @@ from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.cost.price.unique_stages import Gathered, StageTable
+from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.trainer import Trainer

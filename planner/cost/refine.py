@@ -14,7 +14,7 @@ from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedule_walk import walked_time
 from planner.cost.pipeline.schedules import sends_beside
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.price.unique_stages import StageTable
+from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload

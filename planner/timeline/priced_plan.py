@@ -8,7 +8,7 @@ from planner.cost.estimate import PARTS, Estimate, polled_seconds
 from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedules import sends_beside
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.price.unique_stages import Gathered, StageTable
+from planner.cost.unique_stages import Gathered, StageTable
 from planner.cost.refine import StageDurations, chunks, durations, price_exactly
 from planner.errors import PlannerError
 from planner.layout import Layout

@@ -19,7 +19,7 @@ from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.stage_times import SLOWEST
-from planner.cost.price.unique_stages import Gathered
+from planner.cost.unique_stages import Gathered
 from planner.cost.refine import chunks, stage_layers
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES

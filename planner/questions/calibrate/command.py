@@ -61,7 +61,7 @@ def calibrate(
     from planner.questions.calibrate.output import provenance, shared_trainer, write
     from planner.questions.calibrate.sources import read_measured
     from planner.trainer import load_trainer
-    from planner.trainers.reading.log_rows import Given
+    from planner.trainers.logs import Given
 
     given = Given(model=load_model(model) if model else None, facts=_facts(flags))
     own = load_trainer(trainer) if trainer else None

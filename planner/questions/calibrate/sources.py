@@ -14,7 +14,7 @@ from planner.runs import Row, Run, read_rows, share, to_run
 from planner.runs.hardware import gpu_profile
 from planner.runs.names import UnsupportedError
 from planner.trainer import Trainer
-from planner.trainers.reading.log_rows import Given, is_log, read_log, row_of_log
+from planner.trainers.logs import Given, is_log, read_log, row_of_log
 
 
 def read_measured(
