@@ -1,4 +1,4 @@
-"""The other direction: fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
+"""Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_SEARCHES = 80
 """Searches for one answer, at most."""
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
-short of memory: a size that is too small even then is not searched. A test holds it against a scan of every size."""
+short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
 CHEAPER = 0.03
 """The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
 LONGEST = 2**24
