@@ -355,6 +355,10 @@ class Trainer:
         """Optimizers that it has."""
         return tuple(self.stored.optimizer_bytes)
 
+    def fact(self, name: str) -> Any:
+        """A fact by the name that files give it. Raises KeyError."""
+        return getattr(getattr(self, RECORD_OF[name]), name)
+
     def replace(self, **changes: Any) -> Trainer:
         """The trainer with some facts changed, each under its own name. Raises TypeError for a name that is no fact.
 
