@@ -25,6 +25,21 @@ SLOWEST = (
 backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums
 both passes over the pipeline; flop is the mean."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class StageSeconds:
+    """Seconds per microbatch of N candidates."""
+
+    slowest: Floats
+    """Of the slowest stage, (len(SLOWEST), N)."""
+    forward: Floats
+    """Of each stage, (3, N)."""
+    backward: Floats
+    """Of each stage, (3, N)."""
+    send: Floats
+    """To hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+
+
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
 """Quantities of exposed communication, by pass."""
 
@@ -126,7 +141,7 @@ def _sum_of(table: Floats, *names: str) -> Floats:
 
 def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     """Seconds of host work per kernel."""
-    return trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+    return trainer.host.host_time * np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_host_factor, 1.0)
 
 
 def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:

@@ -92,7 +92,7 @@ def trainer_facts(**changes: Any) -> Change:
 
     def change(base: Priced, x: float) -> tuple[Job, Layout]:
         old = base.job.trainer
-        values = {name: new(getattr(old, name), x) if callable(new) else new for name, new in changes.items()}
+        values = {name: new(old.fact(name), x) if callable(new) else new for name, new in changes.items()}
         return replace(base.job, trainer=old.replace(**values)), base.layout
 
     return change
@@ -116,15 +116,15 @@ def workload_fields(**changes: Any) -> Change:
 def can_recompute_more(base: Priced) -> bool:
     """The trainer has full recompute, and not all layers use it."""
     all_layers = int(base.layout.recompute) == Recompute.FULL and not int(base.layout.recompute_layers)
-    return "full" in base.job.trainer.recompute and not all_layers
+    return "full" in base.job.trainer.legal.recompute and not all_layers
 
 
 def flash_off(base: Priced, size: str) -> Option:
     """Attention as plain matrices, where the trainer has it fused."""
     trainer = base.job.trainer
-    change = trainer_facts(attention="unfused", unfused=trainer.unfused | {"softmax"})
+    change = trainer_facts(attention="unfused", unfused=trainer.kernels.unfused | {"softmax"})
     return (
-        trainer.attention == "flash", "attention", "flash attention is off", size, change, 1,
+        trainer.kernels.attention == "flash", "attention", "flash attention is off", size, change, 1,
         "Hagemann's rows 'torch' run it so",
         "a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
     )  # fmt: skip

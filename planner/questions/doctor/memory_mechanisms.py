@@ -38,8 +38,8 @@ def memory_mechanisms(base: Priced, more: bool) -> list[Mechanism]:
 
 def _sized(base: Priced, more: bool) -> Iterator[Mechanism]:
     """Fragmentation and logits, which have a size."""
-    trainer, planned = base.job.trainer, base.job.trainer.logit_bytes
-    if trainer.fragmentation > 0:
+    trainer, planned = base.job.trainer, base.job.trainer.stored.logit_bytes
+    if trainer.stored.fragmentation > 0:
         yield Mechanism(
             key="fragmentation", name="fragmentation of the allocator" if more else "less fragmentation", sizes=(20.0,),
             size="{x:.3g} times the planned share" if more else "{x:.3g} times less", width=WIDTHS["fragmentation"],
@@ -82,16 +82,16 @@ def _more(base: Priced) -> list[Mechanism]:
          recomputed(Recompute.NONE), 1, "recipes whose pages did not say what they recompute (AutoModel, DGX Cloud)",
          f"{ARGUMENTS}; the step is then faster than planned"),
         flash_off(base, "score matrices are kept"),
-        (trainer.saved_norm_bytes < FP32 or "swiglu" not in trainer.unfused, "saved",
+        (trainer.kernels.saved_norm_bytes < FP32 or "swiglu" not in trainer.kernels.unfused, "saved",
          "unfused kernels save what fused ones do not", "fp32 inputs of norms, output of SiLU",
-         trainer_facts(saved_norm_bytes=FP32, unfused=trainer.unfused | {"swiglu"}), 3,
+         trainer_facts(saved_norm_bytes=FP32, unfused=trainer.kernels.unfused | {"swiglu"}), 3,
          "norms on fp32 copies and a separate SiLU (Hagemann, nanotron, InternEvo)", SNAPSHOT),
         (int(layout.zero) >= 1 and bool(base.estimate.memory["optimizer_states"][0] > 0), "zero",
          "optimizer states are not sharded", "whole on every rank", layout_fields(zero=0), 1,
          "states that were larger than stated (nanotron's flat buffers)",
          f"{ARGUMENTS} (Megatron: use_distributed_optimizer; DeepSpeed: stage)"),
-        (trainer.gradient_bytes < FP32, "gradients", "gradients are kept in fp32",
-         f"4 instead of {trainer.gradient_bytes:.0f} bytes per parameter",
+        (trainer.stored.gradient_bytes < FP32, "gradients", "gradients are kept in fp32",
+         f"4 instead of {trainer.stored.gradient_bytes:.0f} bytes per parameter",
          trainer_facts(gradient_bytes=FP32, fp16_gradient_bytes=FP32), 1,
          "buckets and main gradients beside the states (nanotron: 20 bytes per parameter)",
          f"{ARGUMENTS} (Megatron: accumulate_allreduce_grads_in_fp32)"),
@@ -107,13 +107,13 @@ def _less(base: Priced) -> list[Mechanism]:
         (can_recompute_more(base), "recompute", "full recompute is on", "only the inputs of layers are kept",
          recomputed(Recompute.FULL), 3, "recipes recomputed what their pages did not say (AutoModel, DGX Cloud)",
          f"{ARGUMENTS}; the step is then slower than planned"),
-        (trainer.logit_bytes > FP32, "logits", "the loss is compiled or done in pieces",
-         f"4 instead of {trainer.logit_bytes:.0f} bytes per logit", trainer_facts(logit_bytes=FP32), 2,
+        (trainer.stored.logit_bytes > FP32, "logits", "the loss is compiled or done in pieces",
+         f"4 instead of {trainer.stored.logit_bytes:.0f} bytes per logit", trainer_facts(logit_bytes=FP32), 2,
          "4 bytes where it is compiled (torchtitan)", "a snapshot of memory at the loss"),
-        (int(layout.zero) < max(trainer.zero) and int(layout.dp) * int(layout.cp) > 1, "zero", "more states are sharded",
-         f"zero {max(trainer.zero)}", layout_fields(zero=max(trainer.zero)), 1, "runs whose sharding was not stated",
+        (int(layout.zero) < max(trainer.legal.zero) and int(layout.dp) * int(layout.cp) > 1, "zero", "more states are sharded",
+         f"zero {max(trainer.legal.zero)}", layout_fields(zero=max(trainer.legal.zero)), 1, "runs whose sharding was not stated",
          ARGUMENTS),
-        (not int(layout.offload_optimizer) and trainer.offload_optimizer, "offload", "optimizer states are on the host",
+        (not int(layout.offload_optimizer) and trainer.legal.offload_optimizer, "offload", "optimizer states are on the host",
          "all of them", layout_fields(offload_optimizer=100, zero=max(int(layout.zero), 1)), 0,
          "no published run is known for it", f"host memory of a rank; {ARGUMENTS}"),
     )  # fmt: skip
