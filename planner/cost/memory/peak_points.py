@@ -42,7 +42,7 @@ from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.pipeline.schedules import is_v_shaped
-from planner.cost.price.state_traffic import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload

@@ -7,14 +7,8 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.state_traffic import (
-    bucket_bytes,
-    column,
-    gathered_bytes,
-    local_states,
-    shard_groups,
-    trained_parameters,
-)
+from planner.cost.price.sharding import column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.price.state_traffic import bucket_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload

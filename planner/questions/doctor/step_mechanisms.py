@@ -26,7 +26,7 @@ from planner.questions.doctor.mechanisms import (
 )
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced
-from planner.trainer import OVERLAPS, PASSES
+from planner.trainer_records import OVERLAPS, PASSES
 from planner.units import GIB, GIGA, format_seconds
 from planner.workload import LOW_PRECISIONS
 
