@@ -23,7 +23,7 @@ from planner.cost.memory.states import (
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
-    deal_layers,
+    assign_layers,
     split_stages,
     stage_parameters,
     stage_positions,
@@ -41,7 +41,7 @@ from planner.cost.price.state_traffic import (
     optimizer_seconds,
     reduce_and_gather,
 )
-from planner.layout import Layout, Recompute, Schedule
+from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -132,8 +132,8 @@ class StageTable:
     number of the middle stage whose microbatches in flight are counted."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
-        layout = deal_layers(workload.model, trainer, layout)
-        v_shaped = np.isin(np.asarray(layout.schedule), (Schedule.ZBV, Schedule.DUALPIPE_V)).astype(np.int64)
+        layout = assign_layers(workload.model, trainer, layout)
+        v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = split_stages(workload.model, contents)
@@ -280,7 +280,4 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     unsplit = trainer.whole_sends & ~split
     send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp), pp, np.asarray(strides(layout)["pp"]))
     gather = np.where(split | unsplit, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
-    schedule = np.asarray(layout.schedule)
-    passes = np.where(schedule == Schedule.INTERLEAVED, np.asarray(layout.vpp, dtype=float), 1.0)
-    passes = np.where((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V), 2.0, passes)
-    return np.where(pp > 1, send + gather, 0.0) * passes
+    return np.where(pp > 1, send + gather, 0.0) * np.asarray(layout.vpp, dtype=float)
