@@ -182,7 +182,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
     virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
     plain = 2.0 * virtual - stages.embedding - np.minimum(stages.head, 1.0)
     ends = np.where(np.array([False, True, False]) & (column(layout.pp) > 2.0), 4.0, 2.0)
-    return np.where(is_v_shaped(column(layout.schedule)), ends, plain)
+    return np.where(is_v_shaped(np.asarray(layout.schedule)[..., None]), ends, plain)
 
 
 def peak_of(

@@ -40,29 +40,25 @@ def stage_rank(stage: int, pp: int, schedule: int) -> int:
 
 
 @lru_cache(maxsize=256)
-def actions(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...], ...]:
-    """The order of actions on every rank: '2F0' is (2, 'F', 0). B = I + W; zero-bubble schedules issue I and W apart."""
-    if schedule == Schedule.GPIPE:
-        return tuple(
-            tuple([(rank, "F", i) for i in range(m)] + [(rank, "B", i) for i in range(m)]) for rank in range(pp)
-        )
-    if schedule in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
-        return tuple(_one_f_one_b(rank, pp, vpp, m) for rank in range(pp))
-    groups = _v_groups(schedule, pp, m)
-    if groups:
-        return tuple(tuple(action for group in order for action in group) for order in groups)
-    return _greedy(schedule, pp, m)
-
-
-def _v_groups(schedule: int, pp: int, m: int) -> tuple[tuple[Group, ...], ...]:
-    """The written orders of the V shapes, () for other schedules and for fewer microbatches than dualpipe_v takes."""
+def orders(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Group, ...], ...]:
+    """The order of actions on every rank, in the groups whose results leave it together: '2F0' is (2, 'F', 0). B = I + W;
+    zero-bubble schedules issue I and W apart."""
     if schedule == Schedule.ZBV or (schedule == Schedule.DUALPIPE_V and m >= 2 * pp):
         return tuple(v_order(schedule, rank, pp, m) for rank in range(pp))
-    return ()
+    if schedule in (Schedule.GPIPE, Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
+        single = [_in_turn(schedule, rank, pp, vpp, m) for rank in range(pp)]
+    else:
+        single = _greedy(schedule, pp, m)
+    return tuple(tuple((action,) for action in order) for order in single)
 
 
-def _one_f_one_b(rank: int, pp: int, vpp: int, m: int) -> tuple[Action, ...]:
-    """Warm-up forwards, then one forward and one backward in turn, then the rest.
+def actions(schedule: int, pp: int, vpp: int, m: int) -> tuple[tuple[Action, ...], ...]:
+    """The order of actions on every rank, one by one."""
+    return tuple(tuple(itertools.chain(*order)) for order in orders(schedule, pp, vpp, m))
+
+
+def _in_turn(schedule: int, rank: int, pp: int, vpp: int, m: int) -> list[Action]:
+    """Warm-up forwards, then one forward and one backward in turn, then the rest; GPipe warms up with all of them.
 
     Chunks are visited in groups of g microbatches; warm-up is p - i - 1 microbatches, with virtual stages
     2 (p - i - 1) + (v - 1) g.  [Narayanan 2021, section 2.2; Megatron Core schedules]
@@ -71,22 +67,20 @@ def _one_f_one_b(rank: int, pp: int, vpp: int, m: int) -> tuple[Action, ...]:
     total = m * vpp
     width = m // max(1, m // pp) if vpp > 1 else m
 
-    def chunk(number: int, backward: bool) -> Action:
+    def chunk(number: int, kind: str) -> Action:
         group, within = divmod(number, width * vpp)
         virtual, place = divmod(within, width)
-        virtual = vpp - 1 - virtual if backward else virtual
-        return virtual * pp + rank, "B" if backward else "F", group * width + place
+        virtual = vpp - 1 - virtual if kind == "B" else virtual
+        return virtual * pp + rank, kind, group * width + place
 
+    forward, backward = ([chunk(number, kind) for number in range(total)] for kind in "FB")
     warm = pp - rank - 1 if vpp == 1 else 2 * (pp - rank - 1) + (vpp - 1) * width
-    warm = min(warm, total)
-    order = [chunk(i, False) for i in range(warm)]
-    for i in range(total - warm):
-        order += [chunk(warm + i, False), chunk(i, True)]
-    order += [chunk(i, True) for i in range(total - warm, total)]
-    return tuple(order)
+    warm = total if schedule == Schedule.GPIPE else min(warm, total)
+    pairs = zip(forward[warm:], backward, strict=False)
+    return forward[:warm] + list(itertools.chain(*pairs)) + backward[total - warm :]
 
 
-def _greedy(schedule: int, pp: int, m: int) -> tuple[tuple[Action, ...], ...]:
+def _greedy(schedule: int, pp: int, m: int) -> list[list[Action]]:
     """Zero-bubble orders without a written one: every rank, whenever free, takes input gradients first, then a forward, then
     weight gradients. zb_h1 so takes as long as torch's own; and dualpipe_v with fewer microbatches than its order is for.
 
@@ -100,22 +94,18 @@ def _greedy(schedule: int, pp: int, m: int) -> tuple[tuple[Action, ...], ...]:
     ends: dict[Action, int] = {}
     counts: Counter[tuple[int, str]] = Counter()
     waiting: list[list[Action]] = [[] for _ in range(pp)]
-    orders: list[list[Action]] = [[] for _ in range(pp)]
-    for clock in itertools.count():
-        if len(ends) == 3 * stages * m:
-            break
+    found: list[list[Action]] = [[] for _ in range(pp)]
+    clock = 0
+
+    def ready(action: Action) -> bool:
+        return action[2] < m and all(ends.get(one, clock + 1) <= clock for one in _needs(*action, stages))
+
+    while len(ends) < 3 * stages * m:
         for rank in range(pp):
             limit = pp - rank if schedule == Schedule.ZB_H1 else 2 * pp + 2 * (schedule == Schedule.DUALPIPE_V)
             flying = sum(counts[s, "F"] - counts[s, "I"] for s in held[rank])
-            ready = (
-                action
-                for action in (
-                    *((s, kind, counts[s, kind]) for kind in ("IF" if flying < limit else "I") for s in held[rank]),
-                    *waiting[rank][:1],
-                )
-                if action[2] < m and all(ends.get(one, clock + 1) <= clock for one in _needs(*action, stages))
-            )
-            action = next(ready, None)
+            wanted = [(s, kind, counts[s, kind]) for kind in ("IF" if flying < limit else "I") for s in held[rank]]
+            action = next(filter(ready, (*wanted, *waiting[rank][:1])), None)
             if action is None:
                 continue
             stage, kind, number = action
@@ -125,8 +115,9 @@ def _greedy(schedule: int, pp: int, m: int) -> tuple[tuple[Action, ...], ...]:
                 waiting[rank].pop(0)
             counts[stage, kind] += 1
             ends[action] = clock + 1
-            orders[rank].append(action)
-    return tuple(tuple(order) for order in orders)
+            found[rank].append(action)
+        clock += 1
+    return found
 
 
 class Step(NamedTuple):
@@ -143,19 +134,18 @@ class Step(NamedTuple):
 @lru_cache(maxsize=64)
 def program(schedule: int, pp: int, vpp: int, m: int) -> tuple[Step, ...]:
     """All actions of all ranks in one order that respects every dependency; it does not depend on durations."""
-    orders = [deque(order) for order in actions(schedule, pp, vpp, m)]
-    stages = 1 + max(stage for order in orders for stage, _, _ in order)
+    left = [deque(order) for order in actions(schedule, pp, vpp, m)]
+    sent = {action: group[-1] for order in orders(schedule, pp, vpp, m) for group in order for action in group}
+    stages = 1 + max(stage for stage, _, _ in sent)
     ranks = [stage_rank(stage, pp, schedule) for stage in range(stages)]
-    groups = [group for order in _v_groups(schedule, pp, m) for group in order if len(group) > 1]
-    sent = {action: group[-1] for group in groups for action in group}
     number: dict[Action, int] = {}
     steps: list[Step] = []
-    while any(orders):
+    while any(left):
         before = len(steps)
-        for rank, order in enumerate(orders):
+        for rank, order in enumerate(left):
             while order:
                 wanted = [(one, ranks[one[0]] != rank) for one in _needs(*order[0], stages)]
-                needs = [(number.get(sent.get(one, one) if remote else one), remote) for one, remote in wanted]
+                needs = [(number.get(sent[one] if remote else one), remote) for one, remote in wanted]
                 known = tuple((step, remote) for step, remote in needs if step is not None)
                 if len(known) < len(needs):
                     break

@@ -132,28 +132,27 @@ def waiting_weights(layout: Layout, position: Floats) -> Floats:
     return np.where(shape.p == 1, 0.0, evaluate(schedule, lambda one: one.waiting(shape, position)))
 
 
-def accumulating(layout: Layout, flights: Floats) -> tuple[Floats, Floats, Floats]:
-    """Gradients and activations, each (N, 3): microbatches in flight when all gradients are there, the share of gradients
-    that is there when most are in flight, and microbatches whose logits wait on the last stage.
+def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
+    """Microbatches in flight, and which gradients there are meanwhile; (stages, N).
 
-    The last forward pass finds (m - k) of m microbatches through; gradients of all v chunks are there after
-    (v - 1) p + 1 backward passes of one chunk each. GPipe's forward passes all come first, so all logits wait.
+    accumulated_flight: microbatches in flight when all gradients are there, which is so for all v chunks after
+    (v - 1) p + 1 backward passes of one chunk each; accumulated_share: share of the gradients that is there when most are in
+    flight, as the last forward pass finds (m - k) of m microbatches through; logits_held: microbatches whose logits wait on
+    the last stage, all of GPipe's, whose forward passes come first.
     """
     schedule, (p, v, m) = _columns(layout)
+    flights = in_flight(layout, position)
     chunks = np.where(schedule == Schedule.INTERLEAVED, v, 1.0)
     there = np.maximum(m - ((chunks - 1.0) * p + 1.0) / chunks, 0.0)
     share = np.minimum(np.ceil(np.maximum(m - flights, 0.0) * chunks / p) / chunks, 1.0)
-    share = np.where(p == 1, (m > 1).astype(float), share)
-    logits = np.where((schedule == Schedule.GPIPE) & (p > 1), m, 1.0)
-    return np.minimum(flights, there), share, np.broadcast_to(logits, flights.shape)
-
-
-def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
-    """Microbatches in flight, and which gradients there are meanwhile; (stages, N)."""
-    flights = in_flight(layout, position)
-    values = (flights, *accumulating(layout, flights), waiting_weights(layout, position))
-    names = ("in_flight", "accumulated_flight", "accumulated_share", "logits_held", "waiting_weights")
-    return {name: np.ascontiguousarray(one.T) for name, one in zip(names, values, strict=True)}
+    columns = {
+        "in_flight": flights,
+        "accumulated_flight": np.minimum(flights, there),
+        "accumulated_share": np.where(p == 1, (m > 1).astype(float), share),
+        "logits_held": np.broadcast_to(np.where((schedule == Schedule.GPIPE) & (p > 1), m, 1.0), flights.shape),
+        "waiting_weights": waiting_weights(layout, position),
+    }
+    return {name: np.ascontiguousarray(one.T) for name, one in columns.items()}
 
 
 def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Floats, total: Floats) -> Floats:
