@@ -53,12 +53,12 @@ class Equations:
     """Forward passes per rank but the first by which the walk of equal stages may differ from the closed form."""
 
 
-def few(n: Shape) -> Floats:
+def _few(n: Shape) -> Floats:
     """Microbatches that are missing to fill the pipeline, max(p - m, 0)."""
     return np.maximum(n.p - n.m, 0.0)
 
 
-def round_trip(n: Shape, s: Seconds) -> Floats:
+def _round_trip(n: Shape, s: Seconds) -> Floats:
     """Idle seconds with few microbatches in a V: the first one takes p (F + B - W) forth and back."""
     return np.maximum(n.p * (s.both - s.w) - n.m * s.both, 0.0)
 
@@ -76,25 +76,25 @@ EQUATIONS: dict[Schedule, Equations] = {
     # In flight: Megatron's warm-up in rounds of g = p; g = m / max(1, m // p) where p does not divide m  [torch 2.13].
     # At i = 0 with g = p: p (1 + (p - 1) / (p v))  [Korthikanti 2022, section 4.2.3]
     Schedule.INTERLEAVED: Equations(
-        idle=lambda n, s: s.others / n.v + few(n) * s.both * (1.0 - 1.0 / n.v),
+        idle=lambda n, s: s.others / n.v + _few(n) * s.both * (1.0 - 1.0 / n.v),
         in_flight=lambda n, i: (
             np.minimum(n.m * n.v, 2.0 * (n.p - i - 1.0) + (n.v - 1.0) * n.m / np.maximum(n.m // n.p, 1.0) + 1.0) / n.v
         ),
     ),
     # (p - 1)(F + B - 2 W); with m < p too few weight gradients to fill the gaps  [Qi 2024, table 2, B including W]
     Schedule.ZB_H1: Equations(
-        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 2.0 * s.w) + few(n) * s.w, 0.0),
+        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 2.0 * s.w) + _few(n) * s.w, 0.0),
         in_flight=lambda n, i: np.minimum(n.m, n.p - i),
     ),
     # (p - 1)(F + B - 3 W); in flight 2 p on every rank, the limit it is made for  [Qi 2024, table 2: ZB-H2, and section 4.1]
     Schedule.ZB_2P: Equations(
-        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 3.0 * s.w), 0.0) + few(n) * s.w,
+        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 3.0 * s.w), 0.0) + _few(n) * s.w,
         in_flight=lambda n, i: np.minimum(n.m, 2.0 * n.p),
         spread=1.0,
     ),
     # (p - 1)(F + B - 3 W); in flight the same on every rank  [Qi 2024, section 6]; waiting: orders of torch 2.13, p 2, 4, 8
     Schedule.ZBV: Equations(
-        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 3.0 * s.w), round_trip(n, s)),
+        idle=lambda n, s: np.maximum((n.p - 1.0) * (s.both - 3.0 * s.w), _round_trip(n, s)),
         in_flight=lambda n, i: np.minimum(n.m, n.p),
         waiting=lambda n, i: np.minimum(i + 0.5, np.maximum(n.m - n.p, 0.0) + 0.5),
         spread=1.0,
@@ -102,7 +102,7 @@ EQUATIONS: dict[Schedule, Equations] = {
     # (P / 2 - 1)(F&B + B - 3 W) of P = 2 p stages of half a rank's layers  [DeepSeek-V3, table 2]; in flight P + 1 of them
     # [DualPipe, memory table]; waiting: orders of torch 2.13, p 2, 4, 8 and m from p to 4 p
     Schedule.DUALPIPE_V: Equations(
-        idle=lambda n, s: np.maximum((n.p - 1.0) / 2.0 * (s.both + s.b - 3.0 * s.w), round_trip(n, s)),
+        idle=lambda n, s: np.maximum((n.p - 1.0) / 2.0 * (s.both + s.b - 3.0 * s.w), _round_trip(n, s)),
         in_flight=lambda n, i: np.minimum(n.m, n.p + 0.5),
         waiting=lambda n, i: (i + 1.0) / 2.0,
         spread=1.0,
@@ -110,7 +110,7 @@ EQUATIONS: dict[Schedule, Equations] = {
 }
 
 
-def evaluate(schedule: Column, equation: Callable[[Equations], Floats]) -> Floats:
+def _evaluate(schedule: Column, equation: Callable[[Equations], Floats]) -> Floats:
     """One equation for every candidate, from the entry of its schedule; only of the schedules that occur."""
     occurring = [one for one in Schedule if np.any(schedule == one)]
     result = equation(EQUATIONS[occurring[0]])
@@ -122,14 +122,14 @@ def evaluate(schedule: Column, equation: Callable[[Equations], Floats]) -> Float
 def in_flight(layout: Layout, position: Floats) -> Floats:
     """Microbatches (of all the layers of a rank) that wait for their backward pass at the peak on stages ``position``, (N, 3)."""
     schedule, shape = _columns(layout)
-    found = evaluate(schedule, lambda one: one.in_flight(shape, position))
+    found = _evaluate(schedule, lambda one: one.in_flight(shape, position))
     return np.where(shape.p * np.ones_like(position) == 1, 1.0, found)
 
 
 def waiting_weights(layout: Layout, position: Floats) -> Floats:
     """Microbatches (likewise) at the most whose weight gradients wait after their input gradients, (N, 3)."""
     schedule, shape = _columns(layout)
-    return np.where(shape.p == 1, 0.0, evaluate(schedule, lambda one: one.waiting(shape, position)))
+    return np.where(shape.p == 1, 0.0, _evaluate(schedule, lambda one: one.waiting(shape, position)))
 
 
 def flight_columns(layout: Layout, position: Floats) -> dict[str, Floats]:
@@ -164,7 +164,7 @@ def pipeline_time(layout: Layout, forward: Floats, backward: Floats, weight: Flo
     schedule, shape = np.asarray(layout.schedule), Shape(*(one[..., 0] for one in _columns(layout)[1]))
     slowest = forward + backward
     seconds = Seconds(slowest, backward, weight, total - slowest)
-    idle = evaluate(schedule, lambda one: one.idle(shape, seconds))
+    idle = _evaluate(schedule, lambda one: one.idle(shape, seconds))
     return shape.m * slowest + np.where(shape.p == 1, 0.0, idle)
 
 
