@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 import pytest
@@ -133,12 +134,12 @@ def test_gradients_in_flight_by_hand(
 
 def test_sends_by_hand() -> None:
     """Overlapped sends of interleaved pipelines alone: (2 x 4 x 2 - 2) / 2 = 7 of a microbatch's are waited for."""
-    overlaps = dataclasses.replace(TRAINERS["megatron"], overlap=("pipeline",))
+    overlaps = dataclasses.replace(TRAINERS["megatron"], overlap=frozenset({"pipeline"}))
     for schedule, vpp, pp, waits in ((Schedule.INTERLEAVED, 2, 4, 7.0), (Schedule.ONE_F_ONE_B, 1, 4, 0.0)):
         layout = Layout(pp=pp, vpp=vpp, num_microbatches=8, schedule=schedule)
         assert interleave_waits(layout, np.ones(1)).tolist() == [waits]
         assert float(sends_overlap(overlaps, layout)) == (waits > 0)
-        assert float(sends_overlap(dataclasses.replace(overlaps, overlap=()), layout)) == 0.0
+        assert float(sends_overlap(dataclasses.replace(overlaps, overlap=frozenset()), layout)) == 0.0
 
 
 @pytest.mark.parametrize("schedule", Schedule)
@@ -168,7 +169,7 @@ def test_the_walk_is_printed_and_the_closed_form_has_to_agree(monkeypatch: pytes
         refining.check_closed_form.cache_clear()
         return float(refining.refine(one.workload, one.cluster, one.trainer, [layout], [found])[0].time["bubble"][0])
 
-    before, times, steps = bubble(), [], walked_time
+    before, times = bubble(), []
     plain = EQUATIONS[Schedule.ONE_F_ONE_B]
     wrong = dataclasses.replace(plain, idle=lambda n, s: 1.25 * plain.idle(n, s))
     with monkeypatch.context() as patch:
@@ -181,12 +182,12 @@ def test_the_walk_is_printed_and_the_closed_form_has_to_agree(monkeypatch: pytes
         patch.setattr(refining.check_closed_form, "cache_clear", lambda: None, raising=False)
         assert bubble() == before
     with monkeypatch.context() as patch:
-        patch.setattr(refining, "walked_time", lambda *values: 1.25 * steps(*values))
+        patch.setattr(refining, "walked_time", lambda *values: 1.25 * walked_time(*values))
         with pytest.raises(AssertionError, match="walked"):
             bubble()
 
-        def longer(*values: float) -> float:
-            times.append(steps(*values))
+        def longer(*values: Any) -> float:
+            times.append(walked_time(*values))
             return times[-1] if len(times) == 1 else 1.25 * times[-1]  # the first is the check's
 
         patch.setattr(refining, "walked_time", longer)
