@@ -134,12 +134,12 @@ def test_gradients_in_flight_by_hand(
 
 def test_sends_by_hand() -> None:
     """Overlapped sends of interleaved pipelines alone: (2 x 4 x 2 - 2) / 2 = 7 of a microbatch's are waited for."""
-    overlaps = dataclasses.replace(TRAINERS["megatron"], overlap=frozenset({"pipeline"}))
+    overlaps = TRAINERS["megatron"].replace(overlap=frozenset({"pipeline"}))
     for schedule, vpp, pp, waits in ((Schedule.INTERLEAVED, 2, 4, 7.0), (Schedule.ONE_F_ONE_B, 1, 4, 0.0)):
         layout = Layout(pp=pp, vpp=vpp, num_microbatches=8, schedule=schedule)
         assert interleave_waits(layout, np.ones(1)).tolist() == [waits]
         assert float(sends_overlap(overlaps, layout)) == (waits > 0)
-        assert float(sends_overlap(dataclasses.replace(overlaps, overlap=frozenset()), layout)) == 0.0
+        assert float(sends_overlap(overlaps.replace(overlap=frozenset()), layout)) == 0.0
 
 
 @pytest.mark.parametrize("schedule", Schedule)

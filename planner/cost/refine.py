@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.estimate import Estimate, estimate, polled_seconds
+from planner.cost.estimate import Estimate, estimate
 from planner.cost.pipeline.partition import Stages, assign_layers, stage_layers
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.cost.pipeline.schedules import EQUATIONS, pipeline_time, sends_overlap
@@ -99,9 +99,7 @@ def refine(
         stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
         passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
         walked = walked_time(schedule, pp, vpp, m, passes, each * overlap)
-        waiting = float(shared.of_slowest("waiting")[0]) - float(
-            polled_seconds(trainer, layout)
-        )  # the walk has no sleep
+        waiting = float(shared.of_slowest("waiting")[0])
         busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
         bubble = np.array([max(walked - busy, 0.0)])
         stragglers = one.time["stragglers"] + one.slowed * (bubble - one.time["bubble"])
