@@ -115,6 +115,7 @@ def test_microbatches_in_flight_by_hand(schedule: int, m: int, flights: list[flo
     [
         ({"pp": 1, "num_microbatches": 2}, [1, 1, 1], [1, 1, 1], 1),
         ({"pp": 1, "num_microbatches": 1}, [0, 0, 0], [0, 0, 0], 1),
+        ({"pp": 1, "num_microbatches": 8, "schedule": Schedule.DUALPIPE_V}, [1, 1, 1], [1, 1, 1], 1),
         ({"pp": 4, "num_microbatches": 4}, [3, 3, 1], [0, 1, 1], 1),
         ({"pp": 4, "num_microbatches": 4, "schedule": Schedule.GPIPE}, [3, 3, 3], [0, 0, 0], 4),
         ({"pp": 4, "num_microbatches": 6, "vpp": 4, "schedule": Schedule.INTERLEAVED}, [2.75] * 3, [0, 0.25, 0.5], 1),
@@ -128,6 +129,9 @@ def test_gradients_in_flight_by_hand(
     position = np.array([[0.0, 1.0, 3.0]]) * (fields["pp"] > 1)
     found = flight_columns(Layout(**fields), position)
     assert found["accumulated_flight"][:, 0].tolist() == flights
+    if fields["pp"] == 1:
+        assert found["in_flight"][:, 0].tolist() == [1] * 3
+        assert found["waiting_weights"].max() == 0
     assert np.broadcast_to(found["accumulated_share"], (3, 1))[:, 0].tolist() == share
     assert found["logits_held"][:, 0].tolist() == [logits] * 3
 

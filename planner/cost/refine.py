@@ -6,6 +6,7 @@ What is printed is the walked idle time of this module; the closed form (``pipel
 from __future__ import annotations
 
 import dataclasses
+import math
 from functools import cache
 
 import numpy as np
@@ -63,7 +64,7 @@ def check_closed_form(schedule: int, pp: int, vpp: int) -> None:
     closed = float(pipeline_time(layout, forward, backward, weight, pp * (forward + backward))[0])
     stages = StageDurations(*(np.full(pp * vpp, one / vpp) for one in (forward, backward, weight)))
     walked = walked_time(schedule, pp, vpp, m, stages)
-    if abs(walked - closed) > (pp - 1) * EQUATIONS[Schedule(schedule)].spread + 1e-9 * walked:
+    if not math.isclose(walked, closed, abs_tol=(pp - 1) * forward[0] * EQUATIONS[Schedule(schedule)].spread):
         raise AssertionError(
             f"{Schedule(schedule).name}, pp {pp}, vpp {vpp}: closed form {closed:g}, walked {walked:g}"
         )
