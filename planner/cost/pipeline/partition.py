@@ -139,7 +139,7 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
     attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
     mlp = counts.mlp_sharded / tp + counts.mlp_replicated
-    beside = counts.shared_experts / tp + counts.router
+    others = counts.shared_experts / tp + counts.router
     experts = counts.expert * model.num_experts / (
         np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
     )[..., None]  # fmt: skip
@@ -147,12 +147,12 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
     dense = (
-        (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * beside
+        (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * others
         + stages.embedding * (table + counts.position_embedding)
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
-    unit = attention + (mlp if not model.is_moe else np.maximum(beside, mlp * (model.num_plain_layers > 0)))
+    unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
     rank = float(workload.lora_rank)
     adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
     return StageParameters(
