@@ -117,6 +117,7 @@ def test_microbatches_in_flight_by_hand(schedule: int, m: int, flights: list[flo
         ({"pp": 1, "num_microbatches": 1}, [0, 0, 0], [0, 0, 0], 1),
         ({"pp": 1, "num_microbatches": 8, "schedule": Schedule.DUALPIPE_V}, [1, 1, 1], [1, 1, 1], 1),
         ({"pp": 4, "num_microbatches": 4}, [3, 3, 1], [0, 1, 1], 1),
+        ({"pp": 4, "num_microbatches": 32}, [4, 3, 1], [1, 1, 1], 1),
         ({"pp": 4, "num_microbatches": 4, "schedule": Schedule.GPIPE}, [3, 3, 3], [0, 0, 0], 4),
         ({"pp": 4, "num_microbatches": 6, "vpp": 4, "schedule": Schedule.INTERLEAVED}, [2.75] * 3, [0, 0.25, 0.5], 1),
     ],

@@ -173,8 +173,8 @@ def sends_overlap(trainer: Trainer, layout: Layout) -> Floats:
 
     Megatron switches --overlap-p2p-communication off for schedules without virtual stages.  [megatron/training/arguments.py]
     """
-    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.vpp) > 1)
-    return (interleaved & ("pipeline" in trainer.traffic.overlap)).astype(float)
+    interleaved = np.asarray(layout.schedule) == Schedule.INTERLEAVED
+    return np.asarray(interleaved & ("pipeline" in trainer.traffic.overlap), dtype=float)
 
 
 def interleave_waits(layout: Layout, send: Floats) -> Floats:
