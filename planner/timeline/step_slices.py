@@ -209,7 +209,7 @@ def _with_traffic(walked: list[Span], ends: Ends, m: int, start: float) -> tuple
 
 
 def _later(one: Span, seconds: float) -> Span:
-    return replace(one, start=one.start + seconds, end=one.end + seconds)
+    return one._replace(start=one.start + seconds, end=one.end + seconds)
 
 
 def _sends(actions: list[Span], pp: int, seconds: float, step: float) -> list[Slice]:
