@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from planner.defaults import ResolvedJob
 from planner.hardware import HardwareProfile
-from planner.questions.best_plan import on_cluster
+from planner.questions.best_plan import on_cluster, with_job
 
 _READ = {"usable_memory": "read from the driver", "launch": "measured", "network_latency": "measured"}
 
@@ -42,8 +42,8 @@ class Quantity:
         moved = on_cluster(resolved, hardware=self.scaled(resolved.job.cluster.hardware, factor))
         if not self.host:
             return moved
-        trainer = moved.job.trainer.replace(host_time=moved.job.trainer.host.host_time * factor)
-        return dataclasses.replace(moved, job=dataclasses.replace(moved.job, trainer=trainer))
+        trainer = moved.job.trainer
+        return with_job(moved, trainer=trainer.replace(host_time=trainer.host.host_time * factor))
 
     def origin(self, hardware: HardwareProfile) -> str:
         """How the profile knows it: 'measured', 'scaled from <profile>', 'assumed' or 'data sheet'."""
