@@ -16,8 +16,9 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_written
 
+from planner.lab.run.comparison import BOUNDS
 from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
-from planner.lab.run.predicted_ranks import BOUNDS, question
+from planner.lab.run.question import question
 from planner.lab.run.record import FOUND
 from planner.plan_file import load_plan
 from planner.rules import Job
@@ -166,16 +167,16 @@ def _both(folder: Path) -> bool:
 TINY = """
 import json, sys, torch
 import torch.distributed as dist
-from planner.lab.run import parity
+from planner.lab.run.parity import among_ranks, tiny_of
 from planner.lab.run.parallel import Meshes
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.tiny import tiny_of
+from tests.proofs.forked_ranks import run_ranks
+from tests.proofs.parity import combination
 
 def job(split):
-    return parity.among_ranks(tiny_of(split), torch.device("cpu"), Meshes(split, "cpu"))
+    return among_ranks(tiny_of(split), torch.device("cpu"), Meshes(split, "cpu"))
 
 for name, fields in json.loads(sys.argv[1]):
-    split = parity.combination(name, **fields)
+    split = combination(name, **fields)
     found = run_ranks(job, split.world, split)
     assert all(one == found[0] for one in found)
     print(json.dumps(found[0]))

@@ -26,20 +26,20 @@ THETA = 500000.0
 EPSILON = 1e-6
 
 
-class Watch:
-    """Told when layers and the loss begin and end, also when recompute runs them again; the memory witness replaces it."""
+class ForwardPass:
+    """Entered where layers and the loss run, also when recompute runs them again: the memory tracker reads how deep."""
 
     depth = 0
     """Forward passes that are running."""
 
     def __enter__(self) -> None:
-        Watch.depth += 1
+        ForwardPass.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        Watch.depth -= 1
+        ForwardPass.depth -= 1
 
 
-FORWARD = Watch()
+FORWARD = ForwardPass()
 
 
 @dataclass

@@ -6,8 +6,8 @@ time, as they work in a step), then takes a training step whose passes are timed
 make a profile by the profiler's own fits, the cost model prices the layout on it, and both are compared pass by pass and, replayed
 through the schedule, as a step. All times are processor time of the thread that computes: gloo moves data in others.
 
-    python -m planner.lab.run.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
-    python -m planner.lab.run.processor_time --row 0 --rounds 10
+    python -m tests.proofs.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
+    python -m tests.proofs.processor_time --row 0 --rounds 10
 
 The layout is priced as ``plan validate --rung full`` prices what is not compiled (``uncompiled``). What this adds: the operators
 are timed between the steps, and count with their mean, not their median (a pass is the sum of hundreds of them, and a core that
@@ -22,13 +22,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
@@ -36,19 +37,21 @@ from planner.cost.estimate import estimate
 from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.profile import operator_runs as operators
 from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
-from planner.lab.profile.definitions import memory_bound
+from planner.lab.profile.definitions import gemm, memory_bound, number, text
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.machine_facts import header
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.shapes import layout_points
+from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import SCHEDULES, Split, deal
-from planner.lab.run.eager_pricing import as_run, mean_host, processor_seconds
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.processor_turns import on_rank
-from planner.lab.run.rate import Passes, middle
+from planner.lab.run.clock import Clock
+from planner.lab.run.eager_pricing import Host, as_run, mean_host, processor_seconds
+from planner.lab.run.rate import Passes, Rate, host_seconds, middle, passes_of, taken_step
+from planner.lab.run.training import Run
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
 from planner.rules import Job
@@ -56,6 +59,7 @@ from planner.timeline.priced_plan import price
 from planner.trainer import load_trainer
 from planner.units import MIB
 from planner.workload import Workload
+from tests.proofs.forked_ranks import run_ranks
 
 BOUND = 0.08
 """Largest median error of passes, and error of the step, that is right."""
@@ -122,6 +126,73 @@ TRAFFIC = 16.0 * MIB
 """Bytes of a memory-bound point at most, as for every profile of a CPU."""
 
 
+# ------------------------------------------------------------------------------------------------ one rank
+
+
+def operator(point: Point, split: Split) -> Callable[[], object]:
+    """What to time for a point."""
+    return product(point, split) if point.family == "gemm" else operators.operator(point, "cpu")
+
+
+def product(point: Point, split: Split) -> Callable[[], object]:
+    """A product as the model has it: queries, keys and values apart, and gate and up; their input's gradients are added."""
+    model, tp = split.model, split.tp
+    heads = (model.query_size, model.key_size, model.value_size)
+    whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
+    if model.gated:
+        whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
+    n, k = int(number(point, "n")), int(number(point, "k"))
+    sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
+    dtype, pass_, m = text(point, "dtype"), text(point, "pass"), number(point, "m")
+    each = [size // tp for size in sizes] or [n]
+    apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
+    if pass_ != "dgrad":
+        return lambda: [one() for one in apart]
+
+    def gradient() -> object:
+        first, *others = (one() for one in apart)
+        assert isinstance(first, Tensor)
+        for other in others:
+            assert isinstance(other, Tensor)
+            first = torch.add(first, other)
+        return first
+
+    return gradient
+
+
+def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[list[float]], list[Passes], Host, float]:
+    """Each point by round, the passes by round and the host, all as multiples of what the yardstick took beside them; and the
+    seconds of this rank's yardstick."""
+    keep_memory()
+    device = torch.device("cpu")
+    runs = [operator(point, split) for point in points]
+    rate = Rate()
+    host = host_seconds(split, 1.0)
+    run, clock = Run(split, device).allocate(fill=False).fill_by_shard(), Clock(device)
+    clock.attach(run)
+    clock.on, clock.between = True, rate.look
+    samples: list[list[float]] = [[] for _ in points]
+    steps = []
+    for number_ in range(1 + rounds):  # the first round warms up
+        seconds = []
+        for work in runs:
+            start = time.thread_time()
+            work()
+            seconds.append(time.thread_time() - start)
+            rate.look()
+        beside = rate.take()[0]
+        for found, took in zip(samples, seconds, strict=True):
+            found.append(took / beside)
+        passes = passes_of(taken_step(run, clock, number_))
+        beside = rate.take()[0]
+        steps.append({key: took / beside for key, took in passes.items()})
+        if number_ == 0:
+            for found in samples:
+                found.clear()
+            steps.clear()
+    return samples, steps, host, rate.yardstick.reference
+
+
 # ------------------------------------------------------------------------------------------------ predicted and measured
 
 
@@ -172,7 +243,7 @@ def compare(asked: Asked) -> dict[str, Any]:
     samples = [[t * reference for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     host = [{kind: (reference * layer, reference * ends) for kind, (layer, ends) in rank[2].items()} for rank in ranks]
-    told = processor_seconds(priced, split, mean_host([{"host_seconds": one} for one in host]))
+    told = processor_seconds(priced, split, mean_host(host))
     measured = _mean_passes({key: took * reference for key, took in step.items()} for rank in ranks for step in rank[1])
     return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
 
@@ -223,9 +294,7 @@ ROWS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; 1 when a row lies outside of the bound."""
-    parser = argparse.ArgumentParser(
-        prog="python -m planner.lab.run.processor_time", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.processor_time", description=__doc__.split("\n\n")[0])
     parser.add_argument("--row", type=int, action="append", help="only this row, from 0; may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of profile and step")
     parser.add_argument("--json", type=Path, help="writes everything there, one JSON object per row")

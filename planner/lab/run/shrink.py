@@ -7,6 +7,7 @@ are: tp with heads, MLP width and vocabulary, cp with the sequence, ep with the 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -113,14 +114,8 @@ def _deepest(job: Job, layout: Layout, degrees: Degrees, memory: float) -> Trunc
     whole = _build(job, layout, degrees, None)
     if _needs(whole) <= memory:
         return whole
-    most = whole.layers
-    low, high = 0, most  # high does not fit, or has other stages than even ones
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _needs(_build(job, layout, degrees, middle)) <= memory:
-            low = middle
-        else:
-            high = middle
+    most = whole.layers  # does not fit, or has other stages than even ones
+    low = bisect.bisect(range(1, most), memory, key=lambda layers: _needs(_build(job, layout, degrees, layers)))
     if low == 0:
         least = _needs(_build(job, layout, degrees, 1))
         raise _TooLargeError(
