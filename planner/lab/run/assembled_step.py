@@ -9,7 +9,6 @@ overhead. Fed with the predicted computation it gives the prediction again, part
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -132,8 +131,8 @@ def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | 
 def _without_copies(priced: Priced, *, gathers: bool) -> Trainer:
     """The trainer as if it moved nothing into and out of its communication buffers, or (``gathers``) only gathered weights."""
     trainer = priced.job.trainer
-    kept = trainer.gather_copy_bytes if gathers else 0.0
-    return dataclasses.replace(trainer, reduce_copy_bytes=0.0, gather_copy_bytes=kept)
+    kept = trainer.traffic.copied("gather") if gathers else 0.0
+    return trainer.replace(copy_bytes={"reduce": 0.0, "gather": kept})
 
 
 def _copies(priced: Priced) -> tuple[Floats, Floats]:

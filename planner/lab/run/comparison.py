@@ -180,7 +180,7 @@ def _of_layers(shard: Shard, counts: dict[str, float]) -> list[tuple[Collective,
     recomputes = int(np.asarray(shard.layout.recompute)[0]) != Recompute.NONE
     for kind, collectives in made.items():
         for one in collectives:
-            stops = one.ends and shard.trainer.recompute_stops_early
+            stops = one.ends and shard.trainer.stored.recompute_stops_early
             runs = recomputes and kind in ("dense", "moe") and not one.backward and not stops
             again = _scalar(repeated(int(one.module), shard)) if runs else 0.0
             found.append((one, counts[kind] * (1.0 + again)))
@@ -200,6 +200,6 @@ def _states(asked: Question, layout: Layout, where: int, microbatches: int, add:
     for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
         if group > 1:
             add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload, trainer))
-            add("reduce_scatter", dimension, passes * size * trainer.gradient_reduce_bytes)
+            add("reduce_scatter", dimension, passes * size * trainer.traffic.gradient_reduce_bytes)
         if replicas > 1:
-            add("all_reduce", "replicas", passes * size / group * trainer.gradient_reduce_bytes)
+            add("all_reduce", "replicas", passes * size / group * trainer.traffic.gradient_reduce_bytes)

@@ -72,17 +72,18 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     and 12 are 3.6 (a core of a Xeon at 2.5 GHz, 2026-11-21).
     [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward]
     """
-    changes: dict[str, Any] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
+    passes = {"norm": 1.0, "elementwise": 1.0, "rope": 1.0, "loss": 1.0}
     if not split.fused:
-        changes |= {"rope_passes": ROPE_PASSES, "loss_passes": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
+        passes |= {"rope": ROPE_PASSES, "loss": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
+    changes: dict[str, Any] = {
+        "unfused": trainer.kernels.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
+    }
     if on_cpu:
-        changes |= {
-            "pipeline_accumulation_bytes": 0.0, "host_time": 0.0, "step_overhead": 0.0, "tensor_parallel_host_factor": 1.0,
-            "accumulation_bytes": 8.0,
-        }  # fmt: skip
+        copies = {"accumulate": 8.0, "accumulate_in_pipeline": 0.0}
         if split.pp == 1 and split.zero > 1:
-            changes |= {"accumulation_bytes": 4.0 + 8.0 / split.dp_shard, "reduce_copy_bytes": 0.0}
-    return trainer.replace(unfused=trainer.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}, **changes)
+            copies |= {"accumulate": 4.0 + 8.0 / split.dp_shard, "reduce": 0.0}
+        changes |= {"copy_bytes": copies, "host_time": 0.0, "step_overhead": 0.0, "tensor_parallel_host_factor": 1.0}
+    return trainer.replace(passes=passes, **changes)
 
 
 def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
@@ -177,7 +178,7 @@ def _beyond_bytes(
     block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, timed: Timed
 ) -> tuple[float, float]:
     """What the timed kernels of a layer or the head take beyond their bytes over the bandwidth, forward and backward."""
-    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.unfused - {CHAINS}))
+    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {CHAINS}))
     named = {"moe": False} if block is layer else {}
     eager = {one.name: one for one in block(shard, **named)[0]}
     found = [0.0, 0.0]
