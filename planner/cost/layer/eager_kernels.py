@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from planner.cost.layer.operators import MemoryBound, Number, Operator, Shard, loss_bytes
 
-CHAINS = "chains"
+CHAINS = "elementwise"
 """Name among ``Trainer.unfused`` of a run whose norms, activations, rotary embedding and loss are such chains."""
 
 

@@ -199,7 +199,7 @@ def _states(asked: Question, layout: Layout, where: int, microbatches: int, add:
     trainer = asked.trainer
     for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
         if group > 1:
-            add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload, trainer))
+            add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload))
             add("reduce_scatter", dimension, passes * size * trainer.traffic.gradient_reduce_bytes)
         if replicas > 1:
             add("all_reduce", "replicas", passes * size / group * trainer.traffic.gradient_reduce_bytes)
