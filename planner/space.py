@@ -182,7 +182,9 @@ def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
     else the MLP, else the first module that the trainer knows."""
     known = module_mask(list(trainer.legal.recompute_modules)) & ~absent_modules(model, trainer)
-    wanted = int(Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
+    wanted = int(
+        Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION
+    )
     if wanted & known == wanted:
         return wanted
     if known & Module.MLP:

@@ -10,8 +10,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, record_stream_held
 from planner.cost.memory import peak_points as moments
+from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, record_stream_held
 from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage

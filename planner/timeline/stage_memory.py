@@ -19,8 +19,8 @@ from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.stage_times import SLOWEST
-from planner.cost.unique_stages import Gathered
 from planner.cost.refine import chunks, stage_layers
+from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
 from planner.timeline.priced_plan import Priced

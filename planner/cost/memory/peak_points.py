@@ -154,7 +154,9 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
+    whole = (
+        stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
+    )
     on = (zero >= trainer.stored.weight_sharding_level).astype(float)
     new_all = (dense / shard + expert / expert_shard) * reduced
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)

@@ -7,7 +7,14 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.state_traffic import bucket_bytes, column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.price.state_traffic import (
+    bucket_bytes,
+    column,
+    gathered_bytes,
+    local_states,
+    shard_groups,
+    trained_parameters,
+)
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload
@@ -51,7 +58,9 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
 
 def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
     """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
-    each = trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
+    each = (
+        trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
+    )
     share = column(layout.offload_optimizer) / 100.0
     return local_states(workload, layout, parameters) * share * each
 

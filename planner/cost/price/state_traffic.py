@@ -128,10 +128,14 @@ def data_parallel(
     dropped = np.where((zero == 3) & (np.asarray(layout.pp) > 1), m, 0.0)
     if np.any(dropped):
         more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
-        beyond = exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
+        beyond = (
+            exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
+        )
         exposed_more = dropped * beyond
         added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
-    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied("reduce")
+    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied(
+        "reduce"
+    )
     return added + copies * moved, hidden
 
 
@@ -383,7 +387,9 @@ def accumulation_seconds(
     """
     dense, expert = trained_parameters(workload, parameters)
     in_pipeline = trainer.traffic.copied("accumulate_in_pipeline") + (2.0 if workload.element == 4 else 0.0)
-    waiting = (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)
+    waiting = (
+        (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)
+    )
     each = trainer.traffic.copied("accumulate") + np.where(waiting, in_pipeline, 0.0)
     return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 

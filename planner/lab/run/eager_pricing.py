@@ -21,7 +21,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.layer.eager_kernels import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.layer.eager_kernels import UNCOMPILED, elements
 from planner.cost.layer.operators import MemoryBound, Shard
 from planner.cost.layer.transformer_layer import head, layer
 from planner.cost.pipeline.partition import stage_parameters
@@ -76,7 +76,7 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     if not split.fused:
         passes |= {"rope": ROPE_PASSES, "loss": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
     changes: dict[str, Any] = {
-        "unfused": trainer.kernels.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
+        "unfused": trainer.kernels.unfused | {"gradient_sum", "elementwise" if split.fused else "swiglu"}
     }
     if on_cpu:
         copies = {"accumulate": 8.0, "accumulate_in_pipeline": 0.0}
@@ -146,7 +146,7 @@ def timed_kernels(hardware: HardwareProfile, element: float) -> Timed:
     for row in hardware.measurements.get("chain", ()) if element == FP32 else ():
         if row["dtype"] == "fp32":
             op, pass_ = str(row["op"]), str(row["pass"])
-            kernels = (BACKWARD if pass_ == "backward" else FORWARD)[op].launches(element)
+            kernels = UNCOMPILED[op].launches[pass_ == "backward"][element > 2]
             own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
             found.setdefault((op, pass_), []).append((float(row["rows"]) * float(row["columns"]), own))
     return found
@@ -178,7 +178,9 @@ def _beyond_bytes(
     block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, timed: Timed
 ) -> tuple[float, float]:
     """What the timed kernels of a layer or the head take beyond their bytes over the bandwidth, forward and backward."""
-    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {CHAINS}))
+    fused = dataclasses.replace(
+        shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {"elementwise"})
+    )
     named = {"moe": False} if block is layer else {}
     eager = {one.name: one for one in block(shard, **named)[0]}
     found = [0.0, 0.0]
