@@ -99,6 +99,7 @@ for row in rows:
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_taken_again() -> None:
     """Small depths measured now; one of nine layers both from shallow runs and whole, equal to the byte."""

@@ -122,6 +122,7 @@ print("FOUND", json.dumps({**seen, "parameters": found.parameters, "m": found.mi
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_torch_adds_what_is_priced() -> None:
     """Two layers, one in each of two stages, 3 microbatches, fake tensors: every element that the backward pass adds, 2 reads and

@@ -21,9 +21,10 @@ from conftest import may_limit
 from planner.detect import pressure as machine_pressure
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.skipif(
+needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
 )
+pytestmark = [pytest.mark.proof, needs_torch]
 
 
 def python(code: str, *arguments: str, limit: int = 300) -> list[Any]:

@@ -31,6 +31,7 @@ needs_torch = pytest.mark.skipif(
 # ------------------------------------------------------------------------------------------------ like one process
 
 
+@pytest.mark.proof
 @needs_torch
 def test_split_jobs_train_like_one_process() -> None:
     """A part of the table of tests.proofs.parity; ``python -m tests.proofs.parity`` runs all of it."""
@@ -46,6 +47,7 @@ def test_split_jobs_train_like_one_process() -> None:
         assert row["parameters"] >= 38 and row["values"] > 35000  # 9 tensors in each of 4 layers, and the ends
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
     """All combinations; minutes, so only with --whole-parity."""
@@ -56,6 +58,7 @@ def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
     assert len(rows) >= 40 and all(row["equal"] for row in rows)
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_lost_gradient_is_seen() -> None:
     """Norms whose gradient is that of one tensor-parallel rank: no exception, and found."""
@@ -105,6 +108,7 @@ print("FOUND", json.dumps([fake.peak, seen["before"] + seen["top"], sum(fake.at_
 """
 
 
+@pytest.mark.proof
 @needs_torch
 @pytest.mark.parametrize("fields", [{"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 3, "recompute": "full"}])
 def test_fake_peak_is_what_the_allocator_hands_out(fields: dict[str, Any]) -> None:
@@ -130,6 +134,7 @@ def plan_file(folder: Path, *flags: str, trainer: str = "torchtitan", **sizes: A
     return folder / "plan.yaml"
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_command_measures_prices_and_writes(tmp_path: Path) -> None:
     """tp 2 x dp 2: states to the byte, activations, and the collectives of a tensor-parallel layer counted by hand."""

@@ -20,6 +20,8 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, steps_written
 
+pytestmark = pytest.mark.proof
+
 WIDE = {"hidden_size": 256, "ffn_size": 4096, "vocab_size": 65536}
 """More than the 64 MiB that a processor's heap is given at once: weights and the first step need memory of the kernel."""
 

@@ -24,6 +24,8 @@ from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import price
 
+pytestmark = pytest.mark.proof
+
 
 @needs_torch
 def test_a_plan_runs_on_two_processes_and_is_compared(tmp_path: Path) -> None:

@@ -94,6 +94,7 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_rank_alone_is_the_rank_among_others() -> None:
     """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without stand-ins."""
@@ -249,6 +250,7 @@ def validated(plan: Path, *flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> None:
     """The last stage of a pipeline of two: parts sum to the step, what is priced is not called measured."""
@@ -278,6 +280,7 @@ def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> 
     assert "rung rank: asked for" in tables and "priced, not measured" in tables
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> None:
     """tp 2 x pp 4 on two gloo ranks: one stage of one layer; the whole step is the sum of its scaled parts."""
