@@ -17,7 +17,7 @@ from samples import MODELS, model
 
 from planner.commands.main import main
 from planner.errors import PlannerError
-from planner.lab.reference.split import deal, refusals, split_of
+from planner.lab.reference.split import virtual_stages, refusals, split_of
 from planner.layout import Layout
 from planner.trainer import load_trainer
 from planner.workload import Workload
@@ -235,6 +235,6 @@ def test_what_the_torch_model_has_not_is_a_sentence(
 
 def test_stages_follow_the_schedule() -> None:
     """V-shaped: down the ranks and back up; uneven ends as given."""
-    assert [one.rank for one in deal(8, Layout(pp=4, vpp=2, schedule=4))] == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert [one.rank for one in deal(8, Layout(pp=2, vpp=2, schedule=2))] == [0, 1, 0, 1]
-    assert [one.layers for one in deal(5, Layout(pp=2, first_stage_layers=2))] == [(0, 1), (2, 3, 4)]
+    assert [one.rank for one in virtual_stages(8, Layout(pp=4, vpp=2, schedule=4))] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [one.rank for one in virtual_stages(8, Layout(pp=2, vpp=2, schedule=2))] == [0, 1, 0, 1]
+    assert [one.layers for one in virtual_stages(5, Layout(pp=2, first_stage_layers=2))] == [(0, 1), (2, 3, 4)]

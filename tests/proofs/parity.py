@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from planner.errors import PlannerError
-from planner.lab.reference.split import SCHEDULES, Split, deal
+from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
 from planner.lab.run.parity import Truth, of_rank
 from planner.layout import NAMES, Layout
 from planner.model import ModelSpec
@@ -49,7 +49,7 @@ def combination(model: str, **fields: Any) -> Split:
     layout = Layout(**{name: fields[name] for name in names if name in fields})
     return Split(**{
         "model": MODELS[model], "sequence_length": 16, "micro_batch_size": 1, "num_microbatches": 2, "precision": "fp64",
-        "clip": 0.5, "dp_shard": int(layout.dp), "stages": deal(MODELS[model].num_layers, layout),
+        "clip": 0.5, "dp_shard": int(layout.dp), "stages": virtual_stages(MODELS[model].num_layers, layout),
         **{name: value for name, value in fields.items() if name not in names},
         **{name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "cp", "ep")},
         "schedule": SCHEDULES[layout.schedule],  # type: ignore[index]

@@ -47,7 +47,7 @@ from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.shapes import layout_points
 from planner.lab.profile.tensors import keep_memory
-from planner.lab.reference.split import SCHEDULES, Split, deal
+from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
 from planner.lab.run.clock import Clock
 from planner.lab.run.eager_pricing import Host, as_run, mean_host, processor_seconds
 from planner.lab.run.rate import Passes, Rate, host_seconds, middle, passes_of, taken_step
@@ -96,7 +96,7 @@ class Asked:
         fields: dict[str, Any] = {name: int(getattr(self.layout, name)) for name in names}
         return Split(
             model=self.model, sequence_length=self.sequence_length, dp_shard=int(self.layout.dp), precision="fp32",
-            schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=deal(self.model.num_layers, self.layout),
+            schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=virtual_stages(self.model.num_layers, self.layout),
             optimizer="adam", learning_rate=1e-4, **fields,
         )  # fmt: skip
 

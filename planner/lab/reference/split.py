@@ -102,25 +102,25 @@ class Split:
         return [i for i, stage in enumerate(self.stages) if stage.rank == rank]
 
 
-def deal(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
+def virtual_stages(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
     """Virtual stages of a layout: chunk by chunk over all ranks, or down and back up for V-shaped schedules.
 
-    A rank's layers are dealt to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
+    A rank's layers are assigned to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
     larger ones.
     """
     parts, ranks = chunks(layout), stage_layers(num_layers, layout)
-    dealt = []
+    held = []
     for rank, layers in enumerate(ranks):
         share, extra = divmod(layers, parts)
         ends = [share + (i < extra) for i in range(parts)]
-        dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+        held.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
     v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
     found, start = [], 0
     for chunk in range(parts):
-        order = range(len(dealt))
+        order = range(len(held))
         for rank in reversed(order) if v_shaped and chunk == 1 else order:
-            found.append(Stage(rank=rank, layers=tuple(range(start, start + dealt[rank][chunk]))))
-            start += dealt[rank][chunk]
+            found.append(Stage(rank=rank, layers=tuple(range(start, start + held[rank][chunk]))))
+            start += held[rank][chunk]
     return tuple(found)
 
 
@@ -134,7 +134,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         micro_batch_size=int(layout.micro_batch_size), num_microbatches=int(layout.num_microbatches),
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
         dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
-        stages=deal(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
+        stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""One rank of rung ``full`` as torchrun starts it: ``torchrun ... -m planner.lab.run settings.json``."""
+"""One rank of level ``full`` as torchrun starts it: ``torchrun ... -m planner.lab.run settings.json``."""
 
 from __future__ import annotations
 

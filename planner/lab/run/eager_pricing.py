@@ -47,7 +47,7 @@ NORM_AND_SCALE = 12.0
 FP32 = 4.0
 """Bytes of an element of the eager kernels that a processor's profile has timed."""
 LAYERS = (1, 3)
-"""Of the small models that tell a layer from the ends."""
+"""Of the small models that separate a layer from the ends."""
 SMALL_MICROBATCHES = 4
 
 Host = Mapping[str, tuple[float, float]]

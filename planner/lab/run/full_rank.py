@@ -273,7 +273,7 @@ def _job(orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller)
 
 
 def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], report: Report) -> None:
-    """This rank has to end because something failed; with a sentence on the one that tells."""
+    """This rank has to end because something failed; with a sentence on the one that reports."""
     if not sentence:
         return
     verdict = watches[0].verdict if watches else None
@@ -286,8 +286,8 @@ def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], re
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:
-    """What an exception says beside its text: whether memory ran out, and how much was allocated."""
-    if not any(_out_of_memory(one) for one in chain(error)):
+    """What an exception says in addition to its text: whether memory ran out, and how much was allocated."""
+    if not any(_out_of_memory(one) for one in causes(error)):
         return {}
     if device == "cuda":
         return {"out_of_memory": True, "allocated_gib": torch.cuda.memory_allocated() / GIB}
@@ -296,12 +296,12 @@ def facts(error: BaseException, device: str) -> dict[str, Any]:
 
 def in_words(error: BaseException) -> str:
     """The first line of the innermost cause: torch wraps what fails inside of a stage."""
-    inner = list(chain(error))[-1]
+    inner = causes(error)[-1]
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     return f"{type(inner).__name__}: {lines[0]}" if lines else type(inner).__name__
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def causes(error: BaseException) -> list[BaseException]:
     """An exception and its causes, the innermost last."""
     found = [error]
     while found[-1].__cause__ is not None:

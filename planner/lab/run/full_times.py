@@ -299,7 +299,7 @@ def measured_passes(run: FullRun, clock: int) -> dict[tuple[int, str], list[floa
 
 
 def _as_torch(found: Passes) -> Passes:
-    """Kinds as torch's schedules have them: B where the model has I and W, and nothing for halves that it does not tell apart."""
+    """Kinds as torch's schedules have them: B where the model has I and W, and nothing for halves that it does not separate."""
     for stage in {stage for stage, _ in found}:
         if (stage, "I") in found:
             found[stage, "B"] = found[stage, "I"] + found.get((stage, "W"), 0.0)

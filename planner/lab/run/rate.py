@@ -77,7 +77,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Slowed:
-    """A step beside the profile: how many times longer the yardsticks took, and what they took of the step."""
+    """A step compared with the profile: how many times longer the yardsticks took, and what they took of the step."""
 
     passes: float
     """Of the core that computes."""
@@ -142,7 +142,7 @@ def middle(steps: Iterable[Passes], kind: str) -> list[float]:
 
 
 def host_seconds(split: Split, reference: float | None = None, clocks: Callable[[torch.device], Clock] = Clock) -> Host:
-    """Passes over empty layers, and their update: one layer and three tell a layer from the ends. Brought to a yardstick of
+    """Passes over empty layers, and their update: one layer and three separate a layer from the ends. Brought to a yardstick of
     ``reference`` seconds where one is given. ``clocks`` makes the clock, one for each of the two."""
     device, found = torch.device("cpu"), {}
     for layers in LAYERS:

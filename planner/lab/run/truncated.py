@@ -159,7 +159,7 @@ def _learned(plan: Plan, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _again(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
-    """The second depth, with the run that it is; that of the first stands where other rungs have theirs."""
+    """The second depth, with the run that it is; that of the first stands where other levels have theirs."""
     learned = _learned(plan_of(task, small), found)
     return {**_one(small, found), "no_run": learned["no_run"], "run": learned["run"]}
 
