@@ -92,8 +92,8 @@ PIPELINE: tuple[Rule, ...] = (
         holds=_schedule_holds,
         sentence=lambda job, x: (
             f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
-            "zbv and dualpipe_v need vpp 2, the others vpp 1"
+            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; "
+            "interleaved_1f1b needs pp > 1 and vpp > 1, zbv and dualpipe_v need vpp 2, the others vpp 1"
         ),
     ),
     Rule(

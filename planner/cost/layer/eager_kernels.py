@@ -1,8 +1,8 @@
 """Operators that run as several plain kernels where another trainer has one fused kernel: one table of what they move.
 
-A row says, per value of the operator's tensor, the bytes read and written forward and backward, the bytes saved in addition, and the
-kernels launched; each for half precision and for fp32, as casts are kernels too. Rows are counted from the code that is named, with
-torch's backward formulas (clamp_backward, slice_backward, a cat for every split). Numbers per row of a tensor (scales, maxima,
+A row says, per value of the operator's tensor, the bytes read and written forward and backward, the bytes saved in addition, and
+the kernels launched; each for half precision and for fp32, as casts are kernels too. Rows are counted from the code that is named,
+with torch's backward formulas (clamp_backward, slice_backward, a cat for every split). Numbers per row of a tensor (scales, maxima,
 targets) are left out. Which rows a trainer has is its ``unfused``.
 """
 
@@ -58,9 +58,9 @@ class Series:
 
 
 EAGER: dict[str, Series] = {
-    # Clamp of gate and up, per value of both. Forward: each half clamped out of a view 2 e, joined 2 e. Backward: gate compared with
-    # one bound and up with two, e + 1 each (1.5 on average); the two masks of up joined 3 (half of the values); the gradient, a view,
-    # selected by them 2 e + 1; both halves joined 2 e.  [Megatron Core 0.15 to 0.17, fused_bias_geglu.py]
+    # Clamp of gate and up, per value of both. Forward: each half clamped out of a view 2 e, joined 2 e. Backward: gate compared
+    # with one bound and up with two, e + 1 each (1.5 on average); the two masks of up joined 3 (half of the values); the gradient,
+    # a view, selected by them 2 e + 1; both halves joined 2 e.  [Megatron Core 0.15 to 0.17, fused_bias_geglu.py]
     "clamp": Series(forward=Moved(strided=(4.0, 8.0), plain=(4.0, 8.0)), backward=Moved(strided=(9.5, 16.5), plain=(5.5, 9.5)),
                     saved=(2.0, 4.0), launches=((3.0, 3.0), (9.0, 9.0))),
     # Biases of experts times router weights added expert by expert, per output. Forward: product e, sum 3 e, joined 2 e. Backward:
@@ -82,13 +82,14 @@ EAGER: dict[str, Series] = {
     # of the product 3 e each, SiLU 3 e. What SiLU put out is saved.
     "swiglu": Series(forward=Moved(plain=(10.0, 20.0)), backward=Moved(plain=(18.0, 36.0)), saved=(2.0, 4.0),
                      launches=((2.0, 2.0), (3.0, 3.0))),
-    # The same where both are views of one tensor. Forward: SiLU out of a view 2 e, product with a view 3 e. Backward: gradient times
-    # up, a view, 3 e, times the SiLU 3 e; SiLU backward with the gate, a view, 3 e; both joined 4 e, the gradient of a split.
+    # The same where both are views of one tensor. Forward: SiLU out of a view 2 e, product with a view 3 e. Backward: gradient
+    # times up, a view, 3 e, times the SiLU 3 e; SiLU backward with the gate, a view, 3 e; both joined 4 e, the gradient of a split.
     # [nanotron, models/llama.py, GLUActivation]
     "gate_views": Series(forward=Moved(strided=(10.0, 20.0)), backward=Moved(strided=(12.0, 24.0), plain=(14.0, 28.0)),
                          saved=(2.0, 4.0), launches=((2.0, 2.0), (4.0, 4.0))),
     # Softmax of attention scores. Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2.
-    # Backward: cast 2 + 4, softmax 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
+    # Backward: cast 2 + 4, softmax 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2,
+    # mask 1.
     "softmax": Series(forward=Moved(plain=(28.0, 28.0)), backward=Moved(plain=(32.0, 32.0)), saved=(7.0, 7.0)),
 }  # fmt: skip
 """By name in ``Trainer.kernels.unfused``."""
@@ -107,7 +108,7 @@ UNCOMPILED: dict[str, Series] = {
                             launches=((6.0, 4.0), (10.0, 8.0))),
 }  # fmt: skip
 """By class of memory-bound operator, where nothing is compiled ('elementwise' in ``unfused``); the operators of
-``planner.lab.reference.fused_operators``: a test runs them under a dispatch mode that counts the bytes of every kernel's tensors."""
+``planner.lab.reference.fused_operators``. A test runs them under a dispatch mode that counts the bytes of every kernel."""
 TENSORS = {"norm": 2.0, "swiglu": 3.0, "rope": 2.0}
 """Tensors that the forward pass of one fused kernel reads and writes."""
 ELEMENTWISE = ("norm", "cross_entropy")

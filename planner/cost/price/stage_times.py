@@ -25,6 +25,21 @@ SLOWEST = (
 backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums
 both passes over the pipeline; flop is the mean."""
 
+
+@dataclass(frozen=True, kw_only=True)
+class StageSeconds:
+    """Seconds per microbatch of N candidates."""
+
+    slowest: Floats
+    """Of the slowest stage, (len(SLOWEST), N)."""
+    forward: Floats
+    """Of each stage, (3, N)."""
+    backward: Floats
+    """Of each stage, (3, N)."""
+    send: Floats
+    """To hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+
+
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
 """Quantities of exposed communication, by pass."""
 

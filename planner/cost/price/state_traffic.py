@@ -31,6 +31,26 @@ MUON_STEPS = 5.0
 """
 
 
+@dataclass(frozen=True, kw_only=True)
+class UpdateSeconds:
+    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
+
+    reduce: Floats
+    """To reduce all gradients once."""
+    gather: Floats
+    """To gather all weights once."""
+    copies: Floats
+    """To move one byte for each parameter into or out of communication buffers."""
+    reduced_last: Floats
+    """Part of ``reduce`` that has nothing to hide behind."""
+    gathered_first: Floats
+    """Part of ``gather`` that has nothing to hide behind."""
+    optimizer: Floats
+    """Of the update on the GPU."""
+    offload: Floats
+    """Of transfers and update of offloaded states."""
+
+
 def column(value: object) -> Floats:
     """A layout field as a float column of shape (N, 1)."""
     return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
@@ -212,7 +232,8 @@ def _parts(
         ends = [learned[0] / reductions[0], learned[1]]
     dense, expert = (
         _Part(learned=learned[i], resident=resident[i], reduced_last=ends[i], gathered_first=last[i], reductions=reductions[i],
-              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i], largest_dense_unit=parameters.largest_dense_unit)
+              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i],
+              largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
     return dense, expert

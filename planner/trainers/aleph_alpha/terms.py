@@ -1,4 +1,4 @@
-"""What Aleph Alpha's code of 2023 alone does: whole tensors between stages, two column-parallel layers of the MLP, gathered logits."""
+"""What Aleph Alpha's code of 2023 alone does: whole tensors between stages, gate and up apart, gathered logits."""
 
 from __future__ import annotations
 
