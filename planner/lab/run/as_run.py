@@ -102,7 +102,7 @@ def notes_of(run: EagerRun, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """What the prediction of an uncompiled run is made of, in numbers and sentences. ``rows``: its passes."""
     own = profile_error(run.asked.cluster)
     errors = [abs(row["error"]) for row in rows if row["error"] is not None]
-    found = {
+    found: dict[str, Any] = {
         "trainer": changes_of(run.priced.job.trainer, run.asked.trainer),
         "not_compiled": dict(run.not_compiled), "host": _host(run) if run.on_cpu else None,
         "yardstick": _yardstick(run) if run.on_cpu else None, "profile_error": own,

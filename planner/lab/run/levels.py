@@ -189,7 +189,8 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
         if obstacle:
             raise PlannerError(f"--rung {wanted} ({level.what}) is not possible here: {obstacle}")
         return level, f"asked for with --rung {wanted}"
-    hardware, passed = task.asked.cluster.hardware, []
+    passed: list[str] = []
+    hardware = task.asked.cluster.hardware
     on_other_device = task.machine.device == "cpu" and not hardware.is_cpu
     for level in LEVELS:
         obstacle = level.obstacle(task)

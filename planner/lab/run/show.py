@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from planner.units import GIB, MIB, format_bytes, format_seconds
@@ -149,7 +149,7 @@ def _timed(title: str, rows: list[dict[str, Any]], first: dict[str, Any]) -> Ite
     """Times as a table: the clock in the title where all rows share it. ``first``: columns and what stands in them."""
     clocks = {CLOCKS[row["currency"]] for row in rows}
     assembled = any("assembled_seconds" in row for row in rows)  # level rank: of measured and of priced parts
-    columns = {
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
         **first, **({"clock": lambda row: CLOCKS[row["currency"]]} if len(clocks) > 1 else {}),
         "predicted": lambda row: _seconds(row["predicted_seconds"]), "measured": lambda row: _seconds(row["measured_seconds"]),
         **({"together": lambda row: _seconds(row.get("assembled_seconds"))} if assembled else {}),
