@@ -8,7 +8,7 @@ import pytest
 from samples import TRAINERS, job
 
 from planner.lab.run import assembled_step as assemble
-from planner.lab.run.assembled_step import Seen, predicted_parts, predicted_passes
+from planner.lab.run.assembled_step import Seen, predicted_of, predicted_parts
 from planner.lab.run.question import position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced, price
@@ -30,7 +30,7 @@ def priced_of(model: str, fields: dict[str, Any]) -> Priced:
 
 def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     """A rank that computes what is predicted, or so many times longer."""
-    told, pp = predicted_passes(priced), int(priced.dealt.pp)
+    told, pp = predicted_of(priced), int(priced.dealt.pp)
     mine = [i for i, where in enumerate(told.ranks) if where == rank]
     kind = position(rank, pp)
     split = bool(told.computed["weight"].any())

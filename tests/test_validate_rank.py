@@ -19,7 +19,7 @@ from planner import library
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.lab.run import truncated
-from planner.lab.run.assembled_step import predicted_passes
+from planner.lab.run.assembled_step import predicted_of
 from planner.lab.run.record import time_row
 from planner.lab.run.show import validation_tables
 from planner.plan_file import plan_from_dict
@@ -451,7 +451,7 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
     planned = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer), asked.layout)
     told = {row["kind"]: row["predicted_seconds"] for row in found["stages"]}
     assert told == {
-        kind: float(predicted_passes(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
+        kind: float(predicted_of(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
     }
     times = {row["what"]: row for row in found["times"]}
     assert times["step"]["predicted_seconds"] == pytest.approx(planned.step_time) and found["as_run"] is None
@@ -469,7 +469,7 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     asked = question(load_plan(on_this_cpu(tmp_path, *flags)))
     priced = priced_as_run(asked)
     told = predicted_as_run(priced, asked.split, None)
-    computed, model = told.passes.computed, predicted_passes(priced).computed
+    computed, model = told.computed, predicted_of(priced).computed
     assert computed["weight"][0] == computed["backward"][0] and 0 < computed["weight"][1] < computed["backward"][1]
     for name in ("forward", "backward"):
         assert computed[name] == pytest.approx(model[name])

@@ -16,7 +16,7 @@ import numpy as np
 
 from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
-from planner.lab.run.assembled_step import Predicted, predicted_passes, predicted_step, with_copies
+from planner.lab.run.assembled_step import Predicted, predicted_of, predicted_step, with_copies
 from planner.lab.run.eager_pricing import (
     UPDATED,
     Host,
@@ -52,8 +52,8 @@ def predicted_as_run(priced: Priced, split: Split, host: Host | None) -> Predict
     computed["weight"] = np.array(seconds["W"]) if "W" in seconds else np.zeros_like(seconds["F"])
     if "W" in seconds:  # tokens have no gradient: torch's first stage does its whole backward pass as W
         computed["weight"][0] = computed["backward"][0]
-    passes = dataclasses.replace(predicted_passes(priced), computed=with_copies(priced, computed))
-    return Predicted(passes=passes, update=update_seconds(priced, split, host))
+    computed = with_copies(priced, computed)
+    return dataclasses.replace(predicted_of(priced), computed=computed, update=update_seconds(priced, split, host))
 
 
 def parts_as_run(asked: Question, host: Host | None) -> dict[str, float]:

@@ -60,34 +60,21 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """Predicted computation and exposed communication of every virtual stage, seconds per microbatch."""
+class Predicted:
+    """What is predicted of every virtual stage, seconds per microbatch; on a processor that is not the cost model's own."""
 
     computed: dict[str, Floats]
-    """By pass: forward, backward, weight (part of backward)."""
+    """Computation by pass: forward, backward, weight (part of backward)."""
     exchanged: dict[str, dict[str, Floats]]
-    """By part (EXCHANGED) and pass."""
+    """Exposed communication by part (EXCHANGED) and pass."""
     ranks: list[int]
     """Pipeline rank of every virtual stage."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Predicted:
-    """What is predicted of what a rank alone shows; on a processor that is not the cost model's own."""
-
-    passes: Passes
-    """Computation with the host's work in it."""
     update: Floats
     """Seconds of clipping and update by kind of stage, (3,)."""
 
 
 def predicted_of(priced: Priced) -> Predicted:
-    """As the cost model has it."""
-    return Predicted(passes=predicted_passes(priced), update=priced.shared.optimizer[:, 0])
-
-
-def predicted_passes(priced: Priced) -> Passes:
-    """What the cost model says of the passes of a layout; without a pipeline, copies of sharded states included."""
+    """As the cost model has it; without a pipeline passes include the copies of sharded states."""
     pieces, layout = pieces_by_action(priced), priced.dealt
     count = 1 + max(stage for stage, _ in pieces)
     kinds = {"forward": "F", "backward": "BIW", "weight": "W"}
@@ -101,10 +88,11 @@ def predicted_passes(priced: Priced) -> Passes:
         return found
 
     computed = {name: total(letters, COMPUTED) for name, letters in kinds.items()}
-    return Passes(
+    return Predicted(
         computed=with_copies(priced, computed),
         exchanged={part: {name: total(kinds[name], [part]) for name in ("forward", "backward")} for part in EXCHANGED},
         ranks=[stage_rank(i, int(layout.pp), chunks(layout), int(layout.schedule)) for i in range(count)],
+        update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
 
 
@@ -191,9 +179,9 @@ class Assembled:
 
 def as_predicted(priced: Priced, predicted: Predicted, rank: int) -> Seen:
     """A pipeline rank that computes what is predicted."""
-    mine = [i for i, where in enumerate(predicted.passes.ranks) if where == rank]
+    mine = [i for i, where in enumerate(predicted.ranks) if where == rank]
     kind, pp = position(rank, int(priced.dealt.pp)), int(priced.dealt.pp)
-    computed = predicted.passes.computed
+    computed = predicted.computed
     halves = bool(computed["weight"].any())
     passes = {
         name: {i: float(computed[name][i]) for i in mine if halves or name != "weight"}
@@ -216,22 +204,21 @@ def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None =
     kind (first, middle, last), or of all measured ones where their kind was not.
     """
     whole, layout = predicted or predicted_of(priced), priced.dealt
-    passes = whole.passes
     pp, m = int(layout.pp), int(layout.num_microbatches)
     ratios, borrowed = _ratios(priced, whole, seen)
     computed = {
-        name: passes.computed[name] * np.array([ratios[position(r, pp)][name] for r in passes.ranks])
-        for name in passes.computed
+        name: whole.computed[name] * np.array([ratios[position(r, pp)][name] for r in whole.ranks])
+        for name in whole.computed
     }
     for one in seen:
         for name in computed:
             for stage, seconds in getattr(one, name).items():
                 computed[name][stage] = seconds
     waits = {
-        name: np.sum([passes.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
+        name: np.sum([whole.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
     }
     forward, backward = computed["forward"] + waits["forward"], computed["backward"] + waits["backward"]
-    mine = [[i for i, rank in enumerate(passes.ranks) if rank == r] for r in range(pp)]
+    mine = [[i for i, rank in enumerate(whole.ranks) if rank == r] for r in range(pp)]
     slowest = max(range(pp), key=lambda r: float((forward + backward)[mine[r]].sum()))
 
     def of_slowest(values: Floats) -> float:
@@ -240,7 +227,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None =
     parts = dict.fromkeys(PARTS, 0.0)
     parts["compute"] = of_slowest(computed["forward"] + computed["backward"])
     for part in EXCHANGED:
-        parts[part] = of_slowest(passes.exchanged[part]["forward"] + passes.exchanged[part]["backward"])
+        parts[part] = of_slowest(whole.exchanged[part]["forward"] + whole.exchanged[part]["backward"])
     busy = sum(parts.values())
     walked = busy
     if pp > 1:
@@ -278,7 +265,7 @@ def _ratios(priced: Priced, predicted: Predicted, seen: Sequence[Seen]) -> tuple
         for name in names[:3]:
             for stage, seconds in getattr(one, name).items():
                 mine[name][0] += seconds
-                mine[name][1] += float(predicted.passes.computed[name][stage])
+                mine[name][1] += float(predicted.computed[name][stage])
         mine["optimizer"][0] += one.optimizer
         mine["optimizer"][1] += float(predicted.update[kind])
     every = {name: [sum(one[name][i] for one in sums.values()) for i in (0, 1)] for name in names}
@@ -300,10 +287,10 @@ def _ratios(priced: Priced, predicted: Predicted, seen: Sequence[Seen]) -> tuple
 
 def _beyond(priced: Priced, predicted: Predicted, name: str) -> Floats:
     """What is predicted of a pass over what the cost model says, by kind of stage, (3,): 1 where they are the same."""
-    bare, pp = predicted_passes(priced), int(priced.dealt.pp)
+    bare, pp = predicted_of(priced), int(priced.dealt.pp)
     sums = np.zeros((2, 3))
     for stage, rank in enumerate(bare.ranks):
-        sums[:, position(rank, pp)] += predicted.passes.computed[name][stage], bare.computed[name][stage]
+        sums[:, position(rank, pp)] += predicted.computed[name][stage], bare.computed[name][stage]
     return np.divide(sums[0], sums[1], out=np.ones(3), where=sums[1] > 0)
 
 

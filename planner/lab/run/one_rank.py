@@ -209,7 +209,7 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
         for (name, stage), values in sorted(
             one.samples.items(), key=lambda item: (item[0][1], [*KINDS].index(item[0][0]))
         ):
-            found = row(KINDS[name], float(predicted.passes.computed[name][stage]), values)
+            found = row(KINDS[name], float(predicted.computed[name][stage]), values)
             stages.append({"rank": one.rank, "stage": stage, "kind": found.pop("what"), **found})
     updates = [
         row(
