@@ -206,7 +206,7 @@ for causal in (True, False):
     out, normaliser = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     mine = kernels.attention(q, k, v, causal)
     theirs = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, normaliser, 0.0, causal)
-    back = kernels.attention_backward(g, q, k, v, *mine, causal)
+    back = kernels.attention_backward(g, (q, k, v, *mine), causal)
     for a, b in zip((out, normaliser, *theirs), (*mine, *back), strict=True):
         assert a.shape == b.shape and float((a - b).abs().max()) < 1e-13
 x, g, w = (torch.randn(64, 32).bfloat16(), torch.randn(64, 48).bfloat16(), torch.randn(4, 48, 32).bfloat16())

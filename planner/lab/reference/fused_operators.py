@@ -245,12 +245,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tenso
     return ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
 
 
-def _flash_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    if q.is_cuda:
-        return kernels.attention_backward(gradient, q, k, v, out, normaliser, causal)
-    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, normaliser, 0.0, causal)
+def _flash_backward(gradient: Tensor, saved: kernels.Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if gradient.is_cuda:
+        return kernels.attention_backward(gradient, saved, causal)
+    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, *saved, 0.0, causal)
 
 
 class FlashAttention(Function):
@@ -283,7 +281,7 @@ class FlashAttention(Function):
         q, k, v, out, normaliser = ctx.saved_tensors
         out, gradient = _padded(out, q), _padded(gradient, q)
         if ctx.group is None:
-            found = _flash_backward(gradient, q, k, _padded(v, q), out, normaliser, True)
+            found = _flash_backward(gradient, (q, k, _padded(v, q), out, normaliser), True)
             return found[0], found[1], found[2][..., : ctx.narrow], None
         keys, values = _gathered(k, ctx.group), _padded(_gathered(v, ctx.group), q)
         to_q, to_k, to_v = [], torch.zeros_like(keys), torch.zeros_like(values)
@@ -293,7 +291,8 @@ class FlashAttention(Function):
             both = [(slice(start, end), True)] + ([(slice(0, start), False)] if start else [])
             total = None
             for where, causal in both:
-                one = _flash_backward(g, mine, keys[:, :, where], values[:, :, where], o, n.contiguous(), causal)
+                saved = (mine, keys[:, :, where], values[:, :, where], o, n.contiguous())
+                one = _flash_backward(g, saved, causal)
                 total = one[0] if total is None else total + one[0]
                 to_k[:, :, where] += one[1]
                 to_v[:, :, where] += one[2]

@@ -62,16 +62,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Te
     return _by_definition(q, k, v, causal)
 
 
-def attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values, output and normaliser of a forward pass."""
+
+
+def attention_backward(gradient: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
+    q, k = saved[:2]
     if q.dtype in HALF and q.is_cuda:
         unused = q.new_empty(2, dtype=torch.uint64)  # state of a dropout that there is not
         return ATEN._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, normaliser, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
+            gradient, *saved, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
         )
-    return _backward_by_definition(gradient, q, k, v, out, normaliser, causal)
+    return _backward_by_definition(gradient, saved, causal)
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
@@ -95,10 +98,9 @@ def _by_definition(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
     return (scores - normaliser[..., None]).exp() @ _spread(v, q.shape[1]), normaliser
 
 
-def _backward_by_definition(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_by_definition(gradient: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """dS = P (dP - sum(dO O)), dP = dO V^T.  [FlashAttention, arXiv 2205.14135, appendix B.2]"""
+    q, k, v, out, normaliser = saved
     heads = q.shape[1]
     keys, values = _spread(k, heads), _spread(v, heads)
     p = (_scores(q, keys, causal) - normaliser[..., None]).exp()

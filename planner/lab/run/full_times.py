@@ -22,7 +22,7 @@ from planner.detect import profile_of
 from planner.hardware import load_hardware
 from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
 from planner.lab.run.levels import Task
-from planner.lab.run.record import measured_row, spread, time_row
+from planner.lab.run.record import measured_row, time_row
 from planner.plan_file import Prediction, predict
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
@@ -179,9 +179,9 @@ def times(run: FullRun) -> list[dict[str, Any]]:
     if not run.steps:
         return []
     step, low, high = run.step_range
-    row = time_row(
-        "step", _if(run, step), statistics.median(run.step_seconds), spread=spread(run.step_seconds),
-        currency="wall" if run.on_cpu else "device", interval=None if run.not_compared else (low, high), note=run.not_by_wall,
+    row = measured_row(
+        "step", _if(run, step), run.step_seconds, currency="wall" if run.on_cpu else "device", note=run.not_by_wall,
+        interval=None if run.not_compared else (low, high),
     )  # fmt: skip
     return [row, *(_on_cpu(run) if run.on_cpu else _on_gpu(run))]
 

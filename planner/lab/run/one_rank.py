@@ -255,8 +255,8 @@ def _assembled_rows(
     """The step and its parts. ``assembled_seconds`` sum to the step; ``measured_seconds`` are there where one rank shows them."""
     step = sum(predicted.values())
     bar = error_bar("step_time", task.asked.trainer, task.asked.cluster.hardware, task.plan.kind())
-    row = time_row("step", step, whole.step, spread=spread, interval=bar.interval(step), currency=currency)
-    rows = [{**row, "assembled_seconds": whole.step}]
+    row = time_row("step", step, whole.step, interval=bar.interval(step), currency=currency)
+    rows = [{**row, "spread": spread, "assembled_seconds": whole.step}]
     for part, seconds in whole.parts.items():
         if seconds == predicted[part] == 0.0:
             continue

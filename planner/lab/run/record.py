@@ -36,19 +36,19 @@ def complete(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def time_row(
-    what: str, predicted: float | None, measured: float | None, *, spread: float | None = None,
-    interval: tuple[float, float] | None = None, currency: str = "wall", note: str = "",
+    what: str, predicted: float | None, measured: float | None, *, interval: tuple[float, float] | None = None,
+    currency: str = "wall", note: str = "",
 ) -> dict[str, Any]:  # fmt: skip
     """One compared time. ``error`` = predicted / measured - 1; None where either is missing or the note says why not.
 
-    ``spread``: half the distance of the 5th and the 95th percentile over the median. ``currency``: wall, processor (seconds
-    of a core) or device (seconds by events of the GPU). A row with a note is shown and not compared.
+    ``currency``: wall, processor (seconds of a core) or device (seconds by events of the GPU). A row with a note is shown and not
+    compared.
     """
     compared = predicted is not None and measured is not None and measured > 0 and not note
     error = predicted / measured - 1.0 if compared else None  # type: ignore[operator]
     inside = interval[0] <= measured <= interval[1] if compared and interval else None  # type: ignore[operator]
     return {
-        "what": what, "predicted_seconds": predicted, "measured_seconds": measured, "spread": spread, "error": error,
+        "what": what, "predicted_seconds": predicted, "measured_seconds": measured, "spread": None, "error": error,
         "interval": list(interval) if interval is not None else None, "inside": inside, "currency": currency, "note": note,
     }  # fmt: skip
 
@@ -63,11 +63,12 @@ def spread(values: Sequence[float]) -> float | None:
 
 
 def measured_row(
-    what: str, predicted: float | None, values: Sequence[float], *, currency: str, note: str = ""
-) -> dict[str, Any]:
+    what: str, predicted: float | None, values: Sequence[float], *, currency: str, note: str = "",
+    interval: tuple[float, float] | None = None,
+) -> dict[str, Any]:  # fmt: skip
     """``time_row`` of the median of some measurements, with their spread."""
-    measured = statistics.median(values)
-    return time_row(what, predicted, measured, spread=spread(values), currency=currency, note=note)
+    row = time_row(what, predicted, statistics.median(values), interval=interval, currency=currency, note=note)
+    return {**row, "spread": spread(values)}
 
 
 def rates(

@@ -78,7 +78,7 @@ def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any
     predicted, rows = plan.prediction, []
     if speed is not None and seconds is not None:
         step, interval = predicted.step_time_s, predicted.step_time_range_s
-        rows.append(time_row("step", step, seconds, spread=speed.spread, interval=interval))
+        rows.append(time_row("step", step, seconds, interval=interval) | {"spread": speed.spread})
     return {
         "times": rows, "ranks": [] if log is None or not log.memory_gib else [_peak(plan, log)],
         "rates": None if log is None else _rates(plan, log, seconds),
