@@ -113,7 +113,7 @@ BY_HAND: dict[str, dict[float, Hand]] = {
 
 
 def test_every_row_of_eager_kernels_by_hand() -> None:
-    """What each series of kernels reads and writes, saves and launches; views and broadcast operands take twice as long per byte."""
+    """What each series of kernels reads and writes, saves and launches; views and broadcast operands take twice as long."""
     uncompiled = {
         name if name not in kernels.EAGER else f"{name} uncompiled": row for name, row in kernels.UNCOMPILED.items()
     }

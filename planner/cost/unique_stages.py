@@ -10,9 +10,9 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
-from planner.cost.memory.device_memory import StageBytes
 from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
+    StageBytes,
     communicator_bytes,
     host_bytes,
     state_bytes,
@@ -30,16 +30,10 @@ from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
+from planner.cost.price.sharding import column
 from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
-from planner.cost.price.state_traffic import (
-    TRAFFIC_FIELDS,
-    UpdateSeconds,
-    accumulation_seconds,
-    column,
-    copy_seconds,
-    optimizer_seconds,
-    reduce_and_gather,
-)
+from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
+from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload

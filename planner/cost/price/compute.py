@@ -11,7 +11,7 @@ from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, O
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
-from planner.trainer import Casts
+from planner.trainer_records import Casts
 from planner.workload import LOW_PRECISIONS
 
 NO_CASTS = Casts(inputs=0.0)

@@ -26,7 +26,7 @@ from planner.cost.layer.operators import MemoryBound, Shard
 from planner.cost.layer.transformer_layer import head, layer
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.compute import repeated
-from planner.cost.price.state_traffic import local_states
+from planner.cost.price.sharding import local_states
 from planner.hardware import HardwareProfile
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
