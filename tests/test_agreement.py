@@ -1,4 +1,4 @@
-"""The cost model's memory and collectives against the witness: stored measurements at full size, a few taken again."""
+"""The cost model's memory and collectives against the memory tracker: stored measurements at full size, a few taken again."""
 
 from __future__ import annotations
 

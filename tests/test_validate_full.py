@@ -97,11 +97,11 @@ def _check_passes(found: dict[str, Any], plan: Path) -> None:
         )
         for chains in (True, False)
     }  # fmt: skip
-    told = processor_seconds(priced[True], asked.split, host)
+    predicted = processor_seconds(priced[True], asked.split, host)
     passes = {(row["stage"], row["kind"]): row for row in found["stages"]}
     assert set(passes) == {(0, "F"), (0, "B"), (1, "F"), (1, "B")}
     for (stage, kind), row in passes.items():
-        assert row["predicted_seconds"] == pytest.approx(float(told[kind][stage]), rel=1e-6)
+        assert row["predicted_seconds"] == pytest.approx(float(predicted[kind][stage]), rel=1e-6)
         assert row["currency"] == "processor" and row["measured_seconds"] > 0
     fused = computed(priced[False])
     apart = [abs(float(fused[kind][stage]) / row["predicted_seconds"] - 1) for (stage, kind), row in passes.items()]

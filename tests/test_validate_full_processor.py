@@ -98,14 +98,16 @@ def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:
     ]
     measurements = {"chain": rows, "launch": [{"kind": "stream", "us": 2.0}]}
     timed = replace(asked.cluster, hardware=replace(hardware, measurements=measurements))
-    told = processor_seconds(
+    predicted = processor_seconds(
         price(Job(workload=asked.workload, cluster=timed, trainer=trainer), asked.layout), asked.split, None
     )
     rate = hardware.memory_bandwidth
     norm = 2 * (30.0 - 6 * 2.0) * 1e-6 - 28 * tokens * h / (rate * hardware.memory_fraction["elementwise"])
     swiglu = (200.0 - 9 * 2.0) * 1e-6 - 96 * tokens * f / (rate * hardware.memory_fraction["swiglu"])
-    assert told["F"] - bare["F"] == pytest.approx([4 * norm, 5 * norm])  # two norms of a layer, and that of the head
-    assert told["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
+    assert predicted["F"] - bare["F"] == pytest.approx(
+        [4 * norm, 5 * norm]
+    )  # two norms of a layer, and that of the head
+    assert predicted["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
 
     layer, embedding = 2 * h * h + 2 * h * 64 + 3 * h * f + 2 * h, vocabulary * h
     clip = [

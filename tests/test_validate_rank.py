@@ -1,4 +1,4 @@
-"""Rungs rank and truncated of plan validate: a rank alone does what it does among others; the commands."""
+"""Levels rank and truncated of plan validate: a rank alone does what it does among others; the commands."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
 @pytest.mark.proof
 @needs_torch
 def test_a_rank_alone_is_the_rank_among_others() -> None:
-    """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without stand-ins."""
+    """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without local copies."""
     lines = [json.loads(line.removeprefix("FOUND")) for line in fresh(ALONE).splitlines() if line.startswith("FOUND")]
     assert [one["stage"] for one in lines] == [1]
     for one in lines:
@@ -225,8 +225,8 @@ print("DONE")
 
 
 @needs_torch
-def test_stand_ins_and_kernels_of_a_gpu() -> None:
-    """Stand-ins: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, attention by its
+def test_fake_collectives_and_kernels_of_a_gpu() -> None:
+    """Fake collectives: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, attention by its
     definition and grouped products; a missing compiler is written down."""
     assert fresh(STANDS + KERNELS).split() == ["DONE", "DONE"]
 
@@ -309,7 +309,7 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     assert {name: one["predicted_seconds"] for name, one in parts.items()} == pytest.approx(
         {name: seconds for name, seconds in whole.items() if seconds}
     )
-    assert whole["compute"] > 2 * load_plan(plan).prediction.time_s["compute"], "a layer of nothing takes milliseconds"
+    assert whole["compute"] > 2 * load_plan(plan).prediction.time_s["compute"], "an empty layer takes milliseconds"
     assert small["as_run"]["sentences"] == found["as_run"]["sentences"]
 
 
@@ -387,7 +387,7 @@ def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
 
 
 HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
-"""Seconds of a layer of nothing and of the ends."""
+"""Seconds of an empty layer and of the ends."""
 
 
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
@@ -409,9 +409,9 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
 
 
 @needs_torch
-def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -> None:
+def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) -> None:
     """Passes as chains with 3 and 6 ms of the host per layer less what its launches are priced at, the update with the norm and
-    the host around 2 layers and an end; on a GPU the same rank is held against the plan's trainer."""
+    the host around 2 layers and an end; on a GPU the same rank is compared with the plan's trainer."""
     from planner.lab.run.eager_pricing import as_run, priced_host, processor_seconds, update_seconds
 
     plan = on_this_cpu(tmp_path, "--gpus", "2", "--pp", "2", "--global-batch-size", "8")

@@ -243,9 +243,9 @@ def compare(asked: Asked) -> dict[str, Any]:
     samples = [[t * reference for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     host = [{kind: (reference * layer, reference * ends) for kind, (layer, ends) in rank[2].items()} for rank in ranks]
-    told = processor_seconds(priced, split, mean_host(host))
+    predicted = processor_seconds(priced, split, mean_host(host))
     measured = _mean_passes({key: took * reference for key, took in step.items()} for rank in ranks for step in rank[1])
-    return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
+    return {"layout": asked.layout.to_dict(), **_errors(asked, predicted, measured), "pressure": [before, pressure()]}
 
 
 def _mean_passes(steps: Iterable[Passes]) -> Passes:
@@ -257,10 +257,10 @@ def _mean_passes(steps: Iterable[Passes]) -> Passes:
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 
-def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str, Any]:
+def _errors(asked: Asked, predicted: dict[str, Floats], measured: Passes) -> dict[str, Any]:
     split, schedule = asked.split(), int(asked.layout.schedule)
     passes, errors = [], []
-    for kind, stages in told.items():
+    for kind, stages in predicted.items():
         for stage, seconds in enumerate(stages):
             mine = middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
             took = statistics.fmean(mine)
@@ -270,11 +270,17 @@ def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str
     if split.pp > 1:
         nothing = np.zeros(len(split.stages))
         spans = walk(
-            schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, told["F"], told["B"], nothing
+            schedule,
+            split.pp,
+            len(split.stages) // split.pp,
+            split.num_microbatches,
+            predicted["F"],
+            predicted["B"],
+            nothing,
         )
         step = max(one.end for one in spans)
     else:
-        step = split.num_microbatches * float(told["F"][0] + told["B"][0])
+        step = split.num_microbatches * float(predicted["F"][0] + predicted["B"][0])
     took = replayed(split, schedule, measured)
     return {
         "passes": passes, "median_error": statistics.median(errors),
@@ -324,8 +330,10 @@ def _show(row: int, layout: Layout, found: dict[str, Any], outside: bool) -> Non
         flush=True,
     )
     for one in found["passes"]:
-        told, took = one["predicted_seconds"], one["measured_seconds"]
-        print(f"    {one['kind']}{one['stage']}: predicted {told:.4f} s, measured {took:.4f} s: {one['error']:+.1%}")
+        predicted, took = one["predicted_seconds"], one["measured_seconds"]
+        print(
+            f"    {one['kind']}{one['stage']}: predicted {predicted:.4f} s, measured {took:.4f} s: {one['error']:+.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -71,7 +71,7 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
             _stop(process)
             raise InterruptedRunError("stopped") from None
         finally:
-            with deaf():
+            with interrupts_ignored():
                 _end(process, directory)
     _judge(process.returncode, directory, ranks)
     return time.monotonic() - begun
@@ -119,7 +119,7 @@ def termination_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def interrupts_ignored() -> Iterator[None]:
     """Ctrl-C is not heard: processes that are ended here are all ended, those that are started here never hear it."""
     if threading.current_thread() is not threading.main_thread():
         yield

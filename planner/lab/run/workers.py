@@ -15,7 +15,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import deaf, termination_interrupts
+from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
@@ -152,7 +152,7 @@ class _Pool:
             first = next(iter(self.running.values()), _Running(-1, -1, None, 0.0))
             self.lost(Lost(rank=first.rank, kind="interrupted", phase=first.phase, sentence="stopped", kept=first.kept))
         finally:
-            with deaf():
+            with interrupts_ignored():
                 for left in self.running.values():
                     left.process.kill()
                     left.process.join()
@@ -162,7 +162,7 @@ class _Pool:
         """One process, heard through its pipe."""
         here, there = self.context.Pipe(duplex=False)
         process = self.context.Process(target=_work, args=(self.manner, split, rank, there), daemon=True)
-        with deaf():
+        with interrupts_ignored():
             process.start()
         there.close()
         self.running[here] = _Running(
