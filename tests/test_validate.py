@@ -17,7 +17,7 @@ from samples import MODELS, model
 
 from planner.commands.main import main
 from planner.errors import PlannerError
-from planner.lab.reference.split import virtual_stages, refusals, split_of
+from planner.lab.reference.split import refusals, split_of, virtual_stages
 from planner.layout import Layout
 from planner.trainer import load_trainer
 from planner.workload import Workload
