@@ -269,15 +269,8 @@ def _errors(asked: Asked, predicted: dict[str, Floats], measured: Passes) -> dic
                            "error": float(seconds) / took - 1.0})  # fmt: skip
     if split.pp > 1:
         nothing = np.zeros(len(split.stages))
-        spans = walk(
-            schedule,
-            split.pp,
-            len(split.stages) // split.pp,
-            split.num_microbatches,
-            predicted["F"],
-            predicted["B"],
-            nothing,
-        )
+        durations = predicted["F"], predicted["B"], nothing
+        spans = walk(schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, durations)
         step = max(one.end for one in spans)
     else:
         step = split.num_microbatches * float(predicted["F"][0] + predicted["B"][0])

@@ -18,7 +18,6 @@ from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.cost.refine import chunks
 from planner.lab.run.question import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
@@ -91,7 +90,7 @@ def predicted_of(priced: Priced) -> Predicted:
     return Predicted(
         computed=with_copies(priced, computed),
         exchanged={part: {name: total(kinds[name], [part]) for name in ("forward", "backward")} for part in EXCHANGED},
-        ranks=[stage_rank(i, int(layout.pp), chunks(layout), int(layout.schedule)) for i in range(count)],
+        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
         update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
 
@@ -156,7 +155,7 @@ def _windows(priced: Priced, forward: Floats, backward: Floats) -> tuple[Floats,
 
     [cost.estimate: each pass with the send that it waits for]
     """
-    sent = priced.send[0] * chunks(priced.dealt)
+    sent = priced.send[0] * int(priced.dealt.vpp)
     return priced.shared.forward * forward[:, None] + sent, priced.shared.backward * backward[:, None] + sent
 
 
@@ -231,7 +230,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None =
     busy = sum(parts.values())
     walked = busy
     if pp > 1:
-        walked = walked_time(int(layout.schedule), pp, chunks(layout), m, forward, backward, computed["weight"])
+        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["weight"]))
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
     parts |= _ends(priced, whole, ratios, seen)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
-from planner.cost.refine import chunks
 from planner.detect import profile_of
 from planner.hardware import load_hardware
 from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
@@ -283,7 +282,7 @@ def stages(run: FullRun) -> list[dict[str, Any]]:
 def _rank(run: FullRun, stage: int) -> int:
     """Pipeline rank of a virtual stage."""
     layout = run.priced.dealt
-    return stage_rank(stage, int(layout.pp), chunks(layout), int(layout.schedule))
+    return stage_rank(stage, int(layout.pp), int(layout.schedule))
 
 
 def measured_passes(run: FullRun, clock: int) -> dict[tuple[int, str], list[float]]:
@@ -312,7 +311,7 @@ def _as_torch(found: Passes) -> Passes:
 def replay(run: FullRun, passes: Passes) -> float | None:
     """Seconds of the pipeline if each pass took that long and sends nothing; None where a pass is missing."""
     layout = run.priced.dealt
-    pp, v, m = int(layout.pp), chunks(layout), int(layout.num_microbatches)
+    pp, v, m = int(layout.pp), int(layout.vpp), int(layout.num_microbatches)
     forward, backward, weight = [], [], []
     for stage in range(pp * v):
         half = passes.get((stage, "W"), 0.0)
@@ -324,4 +323,4 @@ def replay(run: FullRun, passes: Passes) -> float | None:
         weight.append(half)
     if pp == 1:
         return m * (sum(forward) + sum(backward))
-    return walked_time(int(layout.schedule), pp, v, m, np.array(forward), np.array(backward), np.array(weight))
+    return walked_time(int(layout.schedule), pp, v, m, (np.array(forward), np.array(backward), np.array(weight)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from planner.cluster import Cluster
 from planner.cost.estimate import estimate
-from planner.cost.refine import chunks, stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.lab.reference.split import refusals
 from planner.layout import Layout, Schedule
@@ -136,7 +136,7 @@ def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Tru
     own = (
         [*own[: pp - 1], own[-1]] if piped else own[:1]
     )  # of the ranks that are kept: the first, some in the middle, the last
-    parts = chunks(layout) if piped else 1
+    parts = int(layout.vpp) if piped else 1
     each = layers or max(1, max(own) // parts)
     model = _shallow(model, sum(own) if layers is None else layers * parts * pp, changes)
     few = min(int(layout.num_microbatches), ROUNDS * pp)
