@@ -300,7 +300,7 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
     from planner.lab.run.as_run import host_of, parts_as_run
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
@@ -348,7 +348,7 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
@@ -369,7 +369,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
     from planner.lab.run.levels import Machine, Task, choose
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
@@ -395,7 +395,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     loaded = load_plan(plan)
@@ -462,7 +462,7 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
     from planner.lab.run.as_run import parts_as_run, predicted_as_run, priced_as_run
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
@@ -488,7 +488,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.question import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))

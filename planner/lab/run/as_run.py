@@ -28,7 +28,7 @@ from planner.lab.run.eager_pricing import (
     update_seconds,
     yardsticks,
 )
-from planner.lab.run.question import Question
+from planner.lab.run.plan_question import Question
 from planner.timeline.priced_plan import Priced
 from planner.trainer import changes_of
 from planner.units import format_seconds

@@ -18,7 +18,7 @@ from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.lab.run.question import POSITIONS, position
+from planner.lab.run.plan_question import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced

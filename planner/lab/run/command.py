@@ -161,7 +161,7 @@ class _Asked:
     def task(self, plan: Plan, report: Callable[[dict[str, Any]], None] = lambda _: None) -> Task:
         """The flags, checked, and what there is to run on."""
         from planner.lab.run.levels import Task, machine_here
-        from planner.lab.run.question import question
+        from planner.lab.run.plan_question import question
 
         _require_torch()
         flags, trace = self.flags, self.flags["trace"]

@@ -22,7 +22,7 @@ from planner.lab.launch.state import State, same
 from planner.units import KIB, format_seconds
 
 if TYPE_CHECKING:
-    from planner.lab.run.question import Question
+    from planner.lab.run.plan_question import Question
     from planner.plan_file import Plan
 
 START = 120.0

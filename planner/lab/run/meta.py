@@ -32,7 +32,7 @@ from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import Points, beyond, depths, place
 from planner.lab.run.levels import Say, Task, kills
 from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, optimizer_states
-from planner.lab.run.question import Question
+from planner.lab.run.plan_question import Question
 from planner.lab.run.training import Run
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.units import format_seconds

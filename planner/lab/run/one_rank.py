@@ -29,7 +29,7 @@ from planner.lab.run.assembled_step import (
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import host_is_measured, mean_host, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Machine, Say, Task, kills, step_limits
-from planner.lab.run.question import Question, position
+from planner.lab.run.plan_question import Question, position
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.timeline.priced_plan import Priced

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.lab.run.question import Question, question
+from planner.lab.run.plan_question import Question, question
 from planner.plan_file import plan_from_dict
 
 

@@ -28,7 +28,7 @@ from planner.lab.run.as_run import host_of, parts_as_run
 from planner.lab.run.learn import learned_of
 from planner.lab.run.levels import Say, Task
 from planner.lab.run.one_rank import other_device
-from planner.lab.run.question import question
+from planner.lab.run.plan_question import question
 from planner.lab.run.record import complete
 from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.plan_file import Plan, predict
