@@ -66,7 +66,7 @@ def settings(job: ExportJob) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """train.py and plan.json."""
-    script = resources.files("planner.trainers.targets").joinpath("pytorch_train.txt").read_text(encoding="utf-8")
+    script = resources.files("planner.trainers.pytorch").joinpath("pytorch_train.txt").read_text(encoding="utf-8")
     common = ("train.py", "--plan", "plan.json")
     return Rendered(
         files={"train.py": script, "plan.json": json.dumps(settings(job), indent=1) + "\n"},
