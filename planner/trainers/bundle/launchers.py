@@ -127,7 +127,7 @@ def host_order(job: ExportJob) -> str:
             f"# The plan counts on one NVLink domain in lines 1 to {domain}, one in the next {domain}, and so on: what is",
             "# priced on NVLink goes over the network where the hosts of a domain are apart here.",
         ]
-    if int(job.layout.pp) > 1:
+    if job.layout.pp > 1:
         lines.append(
             "# Neighbouring pipeline stages exchange activations: hosts that are near each other, one after the other."
         )
@@ -211,8 +211,8 @@ def node_stages(job: ExportJob) -> list[tuple[int, int, str]]:
     layout, ranks = job.layout, np.arange(job.cluster.num_gpus)
     tp, cp, dp, pp = (int(value) for value in (layout.tp, layout.cp, layout.dp, layout.pp))
     inner = {
-        Order.TP_CP_EP_DP_PP: tp * cp * dp, Order.TP_CP_EP_PP_DP: tp * cp, Order.TP_CP_DP_PP_EP: tp * cp * dp // int(layout.ep),
-    }[Order(int(layout.order))]  # fmt: skip
+        Order.TP_CP_EP_DP_PP: tp * cp * dp, Order.TP_CP_EP_PP_DP: tp * cp, Order.TP_CP_DP_PP_EP: tp * cp * dp // layout.ep,
+    }[Order(layout.order)]  # fmt: skip
     stage = ranks // max(inner, 1) % pp
     found: list[tuple[int, int, str]] = []
     for node in range(job.num_nodes):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
@@ -23,7 +25,7 @@ LEVELS = ("name known", "parsed", "validated", "groups built", "model built")
 """How far a trainer's own code has gone with an exported file, least first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """A value and the reason for it; both are written into the bundle."""
 
@@ -59,10 +61,10 @@ class ExportJob:
         """The architecture."""
         return self.plan.workload.model
 
-    @property
-    def layout(self) -> Layout:
-        """How it is split; plain integers."""
-        return self.plan.layout
+    @cached_property
+    def layout(self) -> Any:
+        """How it is split: the plan's Layout, in plain integers."""
+        return Layout(**{name: int(value) for name, value in self.plan.layout.columns().items()})
 
     @property
     def rules_job(self) -> Job:
@@ -197,6 +199,23 @@ class Target:
 
 STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
 """Facts of a trainer that a file of one's own may change, and that a run would not follow unless its configuration says so."""
+
+
+def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], precisions: Collection[str]) -> list[str]:
+    """Optimizer and precision that an exporter has no word for: refused, never written as something else."""
+    return [
+        f"{field} {value}: the export to {who} knows {_listed(known)}; choose {'one of them' if len(known) > 1 else 'it'}"
+        for field, value, known in (
+            ("optimizer", job.workload.optimizer, optimizers), ("precision", job.workload.precision, precisions)
+        )
+        if value not in known
+    ]  # fmt: skip
+
+
+def _listed(names: Collection[str]) -> str:
+    """a, b or c."""
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def library_trainer(name: str) -> str:

@@ -116,7 +116,7 @@ def probe_rank(job: ExportJob) -> int:
 
 def model_stages(job: ExportJob) -> list[int]:
     """Pipeline stages whose model is built."""
-    pp = int(job.layout.pp)
+    pp = job.layout.pp
     return sorted({0, pp - 1, pp // 2, min(1, pp - 1)})[:MODEL_RANKS]
 
 
@@ -130,7 +130,7 @@ def _judged(job: ExportJob, answer: dict[str, Any], level: str) -> Checked:
     if answer["problem"]:
         return Checked(target="megatron", level=answer["level"], problem=answer["problem"])
     problems = []
-    expected: dict[str, Any] = {"microbatches": int(job.layout.num_microbatches)}
+    expected: dict[str, Any] = {"microbatches": job.layout.num_microbatches}
     expected["groups"] = {name: group_of(job.layout, name, probe_rank(job)) for name in GROUPS}
     if not job.model.is_moe:  # Megatron then calls all ranks of a stage expert data parallel, whatever tp is
         for name in ("etp", "ep", "edp"):

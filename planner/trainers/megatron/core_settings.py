@@ -63,13 +63,13 @@ def moe_layer_pattern(model: ModelSpec) -> str:
 def vocab_rows(job: ExportJob) -> int:
     """Rows of the embedding table: the model's own when every rank gets a multiple of 8, which tensor cores want, else
     Megatron's padding to 128 tp."""
-    rows, tp = job.model.vocab_size, int(job.layout.tp)
+    rows, tp = job.model.vocab_size, job.layout.tp
     return rows if rows % (8 * tp) == 0 else -(-rows // (128 * tp)) * 128 * tp
 
 
 def recompute_modules(job: ExportJob) -> list[str]:
     """Names after --recompute-modules, in the order of Module."""
-    mask = int(job.layout.recompute_modules)
+    mask = job.layout.recompute_modules
     return [name for module, name in MODULES.items() if mask & module]
 
 
@@ -80,7 +80,7 @@ def layers_to_recompute(job: ExportJob) -> int:
     how many of each rank.
     """
     dealt = job.layers_per_chunk()
-    wanted = int(job.layout.recompute_layers)
+    wanted = job.layout.recompute_layers
     most = max(max(rank) for rank in dealt)
     return most if wanted == 0 else -(-wanted // len(dealt[0]))
 
@@ -119,7 +119,7 @@ def attention_backend(job: ExportJob) -> str:
 
 def shards_states(job: ExportJob) -> bool:
     """The distributed optimizer: the plan's zero 1; on one data parallel rank also where other settings need it."""
-    return int(job.layout.zero) == 1 or (_alone(job) and _lean_optimizer(job))
+    return job.layout.zero == 1 or (_alone(job) and _lean_optimizer(job))
 
 
 def lean_optimizer(job: ExportJob) -> bool:
@@ -128,23 +128,23 @@ def lean_optimizer(job: ExportJob) -> bool:
 
 
 def _lean_optimizer(job: ExportJob) -> bool:
-    return job.workload.optimizer in LEAN_OPTIMIZERS or int(job.layout.offload_optimizer) > 0
+    return job.workload.optimizer in LEAN_OPTIMIZERS or job.layout.offload_optimizer > 0
 
 
 def _alone(job: ExportJob) -> bool:
-    return int(job.layout.dp) * int(job.layout.cp) == 1
+    return job.layout.dp * job.layout.cp == 1
 
 
 def environment(job: ExportJob) -> dict[str, Setting]:
     """Variables that Megatron's validator asks for."""
     layout = job.layout
-    if int(layout.tp) * int(layout.cp) == 1 or job.cluster.hardware.arch.startswith("Blackwell"):
+    if layout.tp * layout.cp == 1 or job.cluster.hardware.arch.startswith("Blackwell"):
         return {}
     why = (
         "Before Blackwell, tensor and context parallelism need one hardware queue: communication is then issued in "
         "program order and runs beside the GEMM that does not wait for it (validate_args asserts it)."
     )
-    return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting(value="1", why=why)}
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("1", why)}
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -154,31 +154,31 @@ def refusals(job: ExportJob) -> list[str]:
 
 def _layout_refusals(job: ExportJob) -> list[str]:
     layout, found = job.layout, []
-    if int(layout.order) == Order.TP_CP_DP_PP_EP:
+    if layout.order == Order.TP_CP_DP_PP_EP:
         found.append(
             "rank order tp-cp-dp-pp-ep puts experts outermost; Megatron's groups are tp-cp-ep-dp-pp or tp-cp-ep-pp-dp "
             "(parallel_state.RankGenerator); price the plan with --order tp-cp-ep-dp-pp"
         )
-    if int(layout.zero) > 1:
+    if layout.zero > 1:
         found.append(f"zero {layout.zero}: the distributed optimizer shards optimizer states only (zero 1); use zero 1")
-    if int(layout.dp_shard) not in (0, int(layout.dp)):
+    if layout.dp_shard not in (0, layout.dp):
         found.append(f"dp_shard {layout.dp_shard}: states are sharded over all {layout.dp} data parallel ranks; use 0")
     per_stage = min(sum(rank) for rank in job.layers_per_chunk())
-    if int(layout.recompute_layers) > per_stage > 0:
+    if layout.recompute_layers > per_stage > 0:
         found.append(
             f"recompute_layers {layout.recompute_layers} exceeds the {per_stage} layers of the smallest stage: "
             "--recompute-num-layers counts layers of each stage; choose at most that many"
         )
     parts = len(job.layers_per_chunk()[0])
-    if int(layout.recompute_layers) % parts:
+    if layout.recompute_layers % parts:
         found.append(
             f"recompute_layers {layout.recompute_layers} with vpp {parts}: --recompute-num-layers counts layers of each virtual "
             f"stage (TransformerBlock._checkpointed_forward), so it must be a multiple of {parts}; "
-            f"the nearest is {max(parts, round(int(layout.recompute_layers) / parts) * parts)}"
+            f"the nearest is {max(parts, round(layout.recompute_layers / parts) * parts)}"
         )
-    if int(layout.offload_activations):
+    if layout.offload_activations:
         found.append("offload_activations: --cpu-offloading-num-layers excludes pipelines and recompute; leave it off")
-    if int(layout.cp) > 1 and int(layout.cp_method) == CpMethod.ALLGATHER and job.model.is_mla:
+    if layout.cp > 1 and layout.cp_method == CpMethod.ALLGATHER and job.model.is_mla:
         found.append(
             "cp_method allgather with MLA: Transformer Engine gathers keys and values of equal head sizes only; "
             "use --cp-method ring"
@@ -188,8 +188,8 @@ def _layout_refusals(job: ExportJob) -> list[str]:
 
 def _recompute_refusals(job: ExportJob) -> list[str]:
     """Modules that Megatron accepts and then repeats nothing, or refuses."""
-    mask, model = int(job.layout.recompute_modules), job.model
-    if int(job.layout.recompute) != Recompute.SELECTIVE:
+    mask, model = job.layout.recompute_modules, job.model
+    if job.layout.recompute != Recompute.SELECTIVE:
         return []
     found = []
     unknown = [name for name in module_names(mask) if name not in {module_names(int(m))[0] for m in MODULES}]
@@ -220,12 +220,12 @@ def _optimizer_refusals(job: ExportJob) -> list[str]:
         found.append(
             f"lora_rank {work.lora_rank}: Megatron-LM has no flag for adapters; plan without --lora-rank, or use another target"
         )
-    if _lean_optimizer(job) and int(layout.zero) == 0 and not _alone(job):
+    if _lean_optimizer(job) and layout.zero == 0 and not _alone(job):
         found.append(
             f"optimizer {work.optimizer} with offload_optimizer {layout.offload_optimizer} and zero 0: the precision-aware "
             "optimizer, which also offloads, is a part of the distributed optimizer (optimizer_config.py); use --zero 1"
         )
-    if int(layout.offload_optimizer) and work.optimizer not in ("adam", "adam_bf16", "adam_8bit"):
+    if layout.offload_optimizer and work.optimizer not in ("adam", "adam_bf16", "adam_8bit"):
         found.append(f"offload_optimizer with {work.optimizer}: optimizer offload is Adam's only; use --optimizer adam")
     if work.optimizer == "muon" and work.precision == "fp16":
         found.append("muon with fp16: Megatron's emerging optimizers refuse fp16; use --precision bf16")
@@ -247,9 +247,9 @@ def _precision_refusals(job: ExportJob) -> list[str]:
 
 def _shape_refusals(job: ExportJob) -> list[str]:
     """Transformer Engine's low-precision GEMMs want both sides of every matrix on one rank in multiples of 16 (mx: 32)."""
-    model, layout, tp = job.model, job.layout, int(job.layout.tp)
+    model, layout, tp = job.model, job.layout, job.layout.tp
     unit = 32 if job.workload.precision == "mxfp8" else 16
-    tokens = job.workload.sequence_length * int(layout.micro_batch_size) // int(layout.cp)
+    tokens = job.workload.sequence_length * layout.micro_batch_size // layout.cp
     sizes = {
         "hidden size": model.hidden_size, "attention width per rank": model.attention_output_size / tp,
         "tokens per rank": tokens / (tp if layout.sequence_parallel else 1),
@@ -257,7 +257,7 @@ def _shape_refusals(job: ExportJob) -> list[str]:
     if model.num_plain_layers:
         sizes["MLP width per rank"] = model.ffn_size / tp
     if model.is_moe:
-        sizes["expert width per rank"] = model.expert_ffn_size / int(layout.etp)
+        sizes["expert width per rank"] = model.expert_ffn_size / layout.etp
     wrong = [f"{name} {size:g}" for name, size in sizes.items() if size % unit]
     return (
         [f"{job.workload.precision} needs multiples of {unit}: {', '.join(wrong)}; choose a smaller tp or bf16"]
@@ -279,7 +279,7 @@ def _model_refusals(job: ExportJob) -> list[str]:
         (m.is_moe and m.router_bias != m.linear_bias, "a router bias that differs from the other biases"),
     )
     found = [f"{m.name} has {what}, which Megatron's GPT layers do not have" for wrong, what in rules if wrong]
-    if m.expert_bias and int(layout.etp) > 1:
+    if m.expert_bias and layout.etp > 1:
         found.append(f"etp {layout.etp} with biases in experts: Megatron allows them only with etp 1; use --etp 1")
     return found
 

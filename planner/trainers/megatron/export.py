@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from planner import library
 from planner.layout import NAMES, Order, Recompute, Schedule
 from planner.trainer import Trainer
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 from planner.trainers.megatron import core_settings as mcore
 
 Words = tuple[str, ...]
@@ -131,10 +131,10 @@ def _parallelism(job: ExportJob) -> tuple[Words, ...]:
         ("--context-parallel-size", str(layout.cp)),
     ]  # fmt: skip
     words += [("--sequence-parallel",)] if layout.sequence_parallel else []
-    words += [("--cp-comm-type", mcore.CP_TYPES[int(layout.cp_method)])] if int(layout.cp) > 1 else []
-    if int(layout.pp) > 1:
+    words += [("--cp-comm-type", mcore.CP_TYPES[layout.cp_method])] if layout.cp > 1 else []
+    if layout.pp > 1:
         words.append(("--pipeline-model-parallel-layout", mcore.pipeline_layout(job)))
-    words += [("--use-tp-pp-dp-mapping",)] if int(layout.order) == Order.TP_CP_EP_PP_DP else []
+    words += [("--use-tp-pp-dp-mapping",)] if layout.order == Order.TP_CP_EP_PP_DP else []
     words += [("--tp-comm-overlap",)] if overlaps_tensor(job.trainer) and layout.sequence_parallel else []
     return tuple(words)
 
@@ -152,7 +152,7 @@ def _batch(job: ExportJob) -> tuple[Words, ...]:
 
 
 def _recompute(job: ExportJob) -> tuple[Words, ...]:
-    mode = int(job.layout.recompute)
+    mode = job.layout.recompute
     if mode == Recompute.SELECTIVE:
         return (
             ("--recompute-granularity", "selective"),
@@ -172,9 +172,9 @@ def _optimizer(job: ExportJob) -> tuple[Words, ...]:
     layout, name = job.layout, job.workload.optimizer
     words: list[Words] = [("--optimizer", {"adam_bf16": "adam", "adam_8bit": "adam"}.get(name, name))]
     words += [("--use-distributed-optimizer",)] if mcore.shards_states(job) else []
-    if int(layout.dp) * int(layout.cp) > 1 and "gradients" in job.trainer.overlap:
+    if layout.dp * layout.cp > 1 and "gradients" in job.trainer.overlap:
         words.append(("--overlap-grad-reduce",))
-        if int(layout.zero) == 1 and "parameters" in job.trainer.overlap:
+        if layout.zero == 1 and "parameters" in job.trainer.overlap:
             words.append(("--overlap-param-gather",))
     if mcore.lean_optimizer(job):
         moments = {"adam_bf16": "bf16", "adam_8bit": "fp8"}.get(name, "fp32")
@@ -183,10 +183,10 @@ def _optimizer(job: ExportJob) -> tuple[Words, ...]:
             ("--main-grads-dtype", "fp32" if mcore.sums_in_fp32(job) else "bf16"),
             ("--exp-avg-dtype", moments), ("--exp-avg-sq-dtype", moments),
         ]  # fmt: skip
-    if int(layout.offload_optimizer):
+    if layout.offload_optimizer:
         words += [
             ("--optimizer-cpu-offload",),
-            ("--optimizer-offload-fraction", f"{int(layout.offload_optimizer) / 100:g}"),
+            ("--optimizer-offload-fraction", f"{layout.offload_optimizer / 100:g}"),
         ]
     words += [("--sgd-momentum", "0.9")] if name == "sgd" else []
     return tuple(words)
@@ -216,7 +216,7 @@ def _kernels(job: ExportJob) -> tuple[Words, ...]:
     )  # fmt: skip
 
 
-def _refusals(job: ExportJob) -> list[str]:
+def refusals(job: ExportJob) -> list[str]:
     m, found = job.model, mcore.refusals(job)
     if (m.activation, m.gated) not in _ACTIVATIONS:
         found.append(
@@ -232,7 +232,7 @@ def _refusals(job: ExportJob) -> list[str]:
             f"loss_passes {job.trainer.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer Engine's "
             "fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
         )
-    schedule = int(job.layout.schedule)
+    schedule = job.layout.schedule
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
         found.append(f"schedule {NAMES['schedule'][schedule]}: Megatron-LM runs 1f1b and interleaved_1f1b")
     return found
@@ -255,8 +255,8 @@ def shell_word(text: str) -> str:
 def smoke_batch(job: ExportJob) -> int:
     """Sequences per step of a smoke run: two rounds of the pipeline, which is enough for the memory of its peak."""
     layout = job.layout
-    rounds = min(int(layout.num_microbatches), 2 * int(layout.pp))
-    return rounds * int(layout.micro_batch_size) * int(layout.dp)
+    rounds = min(layout.num_microbatches, 2 * layout.pp)
+    return rounds * layout.micro_batch_size * layout.dp
 
 
 def _smoke(job: ExportJob) -> tuple[Group, ...]:
@@ -299,7 +299,7 @@ def _value(words: Words) -> bool | str:
     return True if len(words) == 1 else " ".join(words[1:])
 
 
-def _render(job: ExportJob) -> Rendered:
+def render(job: ExportJob) -> Rendered:
     start = ("$MEGATRON_LM/pretrain_gpt.py", "${ARGUMENTS[@]}")
     entry = (
         *start, "--data-path", "${DATA_PATH:?set DATA_PATH to the prefix of a preprocessed data set}",
@@ -310,10 +310,10 @@ def _render(job: ExportJob) -> Rendered:
         "--save", "${CHECKPOINTS}", "--load", "${CHECKPOINTS}", "--save-interval", "1000", "--ckpt-format", "torch_dist",
     )  # fmt: skip
     variables = {
-        "MEGATRON_LM": Setting(value=None, why="folder of a Megatron-LM checkout, for pretrain_gpt.py"),
-        "TRAIN_ITERS": Setting(value="1000", why="Optimizer steps; the plan does not say how many."),
-        "LEARNING_RATE": Setting(value="1e-4", why="Peak learning rate; it does not change time or memory."),
-        "CHECKPOINTS": Setting(value="checkpoints", why="Folder of checkpoints, which load into any layout."),
+        "MEGATRON_LM": Setting(None, "folder of a Megatron-LM checkout, for pretrain_gpt.py"),
+        "TRAIN_ITERS": Setting("1000", "Optimizer steps; the plan does not say how many."),
+        "LEARNING_RATE": Setting("1e-4", "Peak learning rate; it does not change time or memory."),
+        "CHECKPOINTS": Setting("checkpoints", "Folder of checkpoints, which load into any layout."),
     }
     return Rendered(
         files={"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}, entry=entry, smoke=(*start, "${SMOKE[@]}"),
@@ -355,15 +355,8 @@ def _notes(job: ExportJob) -> list[str]:
         )
     if job.workload.optimizer == "muon":
         notes.append("Muon needs the package emerging-optimizers; its states are sharded layer by layer.")
-    if int(layout.dp) * int(layout.cp) == 1 and mcore.shards_states(job):
+    if layout.dp * layout.cp == 1 and mcore.shards_states(job):
         notes.append(
             "--use-distributed-optimizer shards nothing here: the precision-aware and the host optimizer are part of it."
         )
     return notes
-
-
-TARGET = Target(
-    name="megatron", title="Megatron-LM (arguments of pretrain_gpt.py)", trainers=("megatron", "nemo"),
-    versions=mcore.VERSIONS, package="megatron-core", level="model built", source=mcore.SOURCE,
-    refusals=_refusals, render=_render, writes=("gradient_bytes", "gradient_reduce_bytes"),
-)  # fmt: skip

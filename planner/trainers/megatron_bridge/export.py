@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from planner.layout import NAMES, Order, Recompute, Schedule
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.export import SMOKE_STEPS, header, overlaps_tensor, smoke_batch, window_pattern
 
@@ -80,17 +80,17 @@ def _expert_fields(job: ExportJob) -> Fields:
 def parallel_fields(job: ExportJob) -> Fields:
     """Fields of the model provider that say how it is split, recomputed and computed."""
     layout = job.layout
-    stages = int(layout.pp) > 1
+    stages = layout.pp > 1
     fields: Fields = {
         "tensor_model_parallel_size": str(layout.tp), "pipeline_model_parallel_size": str(layout.pp),
         "context_parallel_size": str(layout.cp), "sequence_parallel": str(bool(layout.sequence_parallel)),
         "pipeline_model_parallel_layout": repr(mcore.pipeline_layout(job)) if stages else "None",
-        "virtual_pipeline_model_parallel_size": str(int(layout.vpp)) if int(layout.vpp) > 1 else "None",
-        "cp_comm_type": repr(mcore.CP_TYPES[int(layout.cp_method)]),
+        "virtual_pipeline_model_parallel_size": str(layout.vpp) if layout.vpp > 1 else "None",
+        "cp_comm_type": repr(mcore.CP_TYPES[layout.cp_method]),
         "attention_backend": f"AttnBackend.{mcore.attention_backend(job)}", "cross_entropy_loss_fusion": str(mcore.fused_loss(job)),
         "cross_entropy_fusion_impl": "'te'", "gradient_accumulation_fusion": "True",
     }  # fmt: skip
-    mode = int(layout.recompute)
+    mode = layout.recompute
     if mode == Recompute.SELECTIVE:
         return fields | {
             "recompute_granularity": "'selective'",
@@ -108,16 +108,16 @@ def container_fields(job: ExportJob) -> Fields:
     """Assignments to the container: batch, optimizer, sharding, overlap, precision."""
     layout, work = job.layout, job.workload
     shards = mcore.shards_states(job)
-    many = int(layout.dp) * int(layout.cp) > 1
+    many = layout.dp * layout.cp > 1
     reduce = many and "gradients" in job.trainer.overlap
-    gather = reduce and int(layout.zero) == 1 and "parameters" in job.trainer.overlap
+    gather = reduce and layout.zero == 1 and "parameters" in job.trainer.overlap
     form, recipe = mcore.precision_recipe(job)
     half = "torch.float16" if work.precision == "fp16" else "torch.bfloat16"
     narrow = f", fp4={form!r}, fp4_recipe={recipe!r}" if recipe == "nvfp4" else f", fp8={form!r}, fp8_recipe={recipe!r}"
     fields: Fields = {
         "train.micro_batch_size": str(layout.micro_batch_size), "train.global_batch_size": str(work.global_batch_size),
         "dataset.seq_length": str(work.sequence_length),
-        "dist.use_tp_pp_dp_mapping": str(int(layout.order) == Order.TP_CP_EP_PP_DP),
+        "dist.use_tp_pp_dp_mapping": str(layout.order == Order.TP_CP_EP_PP_DP),
         "ddp.use_distributed_optimizer": str(shards), "ddp.overlap_grad_reduce": str(reduce),
         "ddp.overlap_param_gather": str(gather), "ddp.grad_reduce_in_fp32": str(mcore.sums_in_fp32(job)),
         "ddp.average_in_collective": "False",
@@ -133,9 +133,9 @@ def container_fields(job: ExportJob) -> Fields:
             "optimizer.main_grads_dtype": "torch.float32" if mcore.sums_in_fp32(job) else half, "optimizer.exp_avg_dtype": moments,
             "optimizer.exp_avg_sq_dtype": moments,
         }  # fmt: skip
-    if int(layout.offload_optimizer):
+    if layout.offload_optimizer:
         fields["optimizer.optimizer_cpu_offload"] = "True"
-        fields["optimizer.optimizer_offload_fraction"] = f"{int(layout.offload_optimizer) / 100:g}"
+        fields["optimizer.optimizer_offload_fraction"] = f"{layout.offload_optimizer / 100:g}"
     if overlaps_tensor(job.trainer) and layout.sequence_parallel:
         fields["comm_overlap"] = "CommOverlapConfig(tp_comm_overlap=True)"
     return fields
@@ -174,7 +174,7 @@ def _program(job: ExportJob) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _refusals(job: ExportJob) -> list[str]:
+def refusals(job: ExportJob) -> list[str]:
     m, found = job.model, mcore.refusals(job)
     if m.gated and m.activation.startswith("relu"):
         found.append(f"{m.name} has a gated {m.activation}, which Megatron Core's fused MLP does not know")
@@ -185,7 +185,7 @@ def _refusals(job: ExportJob) -> list[str]:
             f"the table as long as the sequences [GPTModelProvider.provide]; train with --sequence-length "
             f"{m.num_position_embeddings}, or use --to megatron"
         )
-    schedule = int(job.layout.schedule)
+    schedule = job.layout.schedule
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):
         found.append(f"schedule {NAMES['schedule'][schedule]}: Megatron Core runs 1f1b and interleaved_1f1b")
     if job.workload.optimizer not in ("adam", "adam_bf16", "adam_8bit", "sgd"):
@@ -193,7 +193,7 @@ def _refusals(job: ExportJob) -> list[str]:
     return found
 
 
-def _render(job: ExportJob) -> Rendered:
+def render(job: ExportJob) -> Rendered:
     notes = [
         "run.sh also needs DATA_PATH (prefix of a data set of tools/preprocess_data.py) and TOKENIZER; smoke.sh neither.",
         "Rotary base, norm epsilon, initialisation and the router's score function keep Megatron Core's defaults: they change "
@@ -207,17 +207,10 @@ def _render(job: ExportJob) -> Rendered:
         files={"plan_config.py": _program(job)}, entry=("plan_config.py",), smoke=("plan_config.py", "--smoke"),
         environment=mcore.environment(job),
         variables={
-            "TRAIN_ITERS": Setting(value="1000", why="Optimizer steps; the plan does not say how many."),
-            "LEARNING_RATE": Setting(value="1e-4", why="Peak learning rate; it does not change time or memory."),
-            "CHECKPOINTS": Setting(value="checkpoints", why="Folder of checkpoints, which load into any layout."),
+            "TRAIN_ITERS": Setting("1000", "Optimizer steps; the plan does not say how many."),
+            "LEARNING_RATE": Setting("1e-4", "Peak learning rate; it does not change time or memory."),
+            "CHECKPOINTS": Setting("checkpoints", "Folder of checkpoints, which load into any layout."),
         },
         notes=tuple(notes), vocab_rows=mcore.vocab_rows(job),
         install=("pip install 'megatron-bridge>=0.6,<0.7'  # Python 3.12; or the NeMo container, which has it",),
     )  # fmt: skip
-
-
-TARGET = Target(
-    name="megatron-bridge", title="Megatron-Bridge (Python configuration)", trainers=("megatron-bridge", "megatron", "nemo"),
-    versions=VERSIONS, package="megatron-bridge", level="validated", source=SOURCE, refusals=_refusals, render=_render,
-    writes=("gradient_bytes", "gradient_reduce_bytes"),
-)  # fmt: skip

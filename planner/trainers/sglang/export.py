@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from planner import library
 from planner.trainers.bundle.model_config import config_text
 from planner.trainers.bundle.serving import STEP_TOKENS, Serving, serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.sglang import VERSIONS
 from planner.trainers.vllm.export import server_place, serving_notes, serving_refusals
 
 PORT = 30000
@@ -59,22 +59,7 @@ def render(job: ExportJob) -> Rendered:
         prepare=server_place(one),
         start="node",
         keeps_ranks=False,
-        variables={
-            "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
-        },
+        variables={"MODEL": Setting(None, "Trained model in Hugging Face format: a folder, or a name on the hub.")},
         notes=serving_notes(job, one),
-        install=(f"pip install 'sglang{TARGET.versions}'",),
+        install=(f"pip install 'sglang{VERSIONS}'",),
     )
-
-
-TARGET = Target(
-    name="sglang",
-    title="SGLang (serves the plan's model: command line)",
-    trainers=tuple(library.names("trainers")),
-    versions=">=0.5.23,<0.6",
-    package="sglang",
-    level="name known",
-    source="sglang 0.5.23: srt/arg_groups/fields/parallel.py, parallel_hook.py, validation_hook.py",
-    refusals=refusals,
-    render=render,
-)

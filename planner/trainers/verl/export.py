@@ -10,9 +10,11 @@ from typing import Any
 
 from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
+from planner.trainers.bundle.quoting import filled, hydra_value
 from planner.trainers.bundle.serving import serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target, library_trainer
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting, library_trainer
 from planner.trainers.megatron import core_settings as mcore
+from planner.trainers.verl import VERSIONS
 
 ACTOR = "actor_rollout_ref.actor"
 OPTIMIZERS = {"adam": "adam", "adam_bf16": "adam", "sgd": "sgd"}
@@ -45,7 +47,7 @@ def refusals(job: ExportJob) -> list[str]:
             f"global batch {batch} on {gpus} GPUs: with FSDP verl wants a batch that divides by all GPUs "
             f"[utils/config.py: validate_config]; the nearest is {max(1, round(batch / gpus)) * gpus}"
         )
-    if int(job.layout.zero) == 0 and int(job.layout.dp) > 1:
+    if job.layout.zero == 0 and job.layout.dp > 1:
         found.append("zero 0: verl's FSDP engine always shards states; use zero 2 or 3")
     if work.precision not in ("bf16", "fp16"):
         found.append(f"precision {work.precision}: verl's FSDP engine computes in bfloat16 or float16; use bf16")
@@ -59,7 +61,7 @@ def refusals(job: ExportJob) -> list[str]:
 def _megatron_refusals(job: ExportJob) -> list[str]:
     layout, work = job.layout, job.workload
     found = [one for one in mcore.refusals(job) if not one.startswith("lora_rank")]
-    if int(layout.order) != 0:
+    if layout.order != 0:
         found.append("rank order: verl builds Megatron's default groups; price the plan with --order tp-cp-ep-dp-pp")
     if work.optimizer not in OPTIMIZERS:
         found.append(f"optimizer {work.optimizer}: exported to verl are {', '.join(OPTIMIZERS)}; use one of them")
@@ -67,9 +69,9 @@ def _megatron_refusals(job: ExportJob) -> list[str]:
         found.append(
             f"precision {work.precision}: McoreEngineConfig takes bfloat16 or float16, and fp8 on top of bf16; use bf16"
         )
-    if int(layout.tp) > 1 and not int(layout.sequence_parallel):
+    if layout.tp > 1 and not layout.sequence_parallel:
         found.append(f"tp {layout.tp} without sequence_parallel: the plan must say true, which verl sets by default")
-    replicas = int(layout.dp) * int(layout.micro_batch_size)
+    replicas = layout.dp * layout.micro_batch_size
     if work.global_batch_size % replicas:
         found.append(
             f"global batch {work.global_batch_size} is no multiple of dp x micro batch = {replicas} [validate_config]"
@@ -100,23 +102,16 @@ def overrides(job: ExportJob) -> list[str]:
         "actor_rollout_ref.rollout.pipeline_model_parallel_size": 1,
         "actor_rollout_ref.rollout.data_parallel_size": 1,
         "actor_rollout_ref.rollout.expert_parallel_size": 1,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": int(job.layout.micro_batch_size),
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": int(job.layout.micro_batch_size),
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": job.layout.micro_batch_size,
+        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": job.layout.micro_batch_size,
         f"{ACTOR}.use_dynamic_bsz": False,
         f"{ACTOR}.use_kl_loss": False,
         f"{ACTOR}.ppo_epochs": 1,
         f"{ACTOR}.ppo_mini_batch_size": work.global_batch_size,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": int(job.layout.micro_batch_size),
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": job.layout.micro_batch_size,
     }
     pairs |= _megatron_pairs(job) if _megatron(job) else _fsdp_pairs(job)
-    return [f"{name}={_value(value)}" for name, value in pairs.items()]
-
-
-def _value(value: Any) -> str:
-    """A value in Hydra's grammar."""
-    if value is None:
-        return "null"
-    return str(value) if not isinstance(value, list) else "[" + ",".join(map(str, value)) + "]"
+    return [f"{name}={hydra_value(value)}" for name, value in pairs.items()]
 
 
 def _rollout(job: ExportJob) -> int:
@@ -130,12 +125,12 @@ def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
     chunks = len(job.layers_per_chunk()[0])
     moe = job.model.is_moe
     return {
-        f"{engine}.tensor_model_parallel_size": int(layout.tp),
-        f"{engine}.pipeline_model_parallel_size": int(layout.pp),
+        f"{engine}.tensor_model_parallel_size": layout.tp,
+        f"{engine}.pipeline_model_parallel_size": layout.pp,
         f"{engine}.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
-        f"{engine}.context_parallel_size": int(layout.cp),
-        f"{engine}.expert_model_parallel_size": int(layout.ep),
-        f"{engine}.expert_tensor_parallel_size": int(layout.etp) if moe else None,
+        f"{engine}.context_parallel_size": layout.cp,
+        f"{engine}.expert_model_parallel_size": layout.ep,
+        f"{engine}.expert_tensor_parallel_size": layout.etp if moe else None,
         f"{engine}.sequence_parallel": bool(layout.sequence_parallel),
         f"{engine}.use_distributed_optimizer": mcore.shards_states(job),
         f"{engine}.param_offload": False,
@@ -158,7 +153,7 @@ def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
 
 def _transformer_pairs(job: ExportJob, where: str) -> dict[str, Any]:
     """Fields of megatron-core's TransformerConfig, which Megatron-Bridge sets on its model provider."""
-    layout, mode = job.layout, int(job.layout.recompute)
+    layout, mode = job.layout, job.layout.recompute
     pairs: dict[str, Any] = {
         f"{where}.attention_backend": mcore.attention_backend(job),
         f"{where}.recompute_granularity": {Recompute.FULL: "full", Recompute.SELECTIVE: "selective"}.get(
@@ -168,10 +163,10 @@ def _transformer_pairs(job: ExportJob, where: str) -> dict[str, Any]:
         f"{where}.recompute_method": "block" if mode == Recompute.FULL else None,
         f"{where}.recompute_num_layers": mcore.layers_to_recompute(job) if mode == Recompute.FULL else None,
     }
-    if int(layout.pp) > 1:
+    if layout.pp > 1:
         pairs[f"+{where}.pipeline_model_parallel_layout"] = f"'{mcore.pipeline_layout(job)}'"
-    if int(layout.cp) > 1:
-        pairs[f"+{where}.cp_comm_type"] = mcore.CP_TYPES[int(layout.cp_method)]
+    if layout.cp > 1:
+        pairs[f"+{where}.cp_comm_type"] = mcore.CP_TYPES[layout.cp_method]
     form, recipe = mcore.precision_recipe(job)
     if form:
         pairs |= {f"+{where}.fp8": form, f"+{where}.fp8_recipe": recipe}
@@ -182,7 +177,7 @@ def _transformer_pairs(job: ExportJob, where: str) -> dict[str, Any]:
 
 def _optimizer_pairs(job: ExportJob) -> dict[str, Any]:
     """Moments, and states on the host: Megatron's CPU optimizer, not verl's optimizer_offload, which moves them back to step."""
-    optim, work, share = f"{ACTOR}.optim", job.workload, int(job.layout.offload_optimizer)
+    optim, work, share = f"{ACTOR}.optim", job.workload, job.layout.offload_optimizer
     lean = mcore.lean_optimizer(job)
     moments = "bf16" if work.optimizer == "adam_bf16" else "fp32"
     pairs: dict[str, Any] = {
@@ -204,8 +199,8 @@ def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
     pairs: dict[str, Any] = {
         f"{ACTOR}.strategy": "fsdp2",
         "actor_rollout_ref.ref.strategy": "fsdp2",
-        f"{engine}.fsdp_size": -1 if shard == int(layout.dp) else shard,
-        f"{engine}.reshard_after_forward": int(layout.zero) == 3,
+        f"{engine}.fsdp_size": -1 if shard == layout.dp else shard,
+        f"{engine}.reshard_after_forward": layout.zero == 3,
         f"{engine}.param_offload": False,
         f"{engine}.optimizer_offload": False,
         f"{engine}.offload_policy": False,
@@ -213,7 +208,7 @@ def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
         f"{engine}.model_dtype": "fp32",
         f"{engine}.dtype": "float16" if work.precision == "fp16" else "bfloat16",
         f"{engine}.ulysses_sequence_parallel_size": 1,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": int(layout.recompute) == Recompute.FULL,
+        "actor_rollout_ref.model.enable_gradient_checkpointing": layout.recompute == Recompute.FULL,
         "actor_rollout_ref.model.enable_activation_offload": bool(layout.offload_activations),
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.model.lora_rank": work.lora_rank,
@@ -234,7 +229,7 @@ def render(job: ExportJob) -> Rendered:
     return Rendered(
         files={
             "overrides.txt": "\n".join(overrides(job)) + "\n",
-            "make_prompts.py": _PROMPTS.format(rows=2 * job.workload.global_batch_size),
+            "make_prompts.py": filled("verl", "make_prompts.txt", rows=str(2 * job.workload.global_batch_size)),
         },
         entry=(*words, "data.train_files=$TRAIN_FILES", "data.val_files=$TRAIN_FILES"),
         smoke=(*words, "data.train_files=prompts.parquet", "data.val_files=prompts.parquet", *smoke),
@@ -243,9 +238,9 @@ def render(job: ExportJob) -> Rendered:
         keeps_ranks=False,
         environment=mcore.environment(job) if _megatron(job) else {},
         variables={
-            "MODEL": Setting(value=None, why="Folder or hub name of the model in Hugging Face format."),
+            "MODEL": Setting(None, "Folder or hub name of the model in Hugging Face format."),
             "TRAIN_FILES": Setting(
-                value="prompts.parquet", why="Parquet file of prompts with rewards; prompts.parquet is made up here."
+                "prompts.parquet", "Parquet file of prompts with rewards; prompts.parquet is made up here."
             ),
         },
         notes=(
@@ -256,7 +251,7 @@ def render(job: ExportJob) -> Rendered:
             f"Generation has its own layout: tensor parallel {_rollout(job)}.",
         ),
         install=(
-            f"pip install 'verl{TARGET.versions}' vllm",
+            f"pip install 'verl{VERSIONS}' vllm",
             *(("pip install megatron-bridge megatron-core",) if _megatron(job) else ()),
         ),
     )  # fmt: skip
@@ -278,38 +273,3 @@ def _prepare(job: ExportJob) -> tuple[str, ...]:
             "fi",
         ]
     return tuple(lines)
-
-
-_PROMPTS = '''"""Writes prompts.parquet: made-up sums with their answers, in the columns that verl reads."""
-
-import os
-import random
-
-import pandas
-
-generator, rows = random.Random(0), []
-for number in range({rows}):
-    a, b = generator.randrange(1000), generator.randrange(1000)
-    rows.append({{
-        "data_source": "openai/gsm8k",
-        "prompt": [{{"role": "user", "content": f"What is {{a}} + {{b}}? End with #### and the number."}}],
-        "ability": "math",
-        "reward_model": {{"style": "rule", "ground_truth": str(a + b)}},
-        "extra_info": {{"split": "train", "index": number}},
-    }})
-temporary = f".prompts.{{os.getpid()}}.parquet"
-pandas.DataFrame(rows).to_parquet(temporary)
-os.replace(temporary, "prompts.parquet")
-'''
-
-TARGET = Target(
-    name="verl",
-    title="verl (Hydra overrides, Megatron or FSDP2 actor)",
-    trainers=("megatron", "fsdp"),
-    versions=">=0.9.1,<0.10",
-    package="verl",
-    level="validated",
-    source="verl 0.9.1: trainer/config, workers/config/engine.py, workers/config/actor.py, utils/config.py",
-    refusals=refusals,
-    render=render,
-)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from planner import library
 from planner.trainers.bundle.model_config import config_text
 from planner.trainers.bundle.serving import STEP_TOKENS, UTILISATION, Serving, serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.vllm import VERSIONS
 from planner.units import GIB
 
 VENDORS = ("NVIDIA", "AMD")
@@ -63,11 +63,9 @@ def render(job: ExportJob) -> Rendered:
         prepare=(*server_place(one), *(_HEADLESS if one.nodes > 1 else ())),
         start="node",
         keeps_ranks=False,
-        variables={
-            "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
-        },
+        variables={"MODEL": Setting(None, "Trained model in Hugging Face format: a folder, or a name on the hub.")},
         notes=serving_notes(job, one),
-        install=(f"pip install 'vllm{TARGET.versions}'",),
+        install=(f"pip install 'vllm{VERSIONS}'",),
     )
 
 
@@ -108,16 +106,3 @@ def serving_notes(job: ExportJob, one: Serving) -> tuple[str, ...]:
     if one.servers > 1:
         notes.append("The servers do not know each other: put a router or a load balancer in front of them.")
     return tuple(notes)
-
-
-TARGET = Target(
-    name="vllm",
-    title="vLLM (serves the plan's model: command line)",
-    trainers=tuple(library.names("trainers")),
-    versions=">=0.33,<0.34",
-    package="vllm",
-    level="name known",
-    source="vllm 0.33.0: vllm/config/parallel.py, vllm/config/model.py, vllm/engine/arg_utils.py",
-    refusals=refusals,
-    render=render,
-)
