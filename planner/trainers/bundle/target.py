@@ -81,6 +81,11 @@ class ExportJob:
         """Hosts in the job."""
         return self.cluster.num_nodes
 
+    def name_of(self, run: str) -> str:
+        """Name of a run ('run' or 'smoke') for schedulers: lower case letters, digits and hyphens, at most 50."""
+        model = re.sub(r"[^a-z0-9]+", "-", self.model.name.lower()).strip("-") or "model"
+        return f"plan-{model[:30].strip('-')}-{self.cluster.num_gpus}{'-smoke' if run == 'smoke' else ''}"
+
     def layers_per_chunk(self) -> list[list[int]]:
         """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced.
 
@@ -169,6 +174,11 @@ class Rendered:
     """Rows of the embedding table after the trainer's padding; None: not padded."""
     install: tuple[str, ...] = ()
     """Shell lines that install the trainer."""
+
+    @property
+    def needed(self) -> list[str]:
+        """Variables that have no default: the user must set them."""
+        return [name for name, one in self.variables.items() if one.value is None]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,13 +12,18 @@ from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
 from planner.trainers.bundle.quoting import filled, hydra_value
 from planner.trainers.bundle.serving import serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, library_trainer
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting, library_trainer, unknown_choices
 from planner.trainers.megatron import core_settings as mcore
+from planner.trainers.megatron.core_refusals import refusals as core_refusals
 from planner.trainers.verl import VERSIONS
 
 ACTOR = "actor_rollout_ref.actor"
-OPTIMIZERS = {"adam": "adam", "adam_bf16": "adam", "sgd": "sgd"}
-"""Names of Megatron's optimizers that verl passes on with plain settings."""
+OPTIMIZERS = ("adam", "adam_bf16", "sgd")
+"""Megatron's optimizers that verl passes on with plain settings."""
+PRECISIONS = ("bf16", "fp16", "fp8", "fp8_block", "mxfp8")
+"""McoreEngineConfig takes bfloat16 or float16, and fp8 on top of bf16."""
+FSDP_OPTIMIZERS = {"adam": ("AdamW", "torch.optim"), "adam_8bit": ("_AdamW8bit", "torchao.optim")}
+"""Optimizer -> optim.optimizer and optim.optimizer_impl of verl's FSDP engine."""
 RAY_PORT = 6379
 
 
@@ -41,7 +46,8 @@ def refusals(job: ExportJob) -> list[str]:
         )
     if _megatron(job):
         return found + _megatron_refusals(job)
-    found += accelerate.refusals(job)
+    found += unknown_choices(job, "verl's FSDP engine", FSDP_OPTIMIZERS, ("bf16", "fp16"))
+    found += [one for one in accelerate.refusals(job) if not one.startswith(("optimizer ", "precision "))]
     if batch % gpus:
         found.append(
             f"global batch {batch} on {gpus} GPUs: with FSDP verl wants a batch that divides by all GPUs "
@@ -49,26 +55,14 @@ def refusals(job: ExportJob) -> list[str]:
         )
     if job.layout.zero == 0 and job.layout.dp > 1:
         found.append("zero 0: verl's FSDP engine always shards states; use zero 2 or 3")
-    if work.precision not in ("bf16", "fp16"):
-        found.append(f"precision {work.precision}: verl's FSDP engine computes in bfloat16 or float16; use bf16")
-    if work.optimizer not in ("adam", "adam_8bit"):
-        found.append(
-            f"optimizer {work.optimizer}: verl's FSDP engine is exported with AdamW, whole or in 8 bits; use adam"
-        )
     return found
 
 
 def _megatron_refusals(job: ExportJob) -> list[str]:
     layout, work = job.layout, job.workload
-    found = [one for one in mcore.refusals(job) if not one.startswith("lora_rank")]
+    found = [one for one in core_refusals(job, "verl", OPTIMIZERS, PRECISIONS) if not one.startswith("lora_rank")]
     if layout.order != 0:
         found.append("rank order: verl builds Megatron's default groups; price the plan with --order tp-cp-ep-dp-pp")
-    if work.optimizer not in OPTIMIZERS:
-        found.append(f"optimizer {work.optimizer}: exported to verl are {', '.join(OPTIMIZERS)}; use one of them")
-    if work.precision not in ("bf16", "fp16", "fp8", "fp8_block", "mxfp8"):
-        found.append(
-            f"precision {work.precision}: McoreEngineConfig takes bfloat16 or float16, and fp8 on top of bf16; use bf16"
-        )
     if layout.tp > 1 and not layout.sequence_parallel:
         found.append(f"tp {layout.tp} without sequence_parallel: the plan must say true, which verl sets by default")
     replicas = layout.dp * layout.micro_batch_size
@@ -153,16 +147,10 @@ def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
 
 def _transformer_pairs(job: ExportJob, where: str) -> dict[str, Any]:
     """Fields of megatron-core's TransformerConfig, which Megatron-Bridge sets on its model provider."""
-    layout, mode = job.layout, job.layout.recompute
-    pairs: dict[str, Any] = {
-        f"{where}.attention_backend": mcore.attention_backend(job),
-        f"{where}.recompute_granularity": {Recompute.FULL: "full", Recompute.SELECTIVE: "selective"}.get(
-            Recompute(mode)
-        ),
-        f"{where}.recompute_modules": mcore.recompute_modules(job) if mode == Recompute.SELECTIVE else None,
-        f"{where}.recompute_method": "block" if mode == Recompute.FULL else None,
-        f"{where}.recompute_num_layers": mcore.layers_to_recompute(job) if mode == Recompute.FULL else None,
-    }
+    layout = job.layout
+    none = dict.fromkeys(("recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"))
+    own = {"attention_backend": mcore.attention_backend(job), **none, **mcore.recompute(job)}
+    pairs: dict[str, Any] = {f"{where}.{name}": value for name, value in own.items()}
     if layout.pp > 1:
         pairs[f"+{where}.pipeline_model_parallel_layout"] = f"'{mcore.pipeline_layout(job)}'"
     if layout.cp > 1:
@@ -179,9 +167,9 @@ def _optimizer_pairs(job: ExportJob) -> dict[str, Any]:
     """Moments, and states on the host: Megatron's CPU optimizer, not verl's optimizer_offload, which moves them back to step."""
     optim, work, share = f"{ACTOR}.optim", job.workload, job.layout.offload_optimizer
     lean = mcore.lean_optimizer(job)
-    moments = "bf16" if work.optimizer == "adam_bf16" else "fp32"
+    name, moments = mcore.OPTIMIZERS[work.optimizer]
     pairs: dict[str, Any] = {
-        f"{optim}.optimizer": OPTIMIZERS[work.optimizer], f"{optim}.use_precision_aware_optimizer": lean,
+        f"{optim}.optimizer": name, f"{optim}.use_precision_aware_optimizer": lean,
         f"{optim}.main_grads_dtype": "fp32", f"{optim}.exp_avg_dtype": moments, f"{optim}.exp_avg_sq_dtype": moments,
     }  # fmt: skip
     if share:
@@ -213,10 +201,8 @@ def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
         "actor_rollout_ref.model.use_remove_padding": True,
         "actor_rollout_ref.model.lora_rank": work.lora_rank,
     }
-    if work.optimizer == "adam_8bit":
-        pairs |= {f"{ACTOR}.optim.optimizer": "_AdamW8bit", f"{ACTOR}.optim.optimizer_impl": "torchao.optim"}
-    else:
-        pairs |= {f"{ACTOR}.optim.optimizer": "AdamW", f"{ACTOR}.optim.optimizer_impl": "torch.optim"}
+    optimizer, package = FSDP_OPTIMIZERS[work.optimizer]
+    pairs |= {f"{ACTOR}.optim.optimizer": optimizer, f"{ACTOR}.optim.optimizer_impl": package}
     return pairs
 
 
