@@ -43,7 +43,9 @@ def family(model: ModelSpec) -> str | None:
 
 
 def _architecture(model: ModelSpec) -> dict[str, Any]:
-    return {key: value for key, value in to_dict(model).items() if key not in _NOT_ARCHITECTURE}
+    """Without the width of dense layers where there are none."""
+    skipped = _NOT_ARCHITECTURE if model.num_plain_layers else (*_NOT_ARCHITECTURE, "ffn_size")
+    return {key: value for key, value in to_dict(model).items() if key not in skipped}
 
 
 def _base(m: ModelSpec) -> Config:
@@ -75,7 +77,8 @@ def _qwen3(m: ModelSpec) -> Config:
 
 
 def _mixtral(m: ModelSpec) -> Config:
-    return {**_mistral(m), "num_local_experts": m.num_experts, "num_experts_per_tok": m.top_k}
+    sizes = {"num_local_experts": m.num_experts, "num_experts_per_tok": m.top_k, "intermediate_size": m.expert_ffn_size}
+    return {**_mistral(m), **sizes}
 
 
 def _qwen3_moe(m: ModelSpec) -> Config:

@@ -119,6 +119,7 @@ def _kernels(job: ExportJob) -> mcore.Fields:
 
 
 def refusals(job: ExportJob) -> list[str]:
+    """What Megatron-LM cannot run, with its rule."""
     m, found = job.model, core_refusals(job, "Megatron-LM")
     if (m.activation, m.gated) not in _ACTIVATIONS:
         found.append(
@@ -192,6 +193,7 @@ def _yaml(job: ExportJob) -> str:
 
 
 def render(job: ExportJob) -> Rendered:
+    """The arguments as a bash array and as a mapping."""
     start = ("$MEGATRON_LM/pretrain_gpt.py", "${ARGUMENTS[@]}")
     entry = (
         *start, "--data-path", "${DATA_PATH:?set DATA_PATH to the prefix of a preprocessed data set}",

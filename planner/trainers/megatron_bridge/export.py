@@ -103,6 +103,7 @@ def _program(job: ExportJob) -> str:
 
 
 def refusals(job: ExportJob) -> list[str]:
+    """What Megatron-Bridge cannot run, with its rule."""
     m, found = job.model, core_refusals(job, "Megatron-Bridge", OPTIMIZERS)
     if m.gated and m.activation.startswith("relu"):
         found.append(f"{m.name} has a gated {m.activation}, which Megatron Core's fused MLP does not know")
@@ -117,6 +118,7 @@ def refusals(job: ExportJob) -> list[str]:
 
 
 def render(job: ExportJob) -> Rendered:
+    """plan_config.py."""
     notes = [
         "run.sh also needs DATA_PATH (prefix of a data set of tools/preprocess_data.py) and TOKENIZER; smoke.sh neither.",
         "Rotary base, norm epsilon, initialisation and the router's score function keep Megatron Core's defaults: they change "
