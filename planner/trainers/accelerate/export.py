@@ -7,6 +7,7 @@ from typing import Any
 
 from planner import library
 from planner.layout import Recompute
+from planner.trainers.bundle.quoting import filled_yaml
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 from planner.trainers.transformers.training_run import (
     LAYERS,
@@ -33,7 +34,7 @@ def refusals(job: ExportJob) -> list[str]:
             found.append(f"{name} {getattr(layout, name)}: a plan of FSDP alone is data parallel only; use {name} 1")
     if layout.zero not in (0, 2, 3):
         found.append(f"zero {layout.zero}: FSDP2 shards states, gradients and weights alike; use 0, 2 or 3")
-    if layout.zero and layout.shard == 1 < layout.dp:
+    if layout.zero and job.shard == 1 < layout.dp:
         found.append(
             f"dp_shard 1 of dp {layout.dp}: FSDP2 needs a shard group of more than one rank [ParallelismConfig]; use zero 0"
         )
@@ -47,27 +48,19 @@ def refusals(job: ExportJob) -> list[str]:
 
 def config(job: ExportJob) -> dict[str, Any]:
     """The YAML file of ``accelerate launch``."""
-    layout, work = job.layout, job.workload
-    data: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE", "distributed_type": "FSDP" if layout.zero else "MULTI_GPU",
-        "mixed_precision": PRECISIONS[work.precision], "num_machines": job.num_nodes,
-        "num_processes": job.cluster.num_gpus, "rdzv_backend": "c10d" if job.num_nodes > 1 else "static",
-        "same_network": False, "main_training_function": "main", "use_cpu": False, "downcast_bf16": "no", "debug": False,
-        "enable_cpu_affinity": False,
-    }  # fmt: skip
+    layout, work, kind = job.layout, job.workload, family(job.model)
+    data: dict[str, Any] = filled_yaml(
+        job, "accelerate", "accelerate.txt", kind="FSDP" if layout.zero else "MULTI_GPU", precision=PRECISIONS[work.precision],
+        rendezvous="c10d" if job.num_nodes > 1 else "static", reshard=layout.zero == 3,
+        recompute=layout.recompute == Recompute.FULL, offload=bool(layout.offload_activations),
+    )  # fmt: skip
     if layout.zero:
-        data["fsdp_config"] = {
-            "fsdp_version": 2, "fsdp_reshard_after_forward": layout.zero == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP", "fsdp_offload_params": False,
-            "fsdp_activation_checkpointing": layout.recompute == Recompute.FULL,
-            "fsdp_activation_checkpointing_offload": bool(layout.offload_activations),
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT", "fsdp_cpu_ram_efficient_loading": False,
-        }  # fmt: skip
-        kind = family(job.model)
         if kind:
             data["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = LAYERS[kind]
         sizes = {**parallelism(job), "tp_size": 1, "cp_size": 1, "sp_size": 1}
         data["parallelism_config"] = {f"parallelism_config_{name}": value for name, value in sizes.items()}
+    else:
+        del data["fsdp_config"]
     if work.precision == "fp8":
         data["fp8_config"] = {"backend": "AO", "enable_fsdp_float8_all_gather": False, "pad_inner_dim": True}
     return data
@@ -75,8 +68,7 @@ def config(job: ExportJob) -> dict[str, Any]:
 
 def parallelism(job: ExportJob) -> dict[str, int]:
     """Sizes of accelerate's ParallelismConfig: replicas of the shard group, and the shard group."""
-    shard = int(job.layout.shard)
-    return {"dp_replicate_size": job.layout.dp // shard, "dp_shard_size": shard}
+    return {"dp_replicate_size": job.layout.dp // job.shard, "dp_shard_size": job.shard}
 
 
 def render(job: ExportJob) -> Rendered:

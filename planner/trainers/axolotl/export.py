@@ -7,7 +7,7 @@ from typing import Any
 from planner import library
 from planner.layout import Recompute
 from planner.trainers.axolotl import VERSIONS
-from planner.trainers.bundle.quoting import json_text
+from planner.trainers.bundle.quoting import filled_yaml, json_text
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 from planner.trainers.deepspeed import export as deepspeed
 from planner.trainers.transformers.fine_tuning import (
@@ -36,23 +36,12 @@ def refusals(job: ExportJob) -> list[str]:
 def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
     """axolotl.yaml. Unknown keys are accepted silently, so the tests compare every key here with the schema."""
     layout, work = job.layout, job.workload
-    data = {
-        "path": "data/smoke.jsonl" if smoke else "./data-link",
-        "type": "completion",
-        "ds_type": "json",
-        "field": "text",
-    }
-    found: dict[str, Any] = {
-        "base_model": "./model-link", "reinit_weights": smoke, "datasets": [data],
-        "dataset_prepared_path": "prepared-smoke" if smoke else "prepared", "sequence_len": work.sequence_length,
-        "sample_packing": True, "pad_to_sequence_len": True, "attn_implementation": "flash_attention_2",
-        "micro_batch_size": layout.micro_batch_size, "gradient_accumulation_steps": layout.num_microbatches,
-        "max_steps": SMOKE_STEPS if smoke else 1000, "bf16": work.precision in ("bf16", "fp8"),
-        "fp16": work.precision == "fp16", "fp8": work.precision == "fp8", "tf32": False,
-        "optimizer": OWN_OPTIMIZERS[work.optimizer], "learning_rate": deepspeed.LEARNING_RATE, "lr_scheduler": "cosine",
-        "max_grad_norm": 1.0, "tensor_parallel_size": 1, "context_parallel_size": 1, "logging_steps": 1,
-        "output_dir": "smoke-output" if smoke else "output", "save_strategy": "no" if smoke else "steps",
-    }  # fmt: skip
+    found: dict[str, Any] = filled_yaml(
+        job, "axolotl", "axolotl.txt", smoke=smoke, path="data/smoke.jsonl" if smoke else "./data-link",
+        prepared="prepared-smoke" if smoke else "prepared", steps=SMOKE_STEPS if smoke else 1000,
+        bf=work.precision in ("bf16", "fp8"), fp=work.precision == "fp16", low=work.precision == "fp8",
+        optimizer=OWN_OPTIMIZERS[work.optimizer], output="smoke-output" if smoke else "output", save="no" if smoke else "steps",
+    )  # fmt: skip
     if work.lora_rank:
         alpha = 2 * work.lora_rank
         found |= {"adapter": "lora", "lora_r": work.lora_rank, "lora_alpha": alpha, "lora_target_linear": True}
@@ -64,7 +53,7 @@ def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
 
 def _sharding(job: ExportJob, full: bool) -> dict[str, Any]:
     """DeepSpeed's file, FSDP2 with its mesh, or plain replicas. FSDP and DeepSpeed together would be accepted silently."""
-    layout, shard = job.layout, int(job.layout.shard)
+    layout, shard = job.layout, job.shard
     checkpoint: dict[str, Any] = {"gradient_checkpointing": full}
     if full:
         checkpoint["gradient_checkpointing_kwargs"] = {"use_reentrant": False}

@@ -10,15 +10,29 @@ import re
 import shlex
 from collections.abc import Iterable
 from importlib import resources
+from operator import attrgetter
 from typing import Any
 
 import yaml
 
 
+def _template(trainer: str, file: str) -> str:
+    return resources.files(f"planner.trainers.{trainer}").joinpath(file).read_text(encoding="utf-8")
+
+
 def filled(trainer: str, file: str, **texts: str) -> str:
     """A template in a trainer's folder with its @NAME@ marks filled in."""
-    text = resources.files(f"planner.trainers.{trainer}").joinpath(file).read_text(encoding="utf-8")
+    text = _template(trainer, file)
     return re.sub(r"@([A-Z]+)@", lambda mark: texts[mark[1].lower()], text) if texts else text
+
+
+def filled_yaml(job: Any, trainer: str, file: str, **values: Any) -> Any:
+    """The data in a YAML template: @layout.tp@ is that field of the job, @NAME@ a value that is given."""
+
+    def value(mark: re.Match[str]) -> str:
+        return json.dumps(values[mark[1].lower()] if mark[1].isupper() else attrgetter(mark[1])(job))
+
+    return yaml.safe_load(re.sub(r"@([A-Z_]+|[a-z_.]+)@", value, _template(trainer, file)))
 
 
 def shell_word(text: str) -> str:

@@ -67,6 +67,11 @@ class ExportJob:
         return Layout(**{name: int(value) for name, value in self.plan.layout.columns().items()})
 
     @property
+    def shard(self) -> int:
+        """Data parallel ranks over which states are sharded."""
+        return int(self.layout.shard)
+
+    @property
     def rules_job(self) -> Job:
         """What the rules look at."""
         return Job(workload=self.workload, cluster=self.cluster, trainer=self.trainer)

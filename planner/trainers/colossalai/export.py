@@ -6,7 +6,7 @@ from typing import Any
 
 from planner.layout import Order, Recompute, Schedule
 from planner.trainers.bundle.model_config import config_text, family
-from planner.trainers.bundle.quoting import filled, json_text
+from planner.trainers.bundle.quoting import filled, filled_yaml, json_text
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
 from planner.trainers.colossalai import VERSIONS
 
@@ -93,35 +93,16 @@ def _training_refusals(job: ExportJob) -> list[str]:
 
 def plugin(job: ExportJob) -> dict[str, Any]:
     """Arguments of the plugin, every one that the plan decides and those whose defaults would change it."""
-    layout, model = job.layout, job.model
-    pp, cp, split = layout.pp, layout.cp, bool(layout.sequence_parallel)
+    layout, piped, moe = job.layout, job.layout.pp > 1, job.model.is_moe
     stages = [len(layers) for _, _, layers in job.virtual_stages()]
-    data: dict[str, Any] = {
-        "tp_size": layout.tp,
-        "pp_size": pp,
-        "sp_size": cp if cp > 1 else 1,
-        "enable_sequence_parallelism": cp > 1 or split,
-        "sequence_parallelism_mode": "all_to_all" if cp > 1 else "split_gather" if split else None,
-        "zero_stage": layout.zero,
-        "precision": job.workload.precision,
-        "num_microbatches": layout.num_microbatches if pp > 1 else None,
-        "pp_style": STYLES.get(layout.schedule, "1f1b"),
-        "num_model_chunks": len(stages) // pp,
-        "num_layers_per_stage": stages if pp > 1 else None,
-        "enable_flash_attention": True,
-        "enable_fused_normalization": True,
-        "enable_jit_fused": False,
-        "parallel_output": True,
-        "overlap_communication": layout.zero > 0 and not model.is_moe,
-        "overlap_p2p": "pipeline" in job.trainer.overlap,
-        "make_vocab_size_divisible_by": ROWS,
-        "initial_scale": 65536,
-        "max_norm": 1.0,
-    }
+    mode = "all_to_all" if layout.cp > 1 else "split_gather" if layout.sequence_parallel else None
+    found: dict[str, Any] = filled_yaml(
+        job, "colossalai", "plugin.txt", split=mode is not None, mode=mode, style=STYLES.get(layout.schedule, "1f1b"),
+        microbatches=layout.num_microbatches if piped else None, chunks=len(stages) // layout.pp,
+        stages=stages if piped else None, overlap=layout.zero > 0 and not moe, sends="pipeline" in job.trainer.overlap, rows=ROWS,
+    )  # fmt: skip
     outside = layout.order == Order.TP_CP_EP_PP_DP
-    return (
-        {**data, "ep_size": layout.ep, "moe_dp_outside": outside} if model.is_moe else {**data, "dp_outside": outside}
-    )
+    return found | ({"ep_size": layout.ep, "moe_dp_outside": outside} if moe else {"dp_outside": outside})
 
 
 def render(job: ExportJob) -> Rendered:

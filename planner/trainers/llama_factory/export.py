@@ -7,9 +7,8 @@ from typing import Any
 from planner import library
 from planner.layout import Recompute
 from planner.trainers.accelerate.export import LAUNCHER
-from planner.trainers.bundle.quoting import json_text
+from planner.trainers.bundle.quoting import filled_yaml, json_text
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
-from planner.trainers.deepspeed.export import LEARNING_RATE
 from planner.trainers.llama_factory import VERSIONS
 from planner.trainers.transformers.fine_tuning import (
     MODEL,
@@ -36,16 +35,12 @@ def config(job: ExportJob) -> dict[str, Any]:
     layout, work, sharded = job.layout, job.workload, on_deepspeed(job)
     # FSDP turns recompute on in accelerate's file, and twice would be wrong.
     checkpoints = layout.recompute == Recompute.FULL and (sharded or layout.zero == 0)
-    data: dict[str, Any] = {
-        "stage": "pt", "do_train": True, "finetuning_type": "lora" if work.lora_rank else "full",
-        **({"lora_rank": work.lora_rank, "lora_target": "all"} if work.lora_rank else {}),
-        "cutoff_len": work.sequence_length, "packing": True, "flash_attn": "sdpa",
-        "per_device_train_batch_size": layout.micro_batch_size, "gradient_accumulation_steps": layout.num_microbatches,
-        "bf16": work.precision in ("bf16", "fp8"), "fp16": work.precision == "fp16", "fp8": work.precision == "fp8",
-        "pure_bf16": False, "optim": OPTIMIZERS[work.optimizer], "learning_rate": LEARNING_RATE,
-        "disable_gradient_checkpointing": not checkpoints, "use_reentrant_gc": sharded, "dataset_dir": "data",
-        "output_dir": "output", "report_to": "none", "logging_steps": 1, "ddp_timeout": 1800, "dataloader_drop_last": True,
-    }  # fmt: skip
+    tuned = {"finetuning_type": "lora", "lora_rank": work.lora_rank, "lora_target": "all"}
+    data = {"stage": "pt", "do_train": True, **(tuned if work.lora_rank else {"finetuning_type": "full"})}
+    data |= filled_yaml(
+        job, "llama_factory", "llama_factory.txt", bf=work.precision in ("bf16", "fp8"), fp=work.precision == "fp16",
+        low=work.precision == "fp8", optimizer=OPTIMIZERS[work.optimizer], keeps=not checkpoints, deepspeed=sharded,
+    )  # fmt: skip
     if sharded:
         data["deepspeed"] = "ds_config.json"
     if work.precision == "fp8":

@@ -12,6 +12,7 @@ from planner import library
 from planner.layout import CpMethod, Module, Order, Recompute
 from planner.model import ModelSpec
 from planner.trainers.bundle.model_config import family
+from planner.trainers.bundle.quoting import filled_yaml
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
 from planner.trainers.maxtext import VERSIONS
 from planner.trainers.transformers.fine_tuning import SMOKE_STEPS
@@ -96,49 +97,16 @@ OPTIMIZERS = {"adam": "adamw", "sgd": "sgd"}
 
 def config(job: ExportJob) -> dict[str, Any]:
     """maxtext.yml."""
-    layout, work = job.layout, job.workload
-    tp, cp, ep, shard = layout.tp, layout.cp, layout.ep, int(layout.shard)
-    split = "tensor_sequence" if layout.sequence_parallel else "tensor"
-    axes = {
-        "data": layout.dp // shard,
-        "fsdp": shard // ep,
-        "context": cp,
-        "tensor": 1,
-        "tensor_sequence": 1,
-        "expert": ep,
-    }
-    axes[split] = tp
-    every = (
-        "diloco", "data", "fsdp", "fsdp_transpose", "sequence", "context", "context_usp_ulysses", "context_autoregressive",
-        "tensor", "tensor_sequence", "autoregressive", "pipeline", "expert",
+    layout, m = job.layout, job.model
+    found: dict[str, Any] = filled_yaml(
+        job, "maxtext", "maxtext.txt", replicas=layout.dp // job.shard, fsdp=job.shard // layout.ep,
+        tensor=1 if layout.sequence_parallel else layout.tp, sequence=layout.tp if layout.sequence_parallel else 1,
+        balance=layout.cp > 1, batch=layout.micro_batch_size / (layout.tp * layout.cp), block=BLOCKS[str(family(m))],
+        mlp=m.expert_ffn_size if m.is_moe and not m.num_dense_layers else m.ffn_size,
+        quantization="fp8" if job.workload.precision == "fp8" else "", optimizer=OPTIMIZERS[job.workload.optimizer],
+        attention="cudnn_flash_te" if job.cluster.hardware.vendor == "NVIDIA" else "dot_product",
     )  # fmt: skip
-    return {
-        "base_config": "base.yml",
-        "run_name": "plan",
-        "hardware": "gpu",
-        **_model(job.model),
-        **{f"ici_{axis}_parallelism": axes.get(axis, 1) for axis in every},
-        **{f"dcn_{axis}_parallelism": 1 for axis in every},
-        "num_slices": 1,
-        "context_parallel_strategy": "all_gather",
-        "context_parallel_load_balance": cp > 1,
-        "per_device_batch_size": layout.micro_batch_size / (tp * cp),
-        "gradient_accumulation_steps": layout.num_microbatches,
-        "max_target_length": work.sequence_length,
-        "dtype": "bfloat16",
-        "weight_dtype": "float32",
-        "grad_dtype": "float32",
-        "quantization": "fp8" if work.precision == "fp8" else "",
-        "opt_type": OPTIMIZERS[work.optimizer],
-        "mu_dtype": "float32",
-        "attention": "cudnn_flash_te" if job.cluster.hardware.vendor == "NVIDIA" else "dot_product",
-        "scan_layers": True,
-        **_remat(job),
-        "enable_dropout": False,
-        "packing": True,
-        "enable_checkpointing": True,
-        "async_checkpointing": True,
-    }
+    return {**found, **_more_sizes(m), **_remat(job)}
 
 
 def _remat(job: ExportJob) -> dict[str, str]:
@@ -152,17 +120,9 @@ def _remat(job: ExportJob) -> dict[str, str]:
     return {"remat_policy": "custom", "decoder_layer_input": "device", **kept}
 
 
-def _model(m: ModelSpec) -> dict[str, Any]:
-    """Sizes of the model in MaxText's words."""
-    block = BLOCKS[str(family(m))]
-    sizes: dict[str, Any] = {
-        "model_name": "default", "decoder_block": block, "base_emb_dim": m.hidden_size,
-        "base_num_query_heads": m.num_heads, "base_num_kv_heads": m.num_kv_heads, "head_dim": m.head_dim,
-        "base_mlp_dim": m.expert_ffn_size if m.is_moe and not m.num_dense_layers else m.ffn_size,
-        "base_num_decoder_layers": m.num_layers, "vocab_size": m.vocab_size, "logits_via_embedding": m.tied_embeddings,
-        "mlp_activations": ["silu", "linear"], "normalize_embedding_logits": False, "attention_bias": m.qkv_bias,
-        "use_qk_norm": m.qk_norm,
-    }  # fmt: skip
+def _more_sizes(m: ModelSpec) -> dict[str, Any]:
+    """Windows, experts and latent attention in MaxText's words."""
+    sizes: dict[str, Any] = {}
     if m.window and m.num_windowed_layers:
         sizes["sliding_window_size"] = m.window
     if m.is_moe:

@@ -6,8 +6,8 @@ from typing import Any
 
 from planner import library
 from planner.layout import NAMES, Recompute, Schedule
-from planner.model import ModelSpec
 from planner.trainers.bundle.fully_shard import beyond_llama
+from planner.trainers.bundle.quoting import filled_yaml
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
@@ -17,7 +17,6 @@ FACTORIES: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd"},
 }
 """optimizer_factory, by optimizer."""
-LEARNING_RATE = 3e-4
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -58,58 +57,16 @@ def refusals(job: ExportJob) -> list[str]:
 def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
     """The YAML file; the smoke run has no data set, so nanotron makes data up."""
     layout, work, model = job.layout, job.workload, job.model
-    steps = 5 if smoke else 1000
     split = bool(layout.sequence_parallel)
-    kind = "is_qwen2_config" if model.qkv_bias else "is_llama_config"
     text = {"hf_dataset_or_datasets": "@DATASET@", "hf_dataset_splits": "train", "text_column_name": "text"}
-    data: dict[str, Any] = {
-        "general": {"project": "plan", "run": "plan", "seed": 42, "ignore_sanity_checks": True},
-        "parallelism": {
-            "dp": layout.dp, "pp": layout.pp, "tp": layout.tp,
-            "pp_engine": ENGINES[Schedule(layout.schedule)], "tp_mode": "REDUCE_SCATTER" if split else "ALL_REDUCE",
-            "tp_linear_async_communication": split, "tp_recompute_allgather": True,
-            "recompute_layer": layout.recompute == Recompute.FULL,
-            "expert_parallel_size": 1, "context_parallel_size": 1,
-        },
-        "model": {
-            "dtype": DTYPES[work.precision], "init_method": {"std": 0.02}, "make_vocab_size_divisible_by": 1,
-            "ddp_bucket_cap_mb": 25, "model_config": model_config(model, kind, work.sequence_length),
-        },
-        "tokens": {
-            "sequence_length": work.sequence_length, "train_steps": steps,
-            "micro_batch_size": layout.micro_batch_size,
-            "batch_accumulation_per_replica": layout.num_microbatches, "val_check_interval": -1,
-        },
-        "optimizer": {
-            "zero_stage": layout.zero, "accumulate_grad_in_fp32": True, "clip_grad": 1.0, "weight_decay": 0.1,
-            "optimizer_factory": FACTORIES[work.optimizer],
-            "learning_rate_scheduler": {
-                "learning_rate": LEARNING_RATE, "lr_warmup_steps": 2, "lr_warmup_style": "linear",
-                "lr_decay_style": "cosine", "min_decay_lr": LEARNING_RATE / 10,
-            },
-        },
-        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 500, "save_final_state": not smoke},
-        "data_stages": [{
-            "name": "stage", "start_training_step": 1,
-            "data": {"dataset": None if smoke else text, "seed": 42, "num_loading_workers": 1},
-        }],
-        "logging": {"iteration_step_info_interval": 1 if smoke else 10, "log_level": "info", "log_level_replica": "info"},
-    }  # fmt: skip
-    if not smoke:
-        data["tokenizer"] = {"tokenizer_name_or_path": "@TOKENIZER@"}
-    return data
-
-
-def model_config(model: ModelSpec, kind: str, sequence_length: int) -> dict[str, Any]:
-    """Sizes in the words of LlamaConfig or Qwen2Config."""
-    return {
-        kind: True, "hidden_size": model.hidden_size, "intermediate_size": model.ffn_size, "hidden_act": "silu",
-        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads, "vocab_size": model.vocab_size,
-        "max_position_embeddings": max(model.max_sequence_length, sequence_length),
-        "tie_word_embeddings": model.tied_embeddings, "attention_bias": model.qkv_bias, "rope_theta": 500000.0,
-        "rope_interleaved": False, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+    found: dict[str, Any] = filled_yaml(
+        job, "nanotron", "nanotron.txt", engine=ENGINES[Schedule(layout.schedule)],
+        mode="REDUCE_SCATTER" if split else "ALL_REDUCE", split=split, recompute=layout.recompute == Recompute.FULL,
+        dtype=DTYPES[work.precision], kind="is_qwen2_config" if model.qkv_bias else "is_llama_config",
+        positions=max(model.max_sequence_length, work.sequence_length), steps=5 if smoke else 1000, full=not smoke,
+        factory=FACTORIES[work.optimizer], dataset=None if smoke else text, interval=1 if smoke else 10,
+    )  # fmt: skip
+    return found if smoke else {**found, "tokenizer": {"tokenizer_name_or_path": "@TOKENIZER@"}}
 
 
 def render(job: ExportJob) -> Rendered:

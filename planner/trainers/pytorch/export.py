@@ -49,7 +49,7 @@ def settings(job: ExportJob) -> dict[str, Any]:
         "sequence_length": work.sequence_length, "global_batch_size": work.global_batch_size,
         "micro_batch_size": layout.micro_batch_size, "num_microbatches": layout.num_microbatches,
         "precision": work.precision, "optimizer": work.optimizer, "learning_rate": 3e-4,
-        "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "dp_shard": int(layout.shard),
+        "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "dp_shard": job.shard,
         "zero": layout.zero, "schedule": SCHEDULES[Schedule(layout.schedule)],
         "recompute": NAMES["recompute"][Recompute(layout.recompute)],
         "compile": "swiglu" not in job.trainer.unfused,

@@ -30,7 +30,7 @@ def stages(job: ExportJob) -> list[list[str]]:
 def config_module(job: ExportJob) -> str:
     """Text of plan_config.py: model, training and parallelism, every dimension written out."""
     layout, work, m = job.layout, job.workload, job.model
-    piped, shard = layout.pp > 1, int(layout.shard)
+    piped, shard = layout.pp > 1, job.shard
     parallel = {
         "data_parallel_replicate_degree": layout.dp // shard, "data_parallel_shard_degree": shard,
         "fsdp_reshard_after_forward": "always" if layout.zero == 3 else "never",

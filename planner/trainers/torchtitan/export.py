@@ -39,7 +39,7 @@ def _model_refusals(model: ModelSpec) -> list[str]:
 
 def _layout_refusals(job: ExportJob) -> list[str]:
     layout, model, found = job.layout, job.model, []
-    tp, cp, shard = layout.tp, layout.cp, int(layout.shard)
+    tp, cp, shard = layout.tp, layout.cp, job.shard
     if layout.pp > 1 and model.tied_embeddings:
         found.append(
             f"{model.name} ties its embeddings, and with pp {layout.pp} they lie on two stages: weight tying is not "

@@ -10,7 +10,7 @@ from typing import Any
 
 from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.bundle.quoting import filled, hydra_value
+from planner.trainers.bundle.quoting import filled, filled_yaml, hydra_value
 from planner.trainers.bundle.serving import serving
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, library_trainer, unknown_choices
 from planner.trainers.megatron import core_settings as mcore
@@ -75,35 +75,10 @@ def _megatron_refusals(job: ExportJob) -> list[str]:
 
 def overrides(job: ExportJob) -> list[str]:
     """Hydra overrides, one per line. A leading + adds a key to one of verl's free dictionaries."""
-    work, rollout = job.workload, _rollout(job)
-    answer = work.sequence_length // 2
-    pairs: dict[str, Any] = {
-        "trainer.nnodes": job.num_nodes,
-        "trainer.n_gpus_per_node": job.gpus_per_node,
-        "trainer.logger": "[console]",
-        "trainer.val_before_train": False,
-        "trainer.test_freq": -1,
-        "trainer.critic_warmup": 0,
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.use_kl_in_reward": False,
-        "critic.enable": False,
-        "data.train_batch_size": work.global_batch_size,
-        "data.max_prompt_length": work.sequence_length - answer,
-        "data.max_response_length": answer,
-        "actor_rollout_ref.rollout.name": "vllm",
-        "actor_rollout_ref.rollout.n": 1,
-        "actor_rollout_ref.rollout.tensor_model_parallel_size": rollout,
-        "actor_rollout_ref.rollout.pipeline_model_parallel_size": 1,
-        "actor_rollout_ref.rollout.data_parallel_size": 1,
-        "actor_rollout_ref.rollout.expert_parallel_size": 1,
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu": job.layout.micro_batch_size,
-        "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu": job.layout.micro_batch_size,
-        f"{ACTOR}.use_dynamic_bsz": False,
-        f"{ACTOR}.use_kl_loss": False,
-        f"{ACTOR}.ppo_epochs": 1,
-        f"{ACTOR}.ppo_mini_batch_size": work.global_batch_size,
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": job.layout.micro_batch_size,
-    }
+    length = job.workload.sequence_length
+    pairs: dict[str, Any] = filled_yaml(
+        job, "verl", "overrides.txt", prompt=length - length // 2, answer=length // 2, rollout=_rollout(job)
+    )
     pairs |= _megatron_pairs(job) if _megatron(job) else _fsdp_pairs(job)
     return [f"{name}={hydra_value(value)}" for name, value in pairs.items()]
 
@@ -115,34 +90,19 @@ def _rollout(job: ExportJob) -> int:
 
 
 def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
-    layout, work, engine = job.layout, job.workload, f"{ACTOR}.megatron"
-    chunks = len(job.layers_per_chunk()[0])
-    moe = job.model.is_moe
+    layout, work, overlap = job.layout, job.workload, job.trainer.overlap
+    chunks, shards = len(job.layers_per_chunk()[0]), mcore.shards_states(job)
+    pairs: dict[str, Any] = filled_yaml(
+        job, "verl", "megatron.txt", chunks=chunks if chunks > 1 else None, expert=layout.etp if job.model.is_moe else None,
+        split=bool(layout.sequence_parallel), sharded=shards, dtype="float16" if work.precision == "fp16" else "bfloat16",
+        wide=mcore.sums_in_fp32(job), reduce="gradients" in overlap, gather=shards and "parameters" in overlap,
+    )  # fmt: skip
+    modules = job.model.mtp_layers > 0
     return {
-        f"{engine}.tensor_model_parallel_size": layout.tp,
-        f"{engine}.pipeline_model_parallel_size": layout.pp,
-        f"{engine}.virtual_pipeline_model_parallel_size": chunks if chunks > 1 else None,
-        f"{engine}.context_parallel_size": layout.cp,
-        f"{engine}.expert_model_parallel_size": layout.ep,
-        f"{engine}.expert_tensor_parallel_size": layout.etp if moe else None,
-        f"{engine}.sequence_parallel": bool(layout.sequence_parallel),
-        f"{engine}.use_distributed_optimizer": mcore.shards_states(job),
-        f"{engine}.param_offload": False,
-        f"{engine}.optimizer_offload": False,
-        f"{engine}.use_mbridge": True,
-        f"{engine}.vanilla_mbridge": False,
-        f"{engine}.use_megatron_fsdp": False,
-        f"{engine}.dtype": "float16" if work.precision == "fp16" else "bfloat16",
-        f"+{engine}.override_ddp_config.grad_reduce_in_fp32": mcore.sums_in_fp32(job),
-        f"+{engine}.override_ddp_config.overlap_grad_reduce": "gradients" in job.trainer.overlap,
-        f"+{engine}.override_ddp_config.overlap_param_gather": mcore.shards_states(job)
-        and "parameters" in job.trainer.overlap,
-        **_transformer_pairs(job, f"{engine}.override_transformer_config"),
-        **_optimizer_pairs(job),
-        "actor_rollout_ref.model.mtp.enable": job.model.mtp_layers > 0,
-        "actor_rollout_ref.model.mtp.enable_train": job.model.mtp_layers > 0,
+        **pairs, **_transformer_pairs(job, f"{ACTOR}.megatron.override_transformer_config"), **_optimizer_pairs(job),
+        "actor_rollout_ref.model.mtp.enable": modules, "actor_rollout_ref.model.mtp.enable_train": modules,
         **({"actor_rollout_ref.model.lora.rank": work.lora_rank} if work.lora_rank else {}),
-    }
+    }  # fmt: skip
 
 
 def _transformer_pairs(job: ExportJob, where: str) -> dict[str, Any]:
@@ -182,28 +142,15 @@ def _optimizer_pairs(job: ExportJob) -> dict[str, Any]:
 
 
 def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
-    layout, work, engine = job.layout, job.workload, f"{ACTOR}.fsdp_config"
-    shard = int(layout.shard)
-    pairs: dict[str, Any] = {
-        f"{ACTOR}.strategy": "fsdp2",
-        "actor_rollout_ref.ref.strategy": "fsdp2",
-        f"{engine}.fsdp_size": -1 if shard == layout.dp else shard,
-        f"{engine}.reshard_after_forward": layout.zero == 3,
-        f"{engine}.param_offload": False,
-        f"{engine}.optimizer_offload": False,
-        f"{engine}.offload_policy": False,
-        f"{engine}.forward_prefetch": "parameters" in job.trainer.overlap,
-        f"{engine}.model_dtype": "fp32",
-        f"{engine}.dtype": "float16" if work.precision == "fp16" else "bfloat16",
-        f"{engine}.ulysses_sequence_parallel_size": 1,
-        "actor_rollout_ref.model.enable_gradient_checkpointing": layout.recompute == Recompute.FULL,
-        "actor_rollout_ref.model.enable_activation_offload": bool(layout.offload_activations),
-        "actor_rollout_ref.model.use_remove_padding": True,
-        "actor_rollout_ref.model.lora_rank": work.lora_rank,
-    }
+    layout, work = job.layout, job.workload
     optimizer, package = FSDP_OPTIMIZERS[work.optimizer]
-    pairs |= {f"{ACTOR}.optim.optimizer": optimizer, f"{ACTOR}.optim.optimizer_impl": package}
-    return pairs
+    found: dict[str, Any] = filled_yaml(
+        job, "verl", "fsdp.txt", size=-1 if job.shard == layout.dp else job.shard, reshard=layout.zero == 3,
+        prefetch="parameters" in job.trainer.overlap, dtype="float16" if work.precision == "fp16" else "bfloat16",
+        recompute=layout.recompute == Recompute.FULL, offload=bool(layout.offload_activations), optimizer=optimizer,
+        package=package,
+    )  # fmt: skip
+    return found
 
 
 def render(job: ExportJob) -> Rendered:
