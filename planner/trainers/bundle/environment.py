@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from planner import units
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 GROWING_SEGMENTS = Setting("expandable_segments:True", "Gathered weights come and go: less fragmentation.")
@@ -64,7 +65,7 @@ def _collectives(job: ExportJob) -> dict[str, Setting]:
             "this traffic would go over the network. NCCL stops when the IMEX service does not work.",
         )
     if job.num_nodes > 1:
-        rate = 8.0 * hardware.network_bandwidth / _GIGA
+        rate = 8.0 * hardware.network_bandwidth / units.GIGA
         found["NCCL_SOCKET_IFNAME"] = Setting(
             None,
             "Interface between the nodes, like =ens1f0, when NCCL picks a wrong one (look for NET/Socket).",
@@ -74,6 +75,3 @@ def _collectives(job: ExportJob) -> dict[str, Setting]:
             f"Network cards, like =mlx5_0,mlx5_1, when some are for storage: the plan counts on {rate:.0f} Gb/s per GPU.",
         )
     return found
-
-
-_GIGA = 1_000_000_000.0

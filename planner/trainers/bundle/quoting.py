@@ -6,6 +6,7 @@ A name of a model may hold any sign. What a function here returns is a literal, 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable
@@ -30,7 +31,8 @@ def filled_yaml(job: Any, trainer: str, file: str, **values: Any) -> Any:
     """The data in a YAML template: @layout.tp@ is that field of the job, @NAME@ a value that is given."""
 
     def value(mark: re.Match[str]) -> str:
-        return json.dumps(values[mark[1].lower()] if mark[1].isupper() else attrgetter(mark[1])(job))
+        found = values[mark[1].lower()] if mark[1].isupper() else attrgetter(mark[1])(job)
+        return yaml.safe_dump([found], default_flow_style=True, width=math.inf).strip()[1:-1]
 
     return yaml.safe_load(re.sub(r"@([A-Z_]+|[a-z_.]+)@", value, _template(trainer, file)))
 
