@@ -6,9 +6,9 @@ from typing import Any
 
 from planner import library
 from planner.layout import Recompute
-from planner.trainers.axolotl import VERSIONS
 from planner.trainers.bundle.quoting import filled_yaml, json_text
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.deepspeed import export as deepspeed
 from planner.trainers.transformers.fine_tuning import (
     SMOKE_PREPARE,
@@ -72,31 +72,12 @@ def _sharding(job: ExportJob, full: bool) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """axolotl.yaml, its smoke variant, and DeepSpeed's file where the plan is one of DeepSpeed."""
-    sharded = on_deepspeed(job)
     files = {
-        "axolotl.yaml": library.dump_yaml(config(job)), "axolotl-smoke.yaml": library.dump_yaml(config(job, smoke=True)),
-        "make_smoke_data.py": smoke_data(job),
-    }  # fmt: skip
-    if sharded:
-        files["ds_config.json"] = json_text(deepspeed.config(job))
-    return Rendered(
-        files=files,
-        entry=("-m", "axolotl.cli.train", "axolotl.yaml"),
-        smoke=("-m", "axolotl.cli.train", "axolotl-smoke.yaml"),
-        prepare=(
-            "# The file names these links, so that it does not change with the place of model and data.",
-            'ln -sfn "$MODEL" model-link',
-            'ln -sfn "$DATASET" data-link',
-            *SMOKE_PREPARE,
-        ),
-        environment={"AXOLOTL_DO_NOT_TRACK": Setting("1", "No telemetry from your cluster.")},
-        variables={
-            "MODEL": Setting(None, "Folder of the model: config.json, tokenizer and weights."),
-            "DATASET": Setting("data", "Folder with *.jsonl files, one text a line under the key 'text'."),
-        },
-        notes=(
-            "Packed samples of the full length are what was priced; the number of steps and the learning rate are placeholders.",
-            "Several versions of libraries are pinned by axolotl: use an environment of its own.",
-        ),
-        install=(f"pip install 'axolotl{VERSIONS}'", *(("pip install 'deepspeed>=0.16'",) if sharded else ())),
-    )
+        f"axolotl{'-smoke' if smoke else ''}.yaml": library.dump_yaml(config(job, smoke=smoke))
+        for smoke in (False, True)
+    }
+    files["make_smoke_data.py"] = smoke_data(job)
+    if not on_deepspeed(job):
+        return run_of(job, "axolotl", files, {"prepare": SMOKE_PREPARE})
+    files["ds_config.json"] = json_text(deepspeed.config(job))
+    return run_of(job, "axolotl", files, {"prepare": SMOKE_PREPARE, "install": ("pip install 'deepspeed>=0.16'",)})

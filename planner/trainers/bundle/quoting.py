@@ -28,11 +28,16 @@ def filled(trainer: str, file: str, **texts: str) -> str:
 
 
 def filled_yaml(job: Any, trainer: str, file: str, **values: Any) -> Any:
-    """The data in a YAML template: @layout.tp@ is that field of the job, @NAME@ a value that is given."""
+    """The data in a YAML template: @layout.tp@ is that field of the job, @NAME@ a value that is given.
+
+    An Expression is put in as it is, for a part of a text.
+    """
 
     def value(mark: re.Match[str]) -> str:
         found = values[mark[1].lower()] if mark[1].isupper() else attrgetter(mark[1])(job)
-        return yaml.safe_dump([found], default_flow_style=True, width=math.inf).strip()[1:-1]
+        if isinstance(found, Expression):
+            return str(found)
+        return yaml.safe_dump([found], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
     return yaml.safe_load(re.sub(r"@([A-Z_]+|[a-z_.]+)@", value, _template(trainer, file)))
 
@@ -70,7 +75,7 @@ def python_fields(fields: dict[str, Any], indent: int) -> str:
 
 
 class Expression(str):
-    """Text that is Python itself: its repr is the text."""
+    """Text that is written as it is: its repr is the text."""
 
     __slots__ = ()
     __repr__ = str.__str__

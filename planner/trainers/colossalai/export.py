@@ -7,8 +7,8 @@ from typing import Any
 from planner.layout import Order, Recompute, Schedule
 from planner.trainers.bundle.model_config import config_text, family
 from planner.trainers.bundle.quoting import filled, filled_yaml, json_text
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
-from planner.trainers.colossalai import VERSIONS
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "gpt2", "opt")
 """Families with a policy for causal language models [shardformer/policies/auto_policy.py] that transformers itself defines."""
@@ -114,28 +114,8 @@ def render(job: ExportJob) -> Rendered:
         "recompute": layout.recompute == Recompute.FULL, "optimizer": work.optimizer,
     }  # fmt: skip
     rows = ROWS * layout.tp
-    return Rendered(
-        files={
-            "plan.json": json_text(settings),
-            "model/config.json": config_text(job.model) or "",
-            "train.py": filled("colossalai", "colossalai_train.txt"),
-        },
-        entry=("train.py", "--steps", "$STEPS", "--data", "$DATA", "--output", "$OUTPUT"),
-        smoke=("train.py", "--steps", "3", "--data", ""),
-        environment={
-            "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-                "1", "Communication is issued in program order, as Colossal-AI's own launch scripts do."
-            )
-        },
-        variables={
-            "STEPS": Setting("1000", "Optimizer steps."),
-            "DATA": Setting("", "NumPy file of token numbers, one row per sequence; empty: random tokens."),
-            "OUTPUT": Setting("output", "Folder of the checkpoint."),
-        },
-        notes=(
-            "Colossal-AI 0.5.0 asks for torch <= 2.5.1 and transformers 4.51.3: use an environment of its own.",
-            "Priced with the profile colossalai, for which no published run is known: expect the wide interval of the table.",
-        ),
-        vocab_rows=-(-job.model.vocab_size // rows) * rows,
-        install=(f"pip install 'colossalai{VERSIONS}' 'torch<=2.5.1' flash-attn",),
-    )
+    files = {
+        "plan.json": json_text(settings), "model/config.json": config_text(job.model) or "",
+        "train.py": filled("colossalai", "colossalai_train.txt"),
+    }  # fmt: skip
+    return run_of(job, "colossalai", files, {"vocab_rows": -(-job.model.vocab_size // rows) * rows})

@@ -13,9 +13,8 @@ from planner.layout import CpMethod, Module, Order, Recompute
 from planner.model import ModelSpec
 from planner.trainers.bundle.model_config import family
 from planner.trainers.bundle.quoting import filled_yaml
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
-from planner.trainers.maxtext import VERSIONS
-from planner.trainers.transformers.fine_tuning import SMOKE_STEPS
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 BLOCKS = {
     "llama": "llama2", "mistral": "mistral", "mixtral": "mixtral", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -25,7 +24,6 @@ BLOCKS = {
 MATRICES = ("query_proj", "key_proj", "value_proj", "qkv_proj", "kv_proj", "out_proj", "mla_q", "mla_kv")
 """Names that the layers give to what the backward pass needs; attention's inputs and output projection."""
 MLP = ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo")
-PORT = 12345
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -142,53 +140,9 @@ def _more_sizes(m: ModelSpec) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """maxtext.yml; data and output come from the command line."""
-    common = ("python", "-m", "maxtext.trainers.pre_train.train", "maxtext.yml", "base_output_directory=$OUTPUT")
-    notes = [
-        "The training loop reads the batch of one gradient step as per_device_batch_size x devices x gradient_accumulation_steps; "
-        "per_device_batch_size below 1 is a sequence shared by a tensor or context parallel group.",
-        "One JAX process per node; all degrees are ici degrees of one slice, so that ranks lie where they were priced.",
-    ]
-    if job.layout.recompute != Recompute.FULL:
-        notes.append(
-            "Norms and element-wise products are always computed again: their outputs have no names that a remat policy could "
-            "keep. Memory is a little below the plan's, time a little above."
-        )
-    return Rendered(
-        files={"maxtext.yml": library.dump_yaml(config(job))},
-        entry=(*common, "steps=$STEPS", "dataset_type=$DATASET_TYPE", "${data[@]}"),
-        smoke=(
-            *common,
-            "${data[@]}",
-            f"steps={SMOKE_STEPS}",
-            "dataset_type=synthetic",
-            "enable_checkpointing=false",
-            "run_name=smoke",
-        ),
-        prepare=(
-            "# MaxText joins its processes by these.",
-            f'export JAX_COORDINATOR_PORT="${{JAX_COORDINATOR_PORT:-{PORT}}}"',
-            'export JAX_COORDINATOR_IP="$MASTER_ADDR" NNODES="$NUM_NODES"',
-            'read -r -a data <<< "$DATA_OPTIONS"',
-        ),
-        start="node",
-        environment={
-            "XLA_PYTHON_CLIENT_MEM_FRACTION": Setting(
-                "0.92", "JAX takes this part of the device at the start; the rest is for NCCL and cuDNN."
-            ),
-            "XLA_FLAGS": Setting(
-                "--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_enable_triton_gemm=false",
-                "The plan counts on communication behind computation: XLA's scheduler has to be asked for it.",
-            ),
-            "NVTE_FUSED_ATTN": Setting(
-                "1", "cudnn_flash_te takes cuDNN's fused attention, the kernel that was priced."
-            ),
-        },
-        variables={
-            "OUTPUT": Setting("output", "Folder or bucket for logs and checkpoints."),
-            "STEPS": Setting("1000", "Optimizer steps."),
-            "DATASET_TYPE": Setting("synthetic", "grain, hf, tfds or synthetic."),
-            "DATA_OPTIONS": Setting("", "Further settings, like 'grain_train_files=/data/*.arrayrecord'."),
-        },
-        notes=tuple(notes),
-        install=(f"pip install 'maxtext[cuda12]{VERSIONS}'",),
+    note = (
+        "Norms and element-wise products are always computed again: their outputs have no names that a remat policy could "
+        "keep. Memory is a little below the plan's, time a little above."
     )
+    notes = () if job.layout.recompute == Recompute.FULL else (note,)
+    return run_of(job, "maxtext", {"maxtext.yml": library.dump_yaml(config(job))}, {"notes": notes})

@@ -9,7 +9,8 @@ from typing import Any
 from planner import library
 from planner.layout import Order
 from planner.trainers.bundle.quoting import comment, shell_word
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.core_refusals import refusals as core_refusals
 
@@ -194,46 +195,14 @@ def _yaml(job: ExportJob) -> str:
 
 def render(job: ExportJob) -> Rendered:
     """The arguments as a bash array and as a mapping."""
-    start = ("$MEGATRON_LM/pretrain_gpt.py", "${ARGUMENTS[@]}")
-    entry = (
-        *start, "--data-path", "${DATA_PATH:?set DATA_PATH to the prefix of a preprocessed data set}",
-        "--tokenizer-type", "HuggingFaceTokenizer",
-        "--tokenizer-model", "${TOKENIZER:?set TOKENIZER to a Hugging Face tokenizer}", "--split", "99,1,0",
-        "--train-iters", "${TRAIN_ITERS}", "--lr", "${LEARNING_RATE}", "--lr-decay-style", "cosine",
-        "--eval-interval", "1000", "--eval-iters", "10", "--log-interval", "1", "--log-throughput",
-        "--save", "${CHECKPOINTS}", "--load", "${CHECKPOINTS}", "--save-interval", "1000", "--ckpt-format", "torch_dist",
-    )  # fmt: skip
-    variables = {
-        "MEGATRON_LM": Setting(None, "folder of a Megatron-LM checkout, for pretrain_gpt.py"),
-        "TRAIN_ITERS": Setting("1000", "Optimizer steps; the plan does not say how many."),
-        "LEARNING_RATE": Setting("1e-4", "Peak learning rate; it does not change time or memory."),
-        "CHECKPOINTS": Setting("checkpoints", "Folder of checkpoints, which load into any layout."),
-    }
-    return Rendered(
-        files={"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}, entry=entry, smoke=(*start, "${SMOKE[@]}"),
-        prepare=(
-            "# shellcheck disable=SC1091", "source ./arguments.sh",
-            'export PYTHONPATH="$MEGATRON_LM${PYTHONPATH:+:$PYTHONPATH}"',
-        ),
-        environment=mcore.environment(job), variables=variables, notes=tuple(_notes(job)),
-        vocab_rows=mcore.vocab_rows(job),
-        install=("git clone --branch core_r0.19.0 https://github.com/NVIDIA/Megatron-LM && export MEGATRON_LM=$PWD/Megatron-LM",
-                 "pip install --no-build-isolation 'transformer-engine[pytorch]' && pip install transformers"),
-    )  # fmt: skip
+    more = {"environment": mcore.environment(job), "notes": tuple(_notes(job)), "vocab_rows": mcore.vocab_rows(job)}
+    files = {"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}
+    return run_of(job, "megatron", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job))
 
 
 def _notes(job: ExportJob) -> list[str]:
     m, layout = job.model, job.layout
-    notes = [
-        "run.sh also needs DATA_PATH (prefix of a data set of tools/preprocess_data.py) and TOKENIZER; smoke.sh neither.",
-        "Rotary base, norm epsilon, initialisation and the router's score function keep Megatron's defaults: they change "
-        "neither time nor memory; set them for your model.",
-        "Gradient accumulation, rotary embedding, SwiGLU and softmax are fused by default; a --no-...-fusion flag makes the "
-        "plan's times wrong.",
-        "Hugging Face weights: Megatron-Bridge converts both ways; checkpoints of torch_dist load into any layout.",
-        f"smoke.sh runs {SMOKE_STEPS} steps of {smoke_batch(job)} sequences instead of {job.workload.global_batch_size}: the peak "
-        "of memory is the same, the step is shorter.",
-    ]
+    notes = []
     rows = mcore.vocab_rows(job)
     if rows != m.vocab_size:
         notes.append(f"The vocabulary of {m.vocab_size} is padded to {rows} rows, a multiple of 128 tp.")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from planner.layout import Order
 from planner.trainers.bundle.quoting import Expression, filled, python_fields
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.core_refusals import refusals as core_refusals
 from planner.trainers.megatron.export import SMOKE_STEPS, header, smoke_batch
-from planner.trainers.megatron_bridge import VERSIONS
 
 ACTIVATIONS = {"silu": "F.silu", "gelu": "F.gelu", "relu": "F.relu", "relu2": "squared_relu"}
 OPTIMIZERS = ("adam", "adam_bf16", "adam_8bit", "sgd")
@@ -119,23 +119,6 @@ def refusals(job: ExportJob) -> list[str]:
 
 def render(job: ExportJob) -> Rendered:
     """plan_config.py."""
-    notes = [
-        "run.sh also needs DATA_PATH (prefix of a data set of tools/preprocess_data.py) and TOKENIZER; smoke.sh neither.",
-        "Rotary base, norm epsilon, initialisation and the router's score function keep Megatron Core's defaults: they change "
-        "neither time nor memory; set them for your model.",
-        "The precision recipe is written out: Bridge's own recipes keep the first and last layer in bf16 and gather fp8 weights, "
-        "which the plan was not priced with.",
-        "Hugging Face weights: AutoBridge.from_hf_pretrained(...) imports and exports them.",
-        f"smoke.sh runs {SMOKE_STEPS} steps of {smoke_batch(job)} sequences instead of {job.workload.global_batch_size}.",
-    ]
-    return Rendered(
-        files={"plan_config.py": _program(job)}, entry=("plan_config.py",), smoke=("plan_config.py", "--smoke"),
-        environment=mcore.environment(job),
-        variables={
-            "TRAIN_ITERS": Setting("1000", "Optimizer steps; the plan does not say how many."),
-            "LEARNING_RATE": Setting("1e-4", "Peak learning rate; it does not change time or memory."),
-            "CHECKPOINTS": Setting("checkpoints", "Folder of checkpoints, which load into any layout."),
-        },
-        notes=tuple(notes), vocab_rows=mcore.vocab_rows(job),
-        install=(f"pip install 'megatron-bridge{VERSIONS}'  # Python 3.12; or the NeMo container, which has it",),
-    )  # fmt: skip
+    more = {"environment": mcore.environment(job), "vocab_rows": mcore.vocab_rows(job)}
+    files = {"plan_config.py": _program(job)}
+    return run_of(job, "megatron_bridge", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job))

@@ -8,7 +8,8 @@ from planner import library
 from planner.layout import NAMES, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import beyond_llama
 from planner.trainers.bundle.quoting import filled_yaml
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
@@ -71,36 +72,10 @@ def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """nanotron.yaml and smoke.yaml."""
-    name = {False: "nanotron.yaml", True: "smoke.yaml"}
+    files = {
+        name: library.dump_yaml(config(job, smoke=name == "smoke.yaml")) for name in ("nanotron.yaml", "smoke.yaml")
+    }
+    prepare = ('sed "s|@DATASET@|$DATASET|; s|@TOKENIZER@|$TOKENIZER|" nanotron.yaml > run.yaml',)
     waits = job.layout.tp > 1 and not job.layout.sequence_parallel
-    return Rendered(
-        files={name[smoke]: library.dump_yaml(config(job, smoke=smoke)) for smoke in (False, True)},
-        entry=("$NANOTRON/run_train.py", "--config-file", "run.yaml"),
-        smoke=("$NANOTRON/run_train.py", "--config-file", "smoke.yaml"),
-        prepare=('sed "s|@DATASET@|$DATASET|; s|@TOKENIZER@|$TOKENIZER|" nanotron.yaml > run.yaml',),
-        environment={
-            "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-                "1",
-                "Launches kernels in order, so that collectives of tensor parallelism start before their GEMM.",
-            )
-        },
-        variables={
-            "NANOTRON": Setting(None, "clone of github.com/huggingface/nanotron: run_train.py is not in the package"),
-            "DATASET": Setting("", "hub name of the data set; the smoke run needs none"),
-            "TOKENIZER": Setting("", "hub name of the tokenizer; the smoke run needs none"),
-        },
-        notes=(
-            *(
-                (
-                    "Tensor-parallel all-reduces are not asynchronous: tp_mode REDUCE_SCATTER (sequence_parallel) hides a part.",
-                )
-                if waits
-                else ()
-            ),
-            "nanotron deals layers to pipeline ranks by its own cost estimate, as the plan was priced.",
-            "Its repository moves slowly: checked against commit 2411b02, best effort.",
-            "The planner does not know the base of the rotary positions: rope_theta is 500000; set your model's.",
-            "examples/llama/convert_hf_to_nanotron.py of the repository converts weights from Hugging Face.",
-        ),
-        install=("git clone https://github.com/huggingface/nanotron && pip install -e nanotron flash-attn",),
-    )
+    note = "Tensor-parallel all-reduces are not asynchronous: tp_mode REDUCE_SCATTER (sequence_parallel) hides a part."
+    return run_of(job, "nanotron", files, {"prepare": prepare, "notes": (note,) if waits else ()})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from planner.layout import NAMES, Recompute, Schedule
-from planner.trainers.bundle.environment import GROWING_SEGMENTS
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
 from planner.trainers.bundle.quoting import filled, json_text
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("bf16", "fp32")
@@ -59,20 +59,5 @@ def settings(job: ExportJob) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """train.py and plan.json."""
-    common = ("train.py", "--plan", "plan.json")
-    return Rendered(
-        files={"train.py": filled("pytorch", "pytorch_train.txt"), "plan.json": json_text(settings(job), indent=1)},
-        entry=(*common, "--data", "$DATA", "--steps", "$STEPS", "--checkpoint", "$CHECKPOINT"),
-        smoke=(*common, "--steps", "5"),
-        environment={"PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS},
-        variables={
-            "DATA": Setting("", "file of token numbers, 16 bits each (32 above 65536 tokens); empty: made up"),
-            "STEPS": Setting("1000", "optimizer steps"),
-            "CHECKPOINT": Setting("checkpoint", "folder for weights and optimizer states"),
-        },
-        notes=(
-            "The script prints parameters per pipeline rank before tensor parallelism splits them.",
-            "plan.json says nothing of your model's base of the rotary positions: set rope_theta.",
-        ),
-        install=("pip install 'torch>=2.13,<2.14' numpy",),
-    )
+    files = {"train.py": filled("pytorch", "pytorch_train.txt"), "plan.json": json_text(settings(job), indent=1)}
+    return run_of(job, "pytorch", files)

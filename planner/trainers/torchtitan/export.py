@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from planner.layout import Schedule
 from planner.model import ModelSpec
-from planner.trainers.bundle.environment import GROWING_SEGMENTS
 from planner.trainers.bundle.fully_shard import beyond_llama, shared_refusals
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, unknown_choices
-from planner.trainers.torchtitan import VERSIONS
+from planner.trainers.bundle.quoting import Expression
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 from planner.trainers.torchtitan.config_module import CONVERTERS, config_module
 
 OPTIMIZERS = ("adam",)
 MASK_BLOCK = 128
 """Tokens of a block of FlexAttention's mask (_DEFAULT_SPARSE_BLOCK_SIZE of torch), which context-parallel ranks share out whole."""
-NEEDS_TORCH = (
-    "torchtitan 0.3 pins no torch and is built on nightly ones: after its first step it calls torch.distributed.set_timeout, which "
-    "torch 2.13 and older have not. Install a newer torch; the release notes of your torchtitan name the one of its tests."
-)
-"""[torchtitan 0.3.0: distributed/utils.py set_pg_timeouts, docs/release.md; pytorch/pytorch#187387 of 2026-06]"""
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -96,33 +91,8 @@ def _batch_refusals(job: ExportJob) -> list[str]:
 
 def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
-    entry = ("-m", "torchtitan.train", "--module", "plan_config")
-    notes = [
-        NEEDS_TORCH,
-        "0.3 trains language models with FlexAttention (flash attention compiled by inductor); documents do not see each other.",
-        "The planner does not know the base of the rotary positions: THETA in plan_config.py is 500000; set your model's.",
-        "Weights start random; initial_load_in_hf of the checkpoint section loads safetensors of Hugging Face.",
-    ]
-    if job.workload.precision == "fp8":
-        notes.append("0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer.")
-    options = ("--hf_assets_path", "$HF_ASSETS", "--training.steps", "$STEPS", "--dataloader.dataset", "$DATASET")
-    low = job.workload.precision in CONVERTERS
-    return Rendered(
-        files={"plan_config.py": config_module(job)},
-        entry=(*entry, "--config", "plan", *options),
-        smoke=(*entry, "--config", "smoke"),
-        environment={
-            "PYTHONPATH": Setting('"$PWD${PYTHONPATH:+:$PYTHONPATH}"', "plan_config.py lies in this folder."),
-            "PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS,
-        },
-        variables={
-            "HF_ASSETS": Setting(None, "folder with the tokenizer files of the model"),
-            "DATASET": Setting("c4", "a name in torchtitan.hf_datasets.text_datasets.DATASETS"),
-            "STEPS": Setting("1000", "optimizer steps"),
-        },
-        notes=tuple(notes),
-        install=(
-            f"pip install 'torchtitan{VERSIONS}'" + (" torchao" if low else ""),
-            "python -c 'from torch.distributed import set_timeout'  # fails where torch is too old for torchtitan 0.3: see Notes",
-        ),
-    )
+    precision = job.workload.precision
+    note = "0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer."
+    extra = Expression(" torchao" if precision in CONVERTERS else "")
+    files = {"plan_config.py": config_module(job)}
+    return run_of(job, "torchtitan", files, {"notes": (note,) if precision == "fp8" else ()}, extra=extra)

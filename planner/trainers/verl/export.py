@@ -10,12 +10,12 @@ from typing import Any
 
 from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.bundle.quoting import filled, filled_yaml, hydra_value
+from planner.trainers.bundle.quoting import Expression, filled, filled_yaml, hydra_value
+from planner.trainers.bundle.run_file import run_of
 from planner.trainers.bundle.serving import serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, library_trainer, unknown_choices
+from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer, unknown_choices
 from planner.trainers.megatron import core_settings as mcore
 from planner.trainers.megatron.core_refusals import refusals as core_refusals
-from planner.trainers.verl import VERSIONS
 
 ACTOR = "actor_rollout_ref.actor"
 OPTIMIZERS = ("adam", "adam_bf16", "sgd")
@@ -155,54 +155,23 @@ def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
 
 def render(job: ExportJob) -> Rendered:
     """The overrides in a file, a Ray cluster over the nodes, the trainer on the first of them."""
-    name = "ppo_megatron_trainer" if _megatron(job) else "ppo_trainer"
-    common = ("python", "-m", "verl.trainer.main_ppo", f"--config-name={name}", "${overrides[@]}")
-    words = (*common, "actor_rollout_ref.model.path=$MODEL")
-    smoke = ("trainer.total_training_steps=2", "trainer.save_freq=-1", "trainer.resume_mode=disable")
-    return Rendered(
-        files={
-            "overrides.txt": "\n".join(overrides(job)) + "\n",
-            "make_prompts.py": filled("verl", "make_prompts.txt", rows=str(2 * job.workload.global_batch_size)),
-        },
-        entry=(*words, "data.train_files=$TRAIN_FILES", "data.val_files=$TRAIN_FILES"),
-        smoke=(*words, "data.train_files=prompts.parquet", "data.val_files=prompts.parquet", *smoke),
-        prepare=_prepare(job),
-        start="once",
-        keeps_ranks=False,
-        environment=mcore.environment(job) if _megatron(job) else {},
-        variables={
-            "MODEL": Setting(None, "Folder or hub name of the model in Hugging Face format."),
-            "TRAIN_FILES": Setting(
-                "prompts.parquet", "Parquet file of prompts with rewards; prompts.parquet is made up here."
-            ),
-        },
-        notes=(
-            "The plan priced the actor's update, sequences of the full length: generation, rewards and log probabilities come on "
-            "top, and their memory (KV cache, weights of the rollout) stays within rollout.gpu_memory_utilization.",
-            "Half of the sequence is prompt and half answer; one answer per prompt (rollout.n): with n answers divide "
-            "data.train_batch_size and ppo_mini_batch_size by n to keep the batch.",
-            f"Generation has its own layout: tensor parallel {_rollout(job)}.",
-        ),
-        install=(
-            f"pip install 'verl{VERSIONS}' vllm",
-            *(("pip install megatron-bridge megatron-core",) if _megatron(job) else ()),
-        ),
-    )  # fmt: skip
+    files = {
+        "overrides.txt": "\n".join(overrides(job)) + "\n",
+        "make_prompts.py": filled("verl", "make_prompts.txt", rows=str(2 * job.workload.global_batch_size)),
+    }
+    more: dict[str, Any] = {"prepare": _cluster() if job.num_nodes > 1 else ()}
+    if _megatron(job):
+        more |= {"environment": mcore.environment(job), "install": ("pip install megatron-bridge megatron-core",)}
+    name = Expression("ppo_megatron_trainer" if _megatron(job) else "ppo_trainer")
+    return run_of(job, "verl", files, more, config=name, rollout=_rollout(job))
 
 
-def _prepare(job: ExportJob) -> tuple[str, ...]:
-    lines = [
-        "mapfile -t overrides < overrides.txt",
-        "# Random prompts for the smoke run, written once.",
-        "[ -f prompts.parquet ] || python make_prompts.py",
-    ]
-    if job.num_nodes > 1:
-        lines += [
-            "# One Ray cluster over all nodes; the first one drives, the others serve until it ends.",
-            'if [ "$NODE_RANK" = 0 ]; then',
-            f'    ray start --head --node-ip-address="$MASTER_ADDR" --port={RAY_PORT} --num-gpus="$GPUS_PER_NODE"',
-            "else",
-            f'    exec ray start --address="$MASTER_ADDR:{RAY_PORT}" --num-gpus="$GPUS_PER_NODE" --block',
-            "fi",
-        ]
-    return tuple(lines)
+def _cluster() -> tuple[str, ...]:
+    return (
+        "# One Ray cluster over all nodes; the first one drives, the others serve until it ends.",
+        'if [ "$NODE_RANK" = 0 ]; then',
+        f'    ray start --head --node-ip-address="$MASTER_ADDR" --port={RAY_PORT} --num-gpus="$GPUS_PER_NODE"',
+        "else",
+        f'    exec ray start --address="$MASTER_ADDR:{RAY_PORT}" --num-gpus="$GPUS_PER_NODE" --block',
+        "fi",
+    )
