@@ -93,7 +93,7 @@ def experts(job: ExportJob) -> Fields:
     }  # fmt: skip
     if m.shared_expert_ffn_size:
         fields["moe_shared_expert_intermediate_size"] = m.shared_expert_ffn_size
-    backend = FLEX_BACKENDS.get(job.trainer.expert_dispatch)
+    backend = FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
     fields |= {"moe_router_pre_softmax": m.top_k == 1, "moe_token_dispatcher_type": "flex" if backend else "alltoall"}
     return fields | ({"moe_flex_dispatcher_backend": backend} if backend else {})
 
@@ -121,7 +121,7 @@ def recompute(job: ExportJob) -> Fields:
 
 def overlaps(job: ExportJob) -> tuple[bool, bool]:
     """Whether gradients, and whether weights after the step, are communicated beside computation."""
-    layout, overlap = job.layout, job.trainer.overlap
+    layout, overlap = job.layout, job.trainer.traffic.overlap
     reduce = layout.dp * layout.cp > 1 and "gradients" in overlap
     return reduce, reduce and layout.zero == 1 and "parameters" in overlap
 
@@ -135,7 +135,7 @@ def offload(job: ExportJob) -> Fields:
 
 def overlaps_tensor(job: ExportJob) -> bool:
     """The plan was priced with tensor-parallel collectives that run beside the GEMM they feed."""
-    return "tp" in job.trainer.overlap and bool(job.layout.sequence_parallel)
+    return "tp" in job.trainer.traffic.overlap and bool(job.layout.sequence_parallel)
 
 
 def pipeline_layout(job: ExportJob) -> str:
@@ -210,8 +210,8 @@ def precision_recipe(job: ExportJob) -> tuple[str, str]:
 
 def sums_in_fp32(job: ExportJob) -> bool:
     """Gradients are added up and reduced in fp32; else in the type of the weights, as the plan was priced."""
-    facts = job.trainer
-    return (facts.fp16_gradient_bytes if job.workload.precision == "fp16" else facts.gradient_bytes) >= 4
+    stored = job.trainer.stored
+    return (stored.fp16_gradient_bytes[0] if job.workload.precision == "fp16" else stored.gradient_bytes) >= 4
 
 
 def attention_backend(job: ExportJob) -> str:
@@ -255,4 +255,4 @@ def environment(job: ExportJob) -> dict[str, Setting]:
 
 def fused_loss(job: ExportJob) -> bool:
     """The plan was priced with the cross entropy as one kernel (Transformer Engine's), not in plain torch operations."""
-    return job.trainer.loss_passes < 2
+    return job.trainer.kernels.loss_passes < 2

@@ -52,7 +52,7 @@ def settings(job: ExportJob) -> dict[str, Any]:
         "tp": layout.tp, "pp": layout.pp, "dp": layout.dp, "dp_shard": job.shard,
         "zero": layout.zero, "schedule": SCHEDULES[Schedule(layout.schedule)],
         "recompute": NAMES["recompute"][Recompute(layout.recompute)],
-        "compile": "swiglu" not in job.trainer.unfused,
+        "compile": "swiglu" not in job.trainer.kernels.unfused,
         "stages": [{"rank": rank, "layers": list(layers)} for rank, _, layers in job.virtual_stages()],
     }  # fmt: skip
 

@@ -90,7 +90,7 @@ def _rollout(job: ExportJob) -> int:
 
 
 def _megatron_pairs(job: ExportJob) -> dict[str, Any]:
-    layout, work, overlap = job.layout, job.workload, job.trainer.overlap
+    layout, work, overlap = job.layout, job.workload, job.trainer.traffic.overlap
     chunks, shards = len(job.layers_per_chunk()[0]), mcore.shards_states(job)
     pairs: dict[str, Any] = filled_yaml(
         job, "verl", "megatron.txt", chunks=chunks if chunks > 1 else None, expert=layout.etp if job.model.is_moe else None,
@@ -146,7 +146,7 @@ def _fsdp_pairs(job: ExportJob) -> dict[str, Any]:
     optimizer, package = FSDP_OPTIMIZERS[work.optimizer]
     found: dict[str, Any] = filled_yaml(
         job, "verl", "fsdp.txt", size=-1 if job.shard == layout.dp else job.shard, reshard=layout.zero == 3,
-        prefetch="parameters" in job.trainer.overlap, dtype="float16" if work.precision == "fp16" else "bfloat16",
+        prefetch="parameters" in job.trainer.traffic.overlap, dtype="float16" if work.precision == "fp16" else "bfloat16",
         recompute=layout.recompute == Recompute.FULL, offload=bool(layout.offload_activations), optimizer=optimizer,
         package=package,
     )  # fmt: skip
