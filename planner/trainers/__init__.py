@@ -23,9 +23,8 @@ from typing import Any
 @cache
 def having(part: str) -> dict[str, Any]:
     """Trainers that have a module of this name, in the order of PLACE: name -> the declarations of its folder."""
-    found = [
-        importlib.import_module(f"{__name__}.{path.parent.name}") for path in Path(__file__).parent.glob(f"*/{part}.py")
-    ]
+    paths = [path for place in __path__ for path in Path(place).glob(f"*/{part}.py")]
+    found = [importlib.import_module(f"{__name__}.{path.parent.name}") for path in paths]
     return {
         one.__name__.rpartition(".")[2].replace("_", "-"): one
         for one in sorted(found, key=lambda one: (one.PLACE, one.__name__))

@@ -49,14 +49,14 @@ def check_many(name: str, pairs: Sequence[tuple[ExportJob, Path]], **options: An
         return found
     if not hasattr(module, "one"):
         return [check_names(name, folder) for _, folder in pairs]
-    environment = getattr(module, "environment", lambda job: {})
     groups: dict[str, list[int]] = {}
     for number, (job, _) in enumerate(pairs):
-        groups.setdefault(json.dumps(environment(job)), []).append(number)
+        variables = module.environment(job) if hasattr(module, "environment") else {}
+        groups.setdefault(json.dumps(variables), []).append(number)
     answers: dict[int, Checked] = {}
-    for variables, rows in groups.items():
+    for text, rows in groups.items():
         requests = [request(module, *pairs[row], **options) for row in rows]
-        answers |= zip(rows, ask(name, module, requests, json.loads(variables)), strict=True)
+        answers |= zip(rows, ask(name, module, requests, json.loads(text)), strict=True)
     return [answers[row] for row in range(len(pairs))]
 
 

@@ -99,7 +99,8 @@ def plugin(job: ExportJob) -> dict[str, Any]:
     found: dict[str, Any] = filled_yaml(
         job, "colossalai", "plugin.txt", split=mode is not None, mode=mode, style=STYLES.get(layout.schedule, "1f1b"),
         microbatches=layout.num_microbatches if piped else None, chunks=len(stages) // layout.pp,
-        stages=stages if piped else None, overlap=layout.zero > 0 and not moe, sends="pipeline" in job.trainer.traffic.overlap, rows=ROWS,
+        stages=stages if piped else None, overlap=layout.zero > 0 and not moe, rows=ROWS,
+        sends="pipeline" in job.trainer.traffic.overlap,
     )  # fmt: skip
     outside = layout.order == Order.TP_CP_EP_PP_DP
     return found | ({"ep_size": layout.ep, "moe_dp_outside": outside} if moe else {"dp_outside": outside})

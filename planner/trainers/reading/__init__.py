@@ -18,12 +18,13 @@ def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Re
         raise UnknownNameError("reader", name, readers)
     text = read_text(path)
     for one in [name] if name else readers:
-        if name or _looks_like(*readers[one].FORM, path, text):
+        if name or _looks_like(readers[one].FORM, path, text):
             found: Reading = load(one, "readback").read(path, num_gpus)
             return found
     raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 
 
-def _looks_like(endings: str, expression: str, path: Path, text: str) -> bool:
+def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
+    endings, expression = form
     fits = "any" in endings.split() or path.suffix.removeprefix(".").lower() in endings.split()
     return fits and re.search(expression, text, re.MULTILINE) is not None
