@@ -1,4 +1,4 @@
-"""Which reader a log belongs to, and the row that it becomes together with what the user says beside it."""
+"""Which reader a log belongs to, and the row that it becomes together with what the user adds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says beside his logs; a log's own word counts more."""
+    """What the user adds to the logs; what a log says counts more."""
 
     model: ModelSpec | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)

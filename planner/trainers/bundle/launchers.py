@@ -1,6 +1,6 @@
 """How the processes of a bundle are started: one set of files per launcher, around the words that the trainer gave.
 
-``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only tell it its place. Nodes have fixed
+``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only give it its place. Nodes have fixed
 ranks (torchrun's static rendezvous): the dynamic one sorts nodes by host name, which need not be the order that puts
 neighbouring pipeline stages next to each other. Which host gets which rank is the user's to say, in ``hosts.txt``, where
 hosts are known before the job runs and the trainer keeps the order (``has_host_order``).
@@ -79,7 +79,7 @@ def has_host_order(job: ExportJob, rendered: Rendered, launcher: str) -> bool:
     """Whether a file with the hosts in rank order helps.
 
     Not on one node, not where the trainer does not keep it, and not on Kubernetes and SkyPilot, which choose the hosts when
-    the job starts: there the scheduler has to be told what belongs together.
+    the job starts: there the scheduler decides what lies together.
     """
     return job.num_nodes > 1 and rendered.keeps_ranks and launcher in ("torchrun", "slurm")
 

@@ -1,4 +1,4 @@
-"""The README of a bundle: what runs, what it was priced for, and the numbers to hold against the trainer's log."""
+"""The README of a bundle: what runs, what it was priced for, and the numbers to compare with the trainer's log."""
 
 from __future__ import annotations
 

@@ -94,17 +94,17 @@ class ExportJob:
     def layers_per_chunk(self) -> list[list[int]]:
         """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced.
 
-        A rank's layers are dealt to its chunks as evenly as it goes: on the last stage the remainder goes to its first
+        A rank's layers are partitioned over its chunks as evenly as it goes: on the last stage the remainder goes to its first
         chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
         """
         layout = deal_layers(self.model, self.trainer, self.layout)
         parts, ranks = chunks(layout), stage_layers(self.model.num_layers, layout)
-        dealt = []
+        partition = []
         for rank, layers in enumerate(ranks):
             share, extra = divmod(layers, parts)
             ends = [share + (i < extra) for i in range(parts)]
-            dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
-        return dealt
+            partition.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+        return partition
 
     def virtual_stages(self) -> list[tuple[int, int, range]]:
         """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them.
@@ -112,13 +112,13 @@ class ExportJob:
         Looping schedules pass all ranks chunk by chunk; V-shaped ones go down the ranks with the first chunk and back up
         with the second.
         """
-        dealt = self.layers_per_chunk()
+        partition = self.layers_per_chunk()
         v_shaped = int(self.layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
-        ranks, found, start = list(range(len(dealt))), [], 0
-        for chunk in range(len(dealt[0])):
+        ranks, found, start = list(range(len(partition))), [], 0
+        for chunk in range(len(partition[0])):
             for rank in reversed(ranks) if v_shaped and chunk == 1 else ranks:
-                found.append((rank, chunk, range(start, start + dealt[rank][chunk])))
-                start += dealt[rank][chunk]
+                found.append((rank, chunk, range(start, start + partition[rank][chunk])))
+                start += partition[rank][chunk]
         return found
 
     def parameters(self, vocab_rows: int | None = None) -> list[int]:

@@ -66,7 +66,7 @@ def _experts(asked: Request, found: object, answer: Answer) -> None:
 
 
 def _arguments(asked: Request, answer: Answer) -> None:
-    """transformers accepts its arguments beside the JSON; precision and batch are those of the JSON."""
+    """transformers accepts its arguments next to the JSON; precision and batch are those of the JSON."""
     from transformers import TrainingArguments
 
     with open("training.json", encoding="utf-8") as file:

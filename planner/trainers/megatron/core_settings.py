@@ -120,7 +120,7 @@ def recompute(job: ExportJob) -> Fields:
 
 
 def overlaps(job: ExportJob) -> tuple[bool, bool]:
-    """Whether gradients, and whether weights after the step, are communicated beside computation."""
+    """Whether gradients, and whether weights after the step, are communicated during computation."""
     layout, overlap = job.layout, job.trainer.traffic.overlap
     reduce = layout.dp * layout.cp > 1 and "gradients" in overlap
     return reduce, reduce and layout.zero == 1 and "parameters" in overlap
@@ -134,7 +134,7 @@ def offload(job: ExportJob) -> Fields:
 
 
 def overlaps_tensor(job: ExportJob) -> bool:
-    """The plan was priced with tensor-parallel collectives that run beside the GEMM they feed."""
+    """The plan was priced with tensor-parallel collectives that overlap the GEMM they feed."""
     return "tp" in job.trainer.traffic.overlap and bool(job.layout.sequence_parallel)
 
 
@@ -191,10 +191,10 @@ def layers_to_recompute(job: ExportJob) -> int:
     Megatron recomputes the first N layers of every virtual stage [TransformerBlock._checkpointed_forward], the plan says
     how many of each rank.
     """
-    dealt = job.layers_per_chunk()
+    partition = job.layers_per_chunk()
     wanted = job.layout.recompute_layers
-    most = max(max(rank) for rank in dealt)
-    return most if wanted == 0 else -(-wanted // len(dealt[0]))
+    most = max(max(rank) for rank in partition)
+    return most if wanted == 0 else -(-wanted // len(partition[0]))
 
 
 def precision_recipe(job: ExportJob) -> tuple[str, str]:
