@@ -2,7 +2,7 @@
 
 A stage sleeps F seconds forward, I for the gradient of its input and W for that of its weight, in two autograd functions, so
 that schedules which split the backward pass find two parts. Sleeping needs no core: eight processes overlap truly on two.
-The first stage has no gradient of an input, so none is charged there. ``python -m planner.lab.run.sleeping`` runs every
+The first stage has no gradient of an input, so none is charged there. ``python -m tests.proofs.sleeping`` runs every
 schedule that torch.distributed.pipelining and the planner both have, on 2, 4 and 8 processes, with equal stages and with a
 last stage that is half as long again.
 """
@@ -33,8 +33,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walk
 from planner.lab.reference.split import SCHEDULES
-from planner.lab.run.forked_ranks import run_ranks
 from planner.layout import NAMES, Schedule
+from tests.proofs.forked_ranks import run_ranks
 
 BOUND = 0.08
 """Largest error of the walked step that is right."""
@@ -77,7 +77,7 @@ class Case:
 
     def predicted(self) -> float:
         """Seconds of a step, as the planner walks the schedule."""
-        spans = walk(self.schedule, self.pp, self.vpp, self.num_microbatches, *self.durations())
+        spans = walk(self.schedule, self.pp, self.vpp, self.num_microbatches, self.durations())
         return max(one.end for one in spans)
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def _measure(case: Case, group: Any, rank: int, steps: int) -> list[tuple[float,
     """Start and end of each step on this rank, seconds of the machine's clock."""
     forward, backward, weight = case.durations()
     kind, count = get_schedule_class(SCHEDULES[Schedule(case.schedule)]), case.pp * case.vpp
-    mine = [stage for stage in range(count) if stage_rank(stage, case.pp, case.vpp, case.schedule) == rank]
+    mine = [stage for stage in range(count) if stage_rank(stage, case.pp, case.schedule) == rank]
     example, stages = torch.empty(1, 8, device="meta"), []
     for stage in mine:
         module = Sleeper(float(forward[stage]), float(backward[stage] - weight[stage]), float(weight[stage]))
@@ -244,7 +244,7 @@ def confirmed(cases: Sequence[Case], steps: int = 1, rounds: int = 3) -> list[di
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; 1 when a step lies outside of the bound."""
-    parser = argparse.ArgumentParser(prog="python -m planner.lab.run.sleeping", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.sleeping", description=__doc__.split("\n\n")[0])
     parser.add_argument("--unit", type=float, default=UNIT, help="seconds of a forward pass of one stage")
     parser.add_argument("--ranks", type=int, action="append", help="only pipelines of so many ranks; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")
