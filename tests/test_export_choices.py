@@ -42,7 +42,8 @@ def no_word(name: str, job: ExportJob, choice: str) -> bool:
 def test_choices_are_written_or_refused(name: str, trainer: str, field: str) -> None:
     """And no two of them are written as the same files."""
     written: dict[str, str] = {}
-    for choice in load_trainer(trainer).fact(f"{field}s"):
+    facts = load_trainer(trainer)
+    for choice in facts.optimizers if field == "optimizer" else facts.legal.precisions:
         job = job_of(trainer, **{field: choice})
         if no_word(name, job, choice):
             assert choice in REFUSED.get(name, ()), (
