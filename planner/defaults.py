@@ -117,7 +117,11 @@ def resolve(request: Request) -> ResolvedJob:
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption(what="context", value=f"{length} tokens", why=why, flag="--sequence-length"))
-    if hardware.measured["gemm"].startswith("scaled"):
+    if hardware.filled_from:
+        value = f"a datasheet; curves of {hardware.filled_from} scaled by peak, bandwidth and link"
+        why = f"{len(hardware.unverified)} figures stand in (plan hardware show); times are rougher than the interval says"
+        assumed.append(Assumption(what="kernel speeds", value=value, why=why, flag="--hardware FILE"))
+    elif hardware.measured["gemm"].startswith("scaled"):
         why = "no kernel was measured on this device: times are rougher than the interval says"
         assumed.append(
             Assumption(what="kernel speeds", value=hardware.measured["gemm"], why=why, flag="--hardware FILE")

@@ -19,7 +19,8 @@
     plain(thing)                                 # back to plain data: quantities with their unit, tuples as lists
 
 ``check_keys`` is for mappings that are no dataclass, ``value_of`` for one value of any of these types, ``check`` for what a
-constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys.
+constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys; that of
+a constructor (``__post_init__``) is put behind it. ``plain`` leaves out what is as its default.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -60,6 +61,8 @@ class Rule:
     """What the message says that the value must be, where the rule would say less."""
     loose: bool = False
     """A number or a date stands for its text."""
+    reader: Callable[[Any, str], Any] | None = None
+    """Reads the value itself, given the place for its messages."""
 
 
 def quantity(unit: str) -> Rule:
@@ -82,6 +85,11 @@ def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
     return Rule(least=least, most=most, says=says)
 
 
+def own_reader(function: Callable[[Any, str], Any]) -> Rule:
+    """A value that a function of its own reads: ``function(value, where)``."""
+    return Rule(reader=function)
+
+
 Positive = Annotated[float, Rule(above=True)]
 Number = Annotated[float, within(-LARGEST)]
 Count = Annotated[int, within(1)]
@@ -97,12 +105,18 @@ _SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "token
 
 
 @functools.cache
-def fields_of(cls: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Types of the fields of a dataclass by name, in their order; names of those without a default."""
-    hints, none = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING
-    own = dataclasses.fields(cls)
-    required = tuple(field.name for field in own if field.default is none and field.default_factory is none)
-    return {field.name: hints[field.name] for field in own}, required
+def fields_of(cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Types of the fields of a dataclass by name, in their order; defaults of those that have one."""
+    hints, none, defaults = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING, {}
+    for field in dataclasses.fields(cls):
+        if field.default is not none or field.default_factory is not none:
+            defaults[field.name] = field.default if field.default_factory is none else field.default_factory()
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}, defaults
+
+
+def quantities_of(cls: Any) -> tuple[str, ...]:
+    """Fields of a dataclass that are quantities."""
+    return tuple(key for key, kind in fields_of(cls)[0].items() if _parts(kind)[1].unit)
 
 
 def mapping(data: object, where: str) -> Mapping[str, Any]:
@@ -130,9 +144,13 @@ def check_keys(
 def read(cls: type[T], data: object, where: str, *, hint: str = "") -> T:
     """An instance of a dataclass from a mapping. Raises PlannerError with place, key, value and what would be right."""
     make: Any = cls
-    kinds, required = fields_of(make)
-    found = check_keys(data, kinds, where, required=required, hint=hint)
-    return make(**{key: value_of(kind, found[key], where, key) for key, kind in kinds.items() if key in found})
+    kinds, defaults = fields_of(make)
+    found = check_keys(data, kinds, where, required=[key for key in kinds if key not in defaults], hint=hint)
+    values = {key: value_of(kind, found[key], where, key) for key, kind in kinds.items() if key in found}
+    try:
+        return make(**values)
+    except PlannerError as error:
+        raise PlannerError(f"{where}: {error}") from error
 
 
 def check(instance: Any, where: str = "") -> None:
@@ -148,6 +166,8 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     place = f"{where}: {key}" if where else key
     if kind is Any or (optional and value is None):
         return value
+    if rule.reader:
+        return rule.reader(value, place)
     if rule.unit:
         return units.parse(value, rule.unit, what=place)
     if origin in (tuple, list, frozenset):
@@ -155,26 +175,33 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     if origin in (dict, Mapping):
         found = check_keys(value, rule.choices or mapping(value, place), place, required=rule.choices * rule.required)
         return {str(name): value_of(inner[1], one, where, f"{key} {name}") for name, one in found.items()}
-    if hasattr(kind, "from_dict"):
-        return kind.from_dict(value, where=place)
-    if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else read(typing.cast(type, kind), value, place)
+    if hasattr(kind, "from_dict") or dataclasses.is_dataclass(kind):
+        if isinstance(value, kind):
+            return value
+        return kind.from_dict(value, where=place) if hasattr(kind, "from_dict") else read(kind, value, place)
     if not _fits(kind, rule, value):
         nothing = ", or null" if optional else ""
         raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
     return kind(value) if kind in (float, str) else value
 
 
+def plain_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain data, without those that are as their default: for a ``to_dict``."""
+    kinds, defaults = fields_of(instance.__class__)
+    values = {key: getattr(instance, key) for key in kinds}
+    return {key: plain(one, kinds[key]) for key, one in values.items() if key not in defaults or one != defaults[key]}
+
+
 def plain(value: Any, kind: Any = Any) -> Any:
-    """Plain data that ``read`` takes back: of a dataclass every field, or what its own ``to_dict`` writes."""
+    """Plain data that ``read`` takes back: of a dataclass what differs from the defaults, or what its ``to_dict`` writes."""
     kind, rule, _ = _parts(kind)
     inner = (*typing.get_args(kind), Any, Any)
     if rule.unit and value is not None:
         return f"{value!r} {_SYMBOLS.get(rule.unit, rule.unit)}"
     if hasattr(value, "to_dict"):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {key: plain(getattr(value, key), own) for key, own in fields_of(value.__class__)[0].items()}
+    if dataclasses.is_dataclass(value):
+        return plain_fields(value)
     if isinstance(value, Mapping):
         return {key: plain(one, inner[1]) for key, one in value.items()}
     if isinstance(value, (tuple, list, frozenset)):

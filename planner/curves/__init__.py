@@ -17,9 +17,9 @@ from planner.curves.collectives import (
     least_factor,
 )
 from planner.curves.gemm import GemmCurve, Grid, Waves
-from planner.curves.reading import Column, checked, column, numbers
+from planner.curves.reading import Column, column, index, numbers
 
 __all__ = [
     "COLLECTIVES", "RINGS", "AttentionCurve", "CollectiveCurve", "Column", "GemmCurve", "Grid", "NetworkCurve", "Segment", "Waves",
-    "bus_factor", "checked", "column", "least_factor", "numbers",
+    "bus_factor", "column", "index", "least_factor", "numbers",
 ]  # fmt: skip

@@ -7,34 +7,48 @@ import numpy as np
 from planner import units
 from planner.curves import bus_factor, least_factor
 from planner.errors import PlannerError
-from planner.hardware.profile import HardwareProfile
-from planner.hardware.vocabulary import LINK_TOLERANCE
+from planner.hardware.compute import Compute
+from planner.hardware.links import Links
 
+LINK_TOLERANCE = 1.02
+"""Timers, and 1000-against-1024 rounding in published tables."""
 CLOCK_TOLERANCE = 1.05
 """Two measured times of the same thing may be in the wrong order by this."""
 GRID_TOLERANCE = 1.02
 """A grid's nodes are rounded to percent; the price itself is never below 2 m n k / peak."""
 
 
-def check_values(profile: HardwareProfile, where: str) -> None:
-    """Physics: nothing faster than the peak, the memory or the link. Raises PlannerError with what is too fast and by how much."""
+def check_compute(profile: Compute, measured: bool, where: str) -> None:
+    """Nothing faster than the peak or the memory; ``measured``: the GEMM curves are the device's own, not a relative's.
+
+    Raises PlannerError with what is too fast and by how much.
+    """
     if profile.sustained_clock > 1:
         raise PlannerError(
             f"{where}: sustained_clock is {profile.sustained_clock:.2f}, faster than a short burst; at most 1"
         )
     _check_memory(profile, where)
-    _check_gemm(profile, where)
+    _check_gemm(profile, measured, where)
     for key, attention in profile.attention.items():
         if np.any(attention.efficiency > 1) or np.any(attention.efficiency <= 0):
             raise PlannerError(
                 f"{where}: attention {' '.join(key)} runs faster than the peak; efficiency must be in 0..1"
             )
+
+
+def check_links(profile: Links, where: str) -> None:
+    """Nothing faster than the link, the line rate of the NICs or the host's memory. Raises PlannerError likewise."""
+    if profile.cpu_adam_bandwidth_fraction > 1:
+        raise PlannerError(
+            f"{where}: cpu_adam_bandwidth_fraction is {profile.cpu_adam_bandwidth_fraction:.2f}, faster than the host's "
+            "memory; at most 1"
+        )
     _check_network(profile, where)
     _check_scale_up(profile, where)
 
 
-def _check_memory(profile: HardwareProfile, where: str) -> None:
-    """Sizes and bandwidths of the device and its host."""
+def _check_memory(profile: Compute, where: str) -> None:
+    """Sizes and shares of the device's memory, and its launches."""
     for op, fraction in profile.memory_fraction.items():
         if fraction > 1:
             raise PlannerError(f"{where}: memory_fraction {op} is {fraction:.2f}, faster than the memory; at most 1")
@@ -46,11 +60,6 @@ def _check_memory(profile: HardwareProfile, where: str) -> None:
             f"{where}: context, one communicator and workspace take {units.format_bytes(reserve)} of "
             f"{units.format_bytes(profile.usable_memory)} usable memory; nothing would be left to train in"
         )
-    if profile.cpu_adam_bandwidth_fraction > 1:
-        raise PlannerError(
-            f"{where}: cpu_adam_bandwidth_fraction is {profile.cpu_adam_bandwidth_fraction:.2f}, faster than the host's "
-            "memory; at most 1"
-        )
     if profile.graph_launch_floor > profile.launch_floor * CLOCK_TOLERANCE:
         raise PlannerError(
             f"{where}: graph_launch_floor {units.format_seconds(profile.graph_launch_floor)} is longer than launch_floor "
@@ -58,7 +67,7 @@ def _check_memory(profile: HardwareProfile, where: str) -> None:
         )
 
 
-def _check_gemm(profile: HardwareProfile, where: str) -> None:
+def _check_gemm(profile: Compute, measured: bool, where: str) -> None:
     """No curve above its peak, in its constants or at a node of its residual grid."""
     for recipe, curve in profile.gemm.items():
         if not 0 < curve.efficiency <= 1:
@@ -72,11 +81,7 @@ def _check_gemm(profile: HardwareProfile, where: str) -> None:
                 f"{where}: gemm {recipe}: grouped products at {max(curve.grouped_efficiency):.2f} of the rate of one large "
                 "product; at most 1"
             )
-        if (
-            curve.grid is None
-            or recipe not in profile.peak_flops
-            or not profile.measured["gemm"].startswith("measured")
-        ):
+        if curve.grid is None or recipe not in profile.peak_flops or not measured:
             continue  # the grid of a relative may not suit this peak; the price is bounded by it anyway
         m, n, k = (axis.ravel() for axis in np.meshgrid(curve.grid.m, curve.grid.n, curve.grid.k, indexing="ij"))
         flop = 2.0 * m * n * k
@@ -91,7 +96,7 @@ def _check_gemm(profile: HardwareProfile, where: str) -> None:
             )
 
 
-def _check_network(profile: HardwareProfile, where: str) -> None:
+def _check_network(profile: Links, where: str) -> None:
     """Collectives across nodes within the line rate; on two whole nodes an all_reduce in the switch may pass it."""
     for op, network in profile.scale_out.items():
         share = max(network.fast.efficiency, network.bulk.efficiency)
@@ -107,7 +112,7 @@ def _check_network(profile: HardwareProfile, where: str) -> None:
                 )
 
 
-def _check_scale_up(profile: HardwareProfile, where: str) -> None:
+def _check_scale_up(profile: Links, where: str) -> None:
     """No measured collective moves more than its link carries."""
     for op, collective in profile.scale_up.items():
         for group, row in zip(collective.groups, collective.seconds, strict=True):
