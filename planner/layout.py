@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import PlannerError, shown
+from planner.schema import check_keys
 
 Column = int | NDArray[np.integer]
 """An integer, or a column of integers: one per candidate."""
@@ -204,17 +204,10 @@ class Layout:
         return data
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], *, where: str = "layout") -> Layout:
+    def from_dict(data: object, *, where: str = "layout") -> Layout:
         """One layout from plain data. Raises PlannerError that names the key, what was found and what is allowed."""
-        if not isinstance(data, Mapping):
-            raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
-        values: dict[str, int] = {}
-        for key, value in data.items():
-            if key not in FIELDS:
-                text = key if isinstance(key, str) else shown(key)
-                raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, FIELDS)[0]}")
-            values[key] = _read_field(key, value, where)
-        return Layout(**values)
+        found = check_keys(data, FIELDS, where)
+        return Layout(**{key: _read_field(key, value, where) for key, value in found.items()})
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))

@@ -61,6 +61,8 @@ class Rule:
     """What the message says that the value must be, where the rule would say less."""
     loose: bool = False
     """A number or a date stands for its text."""
+    kept: bool = False
+    """Of a number: an integer stays one."""
     reader: Callable[[Any, str], Any] | None = None
     """Reads the value itself, given the place for its messages."""
 
@@ -182,7 +184,7 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     if not _fits(kind, rule, value):
         nothing = ", or null" if optional else ""
         raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
-    return kind(value) if kind in (float, str) else value
+    return kind(value) if kind is str or (kind is float and not rule.kept) else value
 
 
 def plain_fields(instance: Any) -> dict[str, Any]:
