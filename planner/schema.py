@@ -20,7 +20,7 @@
 
 ``check_keys`` is for mappings that are no dataclass, ``value_of`` for one value of any of these types, ``check`` for what a
 constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys; that of
-a constructor (``__post_init__``) is put behind it. ``plain`` leaves out what is as its default.
+a constructor (``__post_init__``) is put behind it. ``plain_fields`` is ``plain`` without what is as its default.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def plain_fields(instance: Any) -> dict[str, Any]:
 
 
 def plain(value: Any, kind: Any = Any) -> Any:
-    """Plain data that ``read`` takes back: of a dataclass what differs from the defaults, or what its ``to_dict`` writes."""
+    """Plain data that ``read`` takes back: of a dataclass every field, or what its ``to_dict`` writes."""
     kind, rule, _ = _parts(kind)
     inner = (*typing.get_args(kind), Any, Any)
     if rule.unit and value is not None:
@@ -203,7 +203,7 @@ def plain(value: Any, kind: Any = Any) -> Any:
     if hasattr(value, "to_dict"):
         return value.to_dict()
     if dataclasses.is_dataclass(value):
-        return plain_fields(value)
+        return {key: plain(getattr(value, key), own) for key, own in fields_of(value.__class__)[0].items()}
     if isinstance(value, Mapping):
         return {key: plain(one, inner[1]) for key, one in value.items()}
     if isinstance(value, (tuple, list, frozenset)):

@@ -60,7 +60,7 @@ def test_tokens_that_travel_once_are_copied_once() -> None:
 
 @pytest.mark.parametrize(("precision", "static", "there"), [("bf16", False, 0), ("fp8", False, 2), ("fp8", True, 0)])
 def test_rows_are_padded_in_low_precision_only(precision: str, static: bool, there: int) -> None:
-    shard = with_trainer(precision=precision, trainer=MEGATRON.replace(static_experts=static))
+    shard = with_trainer(precision=precision, trainer=MEGATRON.replace(cuda_graphs="static_experts" if static else "none"))
     assert sum(name in operators(shard) for name in ("pad", "unpad")) == there
 
 
@@ -141,7 +141,7 @@ def test_host_waits_twice_where_the_clamp_is_apart() -> None:
 
 def test_experts_are_launched_one_by_one() -> None:
     """16 local experts: a GEMM each forward and two backward, and as many casts in fp8; one kernel where they are grouped."""
-    grouped = MEGATRON.replace(unfused=frozenset(), accumulation_bytes=0.0)
+    grouped = MEGATRON.replace(unfused=frozenset(), copy_bytes={"accumulate": 0.0})
     for trainer, precision, expected in (
         (MEGATRON, "bf16", (16, 32)), (MEGATRON, "fp8", (32, 48)), (grouped, "bf16", (1, 2)), (grouped, "fp8", (2, 3)),
     ):  # fmt: skip
@@ -156,8 +156,8 @@ def test_graphs_hold_experts_only_when_their_rows_are_fixed() -> None:
         blocks = price_blocks(moe.workload, moe.cluster, trainer, Layout.stack([Layout(dp=8, num_microbatches=4)]))
         return float(blocks.moe[INDEX["launches_forward"]][0])
 
-    eager, captured = launches(), launches(cuda_graphs=True)
-    assert launches(cuda_graphs=True, static_experts=True) == 1.0
+    eager, captured = launches(), launches(cuda_graphs="layers")
+    assert launches(cuda_graphs="layers_and_experts") == 1.0
     assert 32 < captured < eager
 
 
@@ -179,7 +179,7 @@ def test_attention_in_fp8_is_faster_in_fp8_jobs_only() -> None:
     for precision, faster in (("fp8", True), ("bf16", False)):
         times = []
         for dtype in ("bf16", "fp8"):
-            shard = with_trainer(precision=precision, trainer=MEGATRON.replace(attention_dtype=dtype))
+            shard = with_trainer(precision=precision, trainer=MEGATRON.replace(fp8=MEGATRON.kernels.fp8 | ({"attention"} if dtype == "fp8" else set())))
             found = price(layers.layer(shard, moe=True)[0], shard, hardware)["core_attention"]
             times.append(float(np.max(found.forward)))
         assert (times[1] < times[0]) == faster
@@ -193,7 +193,7 @@ def test_the_gpu_waits_for_the_host_after_routing() -> None:
         found = price_blocks(moe.workload, moe.cluster, MEGATRON.replace(**changes), layout)
         return float(found.moe[INDEX["behind"]][0])
 
-    assert behind(static_experts=True) == behind(host_time=0.0) == 0.0
+    assert behind(cuda_graphs="static_experts") == behind(host_time=0.0) == 0.0
     assert behind(host_time=80e-6) - behind(host_time=40e-6) > 32 * 40e-6
     wait = behind(host_time=1e-3)
     slow = dataclasses.replace(moe, trainer=MEGATRON.replace(host_time=1e-3))
@@ -312,10 +312,11 @@ def test_python_of_a_layer_bounds_its_forward_pass() -> None:
         return float(found.time["host"][0]), float(found.step_time[0])
 
     layers_count = one.workload.model.num_layers
-    plain, slow = seconds(), seconds(layer_host_time=20e-3)
+    slow_layers = {"nemo": {"layer_host_time": 20e-3}}
+    plain, slow = seconds(), seconds(terms=slow_layers)
     assert slow[1] == pytest.approx(4 * layers_count * 20e-3, rel=0.2)
     assert slow[1] - plain[1] == pytest.approx(slow[0] - plain[0], rel=0.05)
-    assert seconds(layer_host_time=20e-3, cuda_graphs=True) == seconds(cuda_graphs=True)
+    assert seconds(terms=slow_layers, cuda_graphs="layers") == seconds(cuda_graphs="layers")
 
 
 def test_fp8_attention_casts_and_looks_back_further() -> None:
@@ -329,8 +330,8 @@ def test_fp8_attention_casts_and_looks_back_further() -> None:
         found = {one.name: one for one in layers.layer(shard, moe=False)[0]}
         return found.get("attention_casts"), price([found["core_attention"]], shard, cluster.hardware)["core_attention"]
 
-    casts, windowed = priced_with(model, attention_dtype="fp8")
-    _, full = priced_with(MODELS["gqa"], attention_dtype="fp8")
+    casts, windowed = priced_with(model, fp8=MEGATRON.kernels.fp8 | {"attention"})
+    _, full = priced_with(MODELS["gqa"], fp8=MEGATRON.kernels.fp8 | {"attention"})
     values = TOKENS * (2 * model.query_size + 2 * model.key_size)
     assert isinstance(casts, MemoryBound)
     assert float(np.max(casts.forward)) == float(np.max(casts.backward)) == 3 * values

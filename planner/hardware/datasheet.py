@@ -45,7 +45,9 @@ def filled(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if not linked:
         del families["scale_up"]
     note = f"a datasheet: curves of {name} scaled by peak, bandwidth and link, and {len(taken)} figures of it that the sheet lacks"
-    options: dict[str, Any] = {key: relative[key] for key in ("precise_accumulation", "block_scaling") if key in relative}
+    options: dict[str, Any] = {
+        key: relative[key] for key in ("precise_accumulation", "block_scaling") if key in relative
+    }
     marks = {"filled_from": name, "measured": dict.fromkeys(FAMILIES, f"scaled from {name}"), "curves_from": families}
     said = {"notes": [note, *data.get("notes", ())], "unverified": [*data.get("unverified", ()), *taken]}
     return {**options, **plain, **data, **marks, **said}
