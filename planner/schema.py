@@ -51,6 +51,8 @@ class Rule:
     """The texts that are allowed; of a mapping the keys."""
     required: bool = False
     """Of a mapping: every one of the keys."""
+    group: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
+    """Of a mapping: its keys with the type of each."""
     least: float = 0.0
     """Smallest number."""
     most: float = LARGEST
@@ -80,6 +82,11 @@ def one_of(*names: str | Iterable[str]) -> Rule:
 def keys(names: Iterable[str], *, required: bool = True) -> Rule:
     """A mapping with exactly these keys, or with some of them."""
     return Rule(choices=tuple(names), required=required)
+
+
+def group(kinds: Mapping[str, Any]) -> Rule:
+    """A mapping with some of these keys, each with a type of its own: for groups that stay mappings."""
+    return Rule(group=kinds)
 
 
 def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
@@ -163,28 +170,31 @@ def check(instance: Any, where: str = "") -> None:
 
 def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     """One value as the type of its field. Raises PlannerError."""
-    kind, rule, optional = _parts(kind)
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    place = f"{where}: {key}" if where else key
+    kind, rule, optional, scalar = _parts(kind)
     if kind is Any or (optional and value is None):
         return value
+    if scalar and _fits(kind, rule, value):
+        return kind(value) if kind is str or (kind is float and not rule.kept) else value
+    place = ": ".join(part for part in (where, key) if part)
+    if scalar:
+        nothing = ", or null" if optional else ""
+        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
     if rule.reader:
         return rule.reader(value, place)
     if rule.unit:
         return units.parse(value, rule.unit, what=place)
+    if rule.group is not None:
+        found = check_keys(value, rule.group, place)
+        return {name: value_of(rule.group[name], one, place, name) for name, one in found.items()}
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (tuple, list, frozenset):
         return _sequence(origin, inner, value, where, key)
     if origin in (dict, Mapping):
         found = check_keys(value, rule.choices or mapping(value, place), place, required=rule.choices * rule.required)
         return {str(name): value_of(inner[1], one, where, f"{key} {name}") for name, one in found.items()}
-    if hasattr(kind, "from_dict") or dataclasses.is_dataclass(kind):
-        if isinstance(value, kind):
-            return value
-        return kind.from_dict(value, where=place) if hasattr(kind, "from_dict") else read(kind, value, place)
-    if not _fits(kind, rule, value):
-        nothing = ", or null" if optional else ""
-        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
-    return kind(value) if kind is str or (kind is float and not rule.kept) else value
+    if isinstance(value, kind):
+        return value
+    return kind.from_dict(value, where=place) if hasattr(kind, "from_dict") else read(kind, value, place)
 
 
 def plain_fields(instance: Any) -> dict[str, Any]:
@@ -196,7 +206,7 @@ def plain_fields(instance: Any) -> dict[str, Any]:
 
 def plain(value: Any, kind: Any = Any) -> Any:
     """Plain data that ``read`` takes back: of a dataclass every field, or what its ``to_dict`` writes."""
-    kind, rule, _ = _parts(kind)
+    kind, rule, *_ = _parts(kind)
     inner = (*typing.get_args(kind), Any, Any)
     if rule.unit and value is not None:
         return f"{value!r} {_SYMBOLS.get(rule.unit, rule.unit)}"
@@ -211,23 +221,28 @@ def plain(value: Any, kind: Any = Any) -> Any:
     return value
 
 
-def _parts(kind: Any) -> tuple[Any, Rule, bool]:
-    """Type, rule, and whether null is allowed."""
+_KNOWN: dict[int, tuple[Any, tuple[Any, Rule, bool, bool]]] = {}
+
+
+def _parts(kind: Any) -> tuple[Any, Rule, bool, bool]:
+    """Type, rule, whether null is allowed, and whether it is a plain scalar; by identity, as hashing types takes long."""
+    if id(kind) in _KNOWN:
+        return _KNOWN[id(kind)][1]
     optional = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    if optional:
-        kind = next(one for one in typing.get_args(kind) if one is not type(None))
-    if typing.get_origin(kind) is Annotated:
-        return kind.__origin__, kind.__metadata__[0], optional
-    return kind, Rule(), optional
+    inner = next(one for one in typing.get_args(kind) if one is not type(None)) if optional else kind
+    annotated = typing.get_origin(inner) is Annotated
+    bare, rule = (inner.__origin__, inner.__metadata__[0]) if annotated else (inner, Rule())
+    scalar = bare in (bool, int, float, str) and not rule.unit and rule.reader is None
+    _KNOWN[id(kind)] = kind, (bare, rule, optional, scalar)
+    return bare, rule, optional, scalar
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str, key: str) -> Any:
     """A list as a tuple, list or frozenset; a wrong scalar in it shows the whole list."""
-    element, rule, _ = _parts(inner[0])
+    element, rule, _, scalar = _parts(inner[0])
     pair = origin is tuple and inner[-1] is not Ellipsis
     kinds = inner if pair else inner[:1] * (len(value) if isinstance(value, (list, tuple, frozenset)) else 0)
     wrong = not isinstance(value, (list, tuple, frozenset)) or len(kinds) != len(value)
-    scalar = element in (bool, int, float, str) and not rule.unit
     if wrong or (scalar and not all(_fits(element, rule, one) for one in value)):
         many = ", ".join(rule.choices) or rule.says or (f"{len(inner)} values" if pair else "values")
         each = f", each {_expected(element, rule)}" if scalar and not (rule.choices or rule.says) else ""
