@@ -51,6 +51,12 @@ class Schedule(IntEnum):
     ZB_2P = 6
 
 
+V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPE_V)
+"""Schedules whose two virtual stages per rank go down the ranks and back."""
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_2P, *V_SHAPED)
+"""Schedules whose backward pass is two: gradients of inputs first, those of weights later."""
+
+
 class CpMethod(IntEnum):
     """How attention sees the whole sequence under context parallelism."""
 
@@ -179,6 +185,10 @@ class Layout:
     def columns(self) -> dict[str, Any]:
         """Fields by name, as they are."""
         return {name: getattr(self, name) for name in FIELDS}
+
+    def arrays(self) -> Layout:
+        """The same with every field as a numpy array, also where it is one integer."""
+        return Layout(**{name: np.asarray(value) for name, value in self.columns().items()})
 
     def replace(self, **changes: Column) -> Layout:
         """The layout with some fields changed."""

@@ -27,9 +27,9 @@ def check(job: Job, layout: Layout) -> None:
 
 def allowed(job: Job, layout: Layout) -> Mask:
     """Mask of the candidates that meet every rule."""
-    mask = np.ones(len(layout), dtype=bool)
+    mask, columns = np.ones(len(layout), dtype=bool), layout.arrays()
     for rule in RULES:
-        mask &= np.asarray(rule.holds(job, layout), dtype=bool)
+        mask &= next(rule.judge(job, columns))
     return mask
 
 
