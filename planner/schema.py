@@ -190,8 +190,9 @@ def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     if origin in (tuple, list, frozenset):
         return _sequence(origin, inner, value, where, key)
     if origin in (dict, Mapping):
-        found = check_keys(value, rule.choices or mapping(value, place), place, required=rule.choices * rule.required)
-        return {str(name): value_of(inner[1], one, where, f"{key} {name}") for name, one in found.items()}
+        needed = rule.choices if rule.required else ()
+        found = check_keys(value, rule.choices or mapping(value, place), place, required=needed)
+        return {str(name): value_of(inner[1], found[name], where, f"{key} {name}") for name in needed or found}
     if isinstance(value, kind):
         return value
     return kind.from_dict(value, where=place) if hasattr(kind, "from_dict") else read(kind, value, place)
