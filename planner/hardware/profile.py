@@ -17,7 +17,7 @@ import numpy as np
 from planner import library, schema
 from planner.curves import RINGS
 from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
-from planner.hardware.checks import check_compute, check_links
+from planner.hardware.checks import compute_faults, link_faults
 from planner.hardware.compute import Compute
 from planner.hardware.datasheet import filled
 from planner.hardware.links import Links
@@ -139,8 +139,9 @@ class HardwareProfile(Compute, Links):
 
     def _possible(self, where: str) -> HardwareProfile:
         """The profile, if a machine can be so fast. Raises PlannerError."""
-        check_compute(self, self.measured["gemm"].startswith("measured"), where)
-        check_links(self, where)
+        measured = self.measured["gemm"].startswith("measured")
+        for fault in (*compute_faults(self, measured), *link_faults(self)):
+            raise PlannerError(f"{where}: {fault}")
         return self
 
 
