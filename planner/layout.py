@@ -51,10 +51,13 @@ class Schedule(IntEnum):
     ZB_2P = 6
 
 
-V_SHAPED = (Schedule.ZBV, Schedule.DUALPIPE_V)
-"""Schedules whose two virtual stages per rank go down the ranks and back."""
-SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_2P, *V_SHAPED)
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)
 """Schedules whose backward pass is two: gradients of inputs first, those of weights later."""
+
+
+def is_v_shaped(schedule: Column) -> bool | NDArray[np.bool_]:
+    """Whether rank i of p holds the stages i and 2 p - 1 - i, so that the first one has both embedding and head."""
+    return (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
 
 
 class CpMethod(IntEnum):

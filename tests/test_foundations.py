@@ -337,7 +337,10 @@ def test_trainer_extends(tmp_path: Path) -> None:
         ({"overlap": ["tps"]}, "t: overlap is ['tps']; it must be a list of tp_backward, tp, "),
         ({"zero": [True]}, "t: zero is [True]; it must be a list of zero levels"),
         ({"zero": [4]}, "t: zero is [4]; it must be a list of zero levels from 0 to 3"),
-        ({"optimizer_bytes": {"adam": "12"}}, "t: optimizer_bytes adam is '12'; it must be a number that is not negative"),
+        (
+            {"optimizer_bytes": {"adam": "12"}},
+            "t: optimizer_bytes adam is '12'; it must be a number that is not negative",
+        ),
         ({"terms": {"nanotorn": {}}}, "t: terms of 'nanotorn' are not known; nearest: nanotron"),
         ({"terms": {"nanotron": {}}}, "t: terms of nanotron: missing keys 'bucket_bytes_each', "),
         ({"host_time": 7}, "t: host_time: '7' has no unit; write it like 2.5 us"),

@@ -124,8 +124,16 @@ def test_rows_of_april_2023_ran_on_torch_1(runs: dict[str, Run]) -> None:
         runs[f"oss-llm-foundry-a100-80/{name}"].trainer
         for name in ("70b-seq2048-64gpu-mb8-ga4-ckpt", "13b-seq2048-8gpu-mb2-ga3-none")
     )
-    assert (april.stored.recompute_stops_early, april.traffic.gradient_reduce_bytes, april.traffic.copied("reduce")) == (False, 2, 8)
-    assert (october.stored.recompute_stops_early, october.traffic.gradient_reduce_bytes, october.traffic.copied("reduce")) == (True, 4, 18)
+    assert (
+        april.stored.recompute_stops_early,
+        april.traffic.gradient_reduce_bytes,
+        april.traffic.copied("reduce"),
+    ) == (False, 2, 8)
+    assert (
+        october.stored.recompute_stops_early,
+        october.traffic.gradient_reduce_bytes,
+        october.traffic.copied("reduce"),
+    ) == (True, 4, 18)
     assert april.kernels.loss_passes == october.kernels.loss_passes == pytest.approx((2 * 22 + 4 + 4) / 12, abs=0.01)
 
 
@@ -145,5 +153,8 @@ def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: floa
 
     eager, compiled = run(None).trainer, run(True).trainer
     assert compiled.traffic.gradient_reduce_bytes == eager.traffic.gradient_reduce_bytes == reduced
-    assert compiled.kernels.norm_passes < eager.kernels.norm_passes and compiled.kernels.rope_passes == 1 < eager.kernels.rope_passes
+    assert (
+        compiled.kernels.norm_passes < eager.kernels.norm_passes
+        and compiled.kernels.rope_passes == 1 < eager.kernels.rope_passes
+    )
     assert compiled.kernels.unfused == {"projections"} and "swiglu" in eager.kernels.unfused

@@ -148,7 +148,9 @@ def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> N
     moved = np.asarray(layouts.offload_optimizer) > 0
     with_offload, without = found.memory_peak[moved].min(), found.memory_peak[~moved].min()
     assert with_offload * 1.2 < without
-    margin = math.exp(one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702)  # usable over safe peak
+    margin = math.exp(
+        one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702
+    )  # usable over safe peak
     narrow = tight(one, margin * (with_offload + without) / 2)
     best = search(narrow)
     assert best.fit and all(layout.offload_optimizer > 0 for layout in best.layouts)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.layout import V_SHAPED, Schedule
+from planner.layout import Schedule, is_v_shaped
 from planner.rules.rule import Job, chosen, divides, divisors_text, known, rule
 
 
@@ -48,7 +48,7 @@ def _virtual_stages(job: Job, x: Any) -> Iterator[Any]:
 def _schedule(job: Job, x: Any) -> Iterator[Any]:
     plain = (x.pp == 1) | (not job.legal.pp)  # without pipelines the rule of degrees says so
     one = x.schedule == Schedule.ONE_F_ONE_B
-    v_shaped = np.isin(x.schedule, V_SHAPED)
+    v_shaped = is_v_shaped(x.schedule)
     virtual = np.where(x.schedule == Schedule.INTERLEAVED, x.vpp > 1, np.where(v_shaped, x.vpp == 2, x.vpp == 1))
     exists = np.isin(x.schedule, known("schedule", job.legal.schedules)) | (plain & one)
     yield exists & virtual & ((x.pp > 1) | one)

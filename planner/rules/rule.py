@@ -13,7 +13,8 @@ from planner.arrays import NDArray
 from planner.cluster import Cluster
 from planner.layout import NAMES, Layout
 from planner.model import ModelSpec
-from planner.trainer import Legal, Trainer
+from planner.trainer import Trainer
+from planner.trainer_records import Legal
 from planner.workload import Workload
 
 Mask = NDArray[np.bool_]

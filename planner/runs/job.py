@@ -8,7 +8,8 @@ from functools import cache
 from typing import Any
 
 from planner.runs.names import Reading
-from planner.trainer import OVERLAPS, PASSES, Trainer, load_trainer, merge_changes
+from planner.trainer import Trainer, load_trainer, merge_changes
+from planner.trainer_records import OVERLAPS, PASSES
 
 
 @cache
