@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
@@ -333,7 +333,7 @@ def _read_hub(name: str) -> ModelSpec:
             "install it, or give a preset or the path of a config.json"
         ) from None
     try:
-        path = Path(cast(str, huggingface_hub.hf_hub_download(name, "config.json")))
+        path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise PlannerError(f"model '{name}' cannot be read from the Hugging Face hub: {first_line}") from error

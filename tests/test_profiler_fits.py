@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from planner import library
 from planner.curves import COLLECTIVES, NetworkCurve
 from planner.errors import PlannerError
-from planner.schema import read
 from planner.hardware import load_hardware
 from planner.lab.launch import torchrun as launch
 from planner.lab.launch.place import commands, first_host, place_from
@@ -40,6 +39,7 @@ from planner.lab.profile.patterns import (
 )
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.settings import Settings
+from planner.schema import read
 
 # ------------------------------------------------------------------------------------------------ groups
 

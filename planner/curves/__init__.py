@@ -3,7 +3,7 @@
 Every curve is made so that it holds outside what was measured too: a rate never passes the peak or the link, a larger
 operation never takes less time, and far from the measurements the form tends to its physical limit (roofline, latency).
 The constants are fitted by ``planner/profiler`` (from a machine at hand) and ``tools/build_hardware_profiles.py`` (from
-published tables), which write their held-out errors beside them.
+published tables), which write their held-out errors next to them.
 """
 
 from planner.curves.attention import AttentionCurve

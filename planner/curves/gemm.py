@@ -74,7 +74,7 @@ class Waves:
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Waves:
-        """``tiles`` as pairs, ``tile_cost`` beside them."""
+        """``tiles`` as pairs, ``tile_cost`` of each."""
         entry = checked(data, where, ("tiles", "tile_cost", "compute_units"))
         tiles = numbers(entry["tiles"], f"{where} tiles", above=1.0).reshape(-1, 2)
         cost = numbers(entry["tile_cost"], f"{where} tile_cost", above=1.0)

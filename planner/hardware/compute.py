@@ -51,7 +51,7 @@ class Compute:
     arch: Text
     """Generation; CPU = processors without a GPU."""
     compute_units: Positive
-    """Streaming multiprocessors or compute units: what tiles are dealt to."""
+    """Streaming multiprocessors or compute units: what tiles are assigned to."""
     peak_flops: dict[str, FlopRate]
     """Dense peak by dtype (bf16, fp16, fp32, tf32, fp8, fp4), FLOP/s."""
     memory: Bytes
@@ -106,7 +106,7 @@ class Compute:
         return self.peak_flops[key]
 
     def gemm_curve(self, dtype: str) -> GemmCurve:
-        """The curve of a recipe; bf16 stands in for a dtype without one (its rate then scales with the peak)."""
+        """The curve of a recipe; that of bf16 for a dtype without one (its rate then scales with the peak)."""
         self.peak(dtype)
         recipe = {"fp4": "nvfp4", "fp16": "bf16"}.get(dtype, dtype)
         if recipe in self.gemm:

@@ -22,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the rules look at beside the layout."""
+    """What the rules look at, besides the layout."""
 
     workload: Workload
     cluster: Cluster

@@ -15,7 +15,7 @@ from planner.rules.sequence import SEQUENCE
 from planner.rules.together import TOGETHER
 
 RULES: tuple[Rule, ...] = (*DEGREES, *PIPELINE, *SEQUENCE, *EXPERTS, *MEMORY, *TOGETHER)
-"""The order counts: one layout is told the first rule that it breaks."""
+"""The order counts: of one layout the first rule that it breaks is said."""
 
 
 def check(job: Job, layout: Layout) -> None:

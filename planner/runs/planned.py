@@ -2,7 +2,7 @@
 
 The columns of the schema (model, parallel, batch, ...) cannot say everything that a plan says: schedules, uneven stages,
 a model's norms. A row that comes from a plan therefore carries ``plan`` (workload, trainer, layout), which counts; the columns
-stand beside it for people and for tools, and must say the same.
+are there too, for people and for tools, and must say the same.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class Row:
 
     @property
     def notes(self) -> str:
-        """What the source says beside the numbers; empty when nothing."""
+        """What the source says in addition to the numbers; empty when nothing."""
         return str(self.data.get("notes") or "")
 
 
