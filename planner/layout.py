@@ -84,16 +84,7 @@ NAMES: dict[str, dict[int, str]] = {
 }
 """Text of the fields that are choices, as written in YAML, flags and tables."""
 
-MODULE_NAMES: dict[Module, str] = {
-    Module.CORE_ATTENTION: "core_attention",
-    Module.NORM: "norm",
-    Module.MLP_ACTIVATION: "mlp_activation",
-    Module.MLP: "mlp",
-    Module.MOE: "moe",
-    Module.MLA_UP_PROJECTION: "mla_up_projection",
-    Module.SHARED_EXPERTS: "shared_experts",
-    Module.EVERY_SECOND_MATMUL: "every_second_matmul",
-}
+MODULE_NAMES: dict[Module, str] = {module: str(module.name).lower() for module in Module}
 
 BOOLEANS = ("sequence_parallel", "offload_activations")
 LARGEST = 2**24
