@@ -19,7 +19,7 @@ from planner.hardware import load_hardware
 from planner.questions.accuracy.numbers import predict
 from planner.rules import Job, allowed
 from planner.runs import Run, read_rows, rows_from_dict, to_run
-from planner.space import Pins, base_layouts, recompute_levers, stack
+from planner.space import Pins, base_layouts, recompute_options, stack
 
 HARDWARE = sorted(path.stem for path in (library.profiles_directory() / "hardware").glob("*.yaml"))
 TRAINERS = sorted(path.stem for path in (library.profiles_directory() / "trainers").glob("*.yaml"))
@@ -57,7 +57,7 @@ def _priced(job: Job) -> Estimate | None:
     if not len(layout):
         return None
     layout = layout.take(np.sort(random.choice(len(layout), min(EACH, len(layout)), replace=False)))
-    levers = recompute_levers(job, Pins())
+    levers = recompute_options(job, Pins())
     if levers:
         more = levers[int(random.integers(len(levers)))].apply(layout, job.model)
         layout = stack([layout, more.take(allowed(job, more))])

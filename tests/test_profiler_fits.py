@@ -39,6 +39,7 @@ from planner.lab.profile.patterns import (
 )
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.settings import Settings
+from planner.schema import read
 
 # ------------------------------------------------------------------------------------------------ groups
 
@@ -202,7 +203,7 @@ def test_across_nodes_three_sizes_make_one_line() -> None:
         ]  # fmt: skip
     found = fit_links.scale_out(fit_links.curves(measured), "bf16", rate, "made")
     for op in COLLECTIVES:
-        curve = NetworkCurve.from_dict(found[op], op)
+        curve = read(NetworkCurve, found[op], op)
         assert curve.fast == curve.bulk and curve.bulk.efficiency == pytest.approx(0.8, rel=0.01)
         assert curve.bulk.latency == pytest.approx(30e-6, rel=0.01)
     with pytest.raises(PlannerError, match="no all_reduce across nodes was measured at two sizes"):

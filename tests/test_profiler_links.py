@@ -14,11 +14,11 @@ pytest.importorskip("torch")
 import profiler_ranks as ranks
 from samples import job, legal_layouts, priced
 
-from planner.hardware import ASSUMED
-from planner.hardware.overlap import read_overlap
+from planner.hardware import ASSUMED, MeasuredOverlap
 from planner.lab.profile.fit_overlap import fit_overlap
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.points import Measured
+from planner.schema import read
 
 
 def test_every_operation_returns_right_data_and_a_time() -> None:
@@ -83,7 +83,7 @@ def test_overlap_has_both_directions() -> None:
         assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
     measured, notes = fit_overlap(list(found.values()))
     assert measured or any("not used" in one for one in notes), "what cannot be is said"
-    overlap = read_overlap(measured, "this CPU")
+    overlap = {link: read(MeasuredOverlap, data, "this CPU") for link, data in measured.items()}
     this, layouts = job(gpus=8), legal_layouts("gqa", "megatron", 8, 32, 100)
     before = priced(this, layouts).step_time
     hardware = dataclasses.replace(this.cluster.hardware, overlap=overlap)

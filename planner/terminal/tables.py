@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
-from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, levers
+from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, memory_options
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
 
@@ -92,7 +92,7 @@ def plans_table(plans: list[Plan], fit: bool) -> Table:
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
         found.add_row(
-            str(number), degrees_text(plan.layout), ", ".join(levers(plan.layout)) or "-",
+            str(number), degrees_text(plan.layout), ", ".join(memory_options(plan.layout)) or "-",
             seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
             percent(one.mfu), percent(one.bubble_share), exposed_text(one),
             f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB", risk(one.out_of_memory_probability),

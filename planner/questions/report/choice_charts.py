@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, levers
+from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
 from planner.questions.report.document import Chart, Column, Value, chart, shown
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
 from planner.questions.report.subject import Subject
@@ -186,7 +186,7 @@ def alternatives_chart(about: Subject) -> Chart:
     for number, (layout, found) in enumerate(shown_ones, 1):
         mine = layout.to_dict() == about.plan.layout.to_dict()
         rows.append((
-            f"{number}" + (" (this plan)" if mine else ""), degrees_text(layout), ", ".join(levers(layout)),
+            f"{number}" + (" (this plan)" if mine else ""), degrees_text(layout), ", ".join(memory_options(layout)),
             float(found.step_time[0]), float(found.step_time[0]) / first - 1.0, float(found.mfu[0]),
             float(found.memory_peak[0]) / GIB, float(found.out_of_memory_probability[0]),
         ))  # fmt: skip
