@@ -16,7 +16,7 @@ from samples import job, legal_layouts, priced
 
 from planner.hardware import ASSUMED
 from planner.hardware.overlap import read_overlap
-from planner.lab.profile.fit_overlap import fit_overlap
+from planner.lab.profile.fit_links import fit_overlap
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.points import Measured
 

@@ -1,6 +1,6 @@
 """What a profile has measured so far, in one file written whole: an interrupted profile loses nothing.
 
-The file is JSON beside the profile: a header that says which machine and device it belongs to, the points measured and
+The file is JSON next to the profile: a header that says which machine and device it belongs to, the points measured and
 the points that failed with their reason. ``--resume`` reads it and measures only the rest.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,10 +90,6 @@ class Journal:
     def __len__(self) -> int:
         return len(self._measured)
 
-    def get(self, point: Point) -> Measured | None:
-        """What was measured at a point, or None."""
-        return self._measured.get(point.identity)
-
     def of(self, *families: str) -> list[Measured]:
         """Everything measured in some families (all, without an argument), in the order measured."""
         return [found for found in self._measured.values() if not families or found.point.family in families]
@@ -103,10 +98,6 @@ class Journal:
     def failed(self) -> list[tuple[Point, str]]:
         """Points that could not be measured, with the reason."""
         return list(self._failed.values())
-
-    def missing(self, points: list[Point]) -> Iterator[Point]:
-        """The points that are not measured yet."""
-        return (point for point in points if point not in self)
 
     def add(self, found: Measured) -> None:
         """Keep a result; the file follows within WRITE_SECONDS of further results, or when the block ends."""

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from planner.errors import PlannerError, UnknownNameError
 from planner.lab.profile.patterns import DTYPE_BYTES, OPERATIONS
+from planner.lab.profile.tensors import DTYPES
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 CHUNK = 2**24
 """Elements that are filled or checked at once: their indices take eight bytes each."""
 SAFE_SUM = 256
@@ -55,20 +55,31 @@ class Buffers:
         return which[: count * DTYPE_BYTES[dtype]].view(DTYPES[dtype])
 
 
-@dataclass(frozen=True, kw_only=True)
 class Operation:
     """One collective of one size, ready to run again and again."""
 
-    run: Callable[[], object]
-    """Runs it; on a GPU it is queued on the current stream."""
-    start: Callable[[], Any] | None
-    """Starts it and returns its work handle, for running something beside it; None where torch has no such form."""
-    fill: Callable[[], None]
-    """Puts the pattern of this rank into the inputs and nonsense into the results."""
-    wrong: Callable[[], str]
-    """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
-    calm: Callable[[], object]
-    """Zeros in the inputs, so that sums in place do not grow while it is timed."""
+    source: torch.Tensor
+    result: torch.Tensor
+
+    def run(self) -> object:
+        """Runs it; on a GPU it is queued on the current stream."""
+        raise NotImplementedError
+
+    def start(self) -> Any:
+        """Starts it and returns its work handle, for running something at the same time."""
+        raise PlannerError("torch has no such form of a transfer")
+
+    def fill(self) -> None:
+        """Puts the pattern of this rank into the inputs and nonsense into the results."""
+        raise NotImplementedError
+
+    def wrong(self) -> str:
+        """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
+        raise NotImplementedError
+
+    def calm(self) -> None:
+        """Zeros in the inputs, so that sums in place do not grow while it is timed."""
+        self.source.zero_()
 
 
 def make(op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> Operation:
@@ -77,9 +88,7 @@ def make(op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> Oper
         raise UnknownNameError("collective", op, OPERATIONS)
     if size > buffers.capacity:
         raise PlannerError(f"{op} of {size} bytes does not fit the buffers of {buffers.capacity}")
-    if op.startswith("send_recv"):
-        return _Transfer(op, size, dtype, group, buffers).operation()
-    return _Collective(op, size, dtype, group, buffers).operation()
+    return (_Transfer if op.startswith("send_recv") else _Collective)(op, size, dtype, group, buffers)
 
 
 def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tensor:
@@ -88,7 +97,7 @@ def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tens
     return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
 
 
-def fill(buffer: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
+def _put(buffer: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
     """Element i becomes values(i)."""
     for start in range(0, buffer.numel(), CHUNK):
         part = buffer[start : start + CHUNK]
@@ -100,7 +109,7 @@ def _single(name: str, older: str) -> Callable[..., Any]:
     return getattr(dist, name, None) or getattr(dist, older)
 
 
-class _Collective:
+class _Collective(Operation):
     """All, one to all and all to one."""
 
     def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
@@ -113,24 +122,23 @@ class _Collective:
         self.result = buffers.view(buffers.result, self.part if divided_result else self.whole, dtype)
         self.in_place = op in ("all_reduce", "broadcast", "reduce")
         self.root = group.ranks[0]
+        self._call = self._calls()[op]
 
-    def operation(self) -> Operation:
-        call = self._call()
-        return Operation(
-            run=lambda: call(False), start=lambda: call(True), fill=self._fill, wrong=self._wrong,
-            calm=lambda: self.source.zero_(),
-        )  # fmt: skip
+    def run(self) -> object:
+        return self._call(False)
 
-    def _call(self) -> Callable[[bool], Any]:
+    def start(self) -> Any:
+        return self._call(True)
+
+    def _calls(self) -> dict[str, Callable[[bool], Any]]:
+        """By operation, blocking or not."""
         source, result, group, root = self.source, self.result, self.group.handle, self.root
         at_root = self.group.me == 0
         gathered = list(result.chunk(self.group.n)) if self.op == "gather" and at_root else None
         pieces = list(source.chunk(self.group.n)) if self.op == "scatter" and at_root else None
-        gather, scatter = (
-            _single("all_gather_single", "all_gather_into_tensor"),
-            _single("reduce_scatter_single", "reduce_scatter_tensor"),
-        )
-        calls: dict[str, Callable[[bool], Any]] = {
+        gather = _single("all_gather_single", "all_gather_into_tensor")
+        scatter = _single("reduce_scatter_single", "reduce_scatter_tensor")
+        return {
             "all_reduce": lambda later: dist.all_reduce(source, group=group, async_op=later),
             "all_gather": lambda later: gather(result, source, group=group, async_op=later),
             "reduce_scatter": lambda later: scatter(result, source, group=group, async_op=later),
@@ -140,10 +148,9 @@ class _Collective:
             "gather": lambda later: dist.gather(source, gathered, root, group=group, async_op=later),
             "scatter": lambda later: dist.scatter(result, pieces, root, group=group, async_op=later),
         }
-        return calls[self.op]
 
-    def _fill(self) -> None:
-        fill(self.source, lambda index: content(self.group.me, index, self.group.n))
+    def fill(self) -> None:
+        _put(self.source, lambda index: content(self.group.me, index, self.group.n))
         if not self.in_place:
             self.result.fill_(-1.0)
 
@@ -152,17 +159,17 @@ class _Collective:
         n, me, part = self.group.n, self.group.me, self.part
         if self.op in ("reduce", "gather") and me != 0:
             return None
-        if self.op in ("all_reduce", "reduce"):
-            return self.source, self._sum
-        if self.op == "broadcast":
-            return self.source, lambda index: content(0, index, n)
-        if self.op == "reduce_scatter":
-            return self.result, lambda index: self._sum(index + me * part)
-        if self.op == "scatter":
-            return self.result, lambda index: content(0, index + me * part, n)
-        if self.op == "all_to_all":
-            return self.result, lambda index: content(index // part, index % part + me * part, n)
-        return self.result, lambda index: content(index // part, index % part, n)  # all_gather, gather
+        wanted: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "all_reduce": self._sum,
+            "reduce": self._sum,
+            "broadcast": lambda index: content(0, index, n),
+            "reduce_scatter": lambda index: self._sum(index + me * part),
+            "scatter": lambda index: content(0, index + me * part, n),
+            "all_to_all": lambda index: content(index // part, index % part + me * part, n),
+            "all_gather": lambda index: content(index // part, index % part, n),
+            "gather": lambda index: content(index // part, index % part, n),
+        }
+        return self.source if self.in_place else self.result, wanted[self.op]
 
     def _sum(self, index: torch.Tensor) -> torch.Tensor:
         total = content(0, index, self.group.n)
@@ -170,12 +177,12 @@ class _Collective:
             total = total + content(rank, index, self.group.n)
         return total
 
-    def _wrong(self) -> str:
+    def wrong(self) -> str:
         pair = self._expected()
         return "" if pair is None else difference(pair[0], pair[1], exact=2 * self.group.n <= SAFE_SUM)
 
 
-class _Transfer:
+class _Transfer(Operation):
     """One way, both ways, or round the ring."""
 
     def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
@@ -187,12 +194,7 @@ class _Transfer:
         self.before = group.ranks[(group.me - 1) % group.n]
         self.receives = op != "send_recv" or group.me == 1
 
-    def operation(self) -> Operation:
-        return Operation(
-            run=self._run, start=None, fill=self._fill, wrong=self._wrong, calm=lambda: self.source.zero_()
-        )
-
-    def _run(self) -> None:
+    def run(self) -> None:
         handle = self.group.handle
         if self.op == "send_recv":
             if self.group.me == 0:
@@ -207,11 +209,11 @@ class _Transfer:
         for work in dist.batch_isend_irecv(steps):
             work.wait()
 
-    def _fill(self) -> None:
-        fill(self.source, lambda index: content(self.group.me, index, 1))
+    def fill(self) -> None:
+        _put(self.source, lambda index: content(self.group.me, index, 1))
         self.result.fill_(-1.0)
 
-    def _wrong(self) -> str:
+    def wrong(self) -> str:
         if not self.receives:
             return ""
         sender = (self.group.me - 1) % self.group.n

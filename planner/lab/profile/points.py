@@ -1,8 +1,8 @@
-"""What is measured (Point) and what came out (Measured): plain data, no torch."""
+"""What is measured (Point) and what came out (Timing, Measured): plain data, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -10,6 +10,11 @@ from planner.errors import PlannerError, shown
 
 Value: TypeAlias = str | int | float | bool
 """What a point's key holds."""
+Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
+Run: TypeAlias = Callable[[], object]
+"""What is timed."""
+Taker: TypeAlias = Callable[[int, int], list[float]]
+"""``take(count, inner)``: that many samples, each the mean of ``inner`` runs, in seconds."""
 
 CLOCKS = {
     "cuda_events": "device events around the kernels",
@@ -32,8 +37,9 @@ class Point:
 
     @classmethod
     def of(cls, family: str, *, weight: float = 0.0, **values: Value) -> Point:
-        """``Point.of("gemm", m=4096, n=4096, k=8192, dtype="bf16")``."""
-        return cls(family=family, key=tuple(sorted(values.items())), weight=weight)
+        """``Point.of("gemm", m=4096, n=4096, k=8192, dtype="bf16", pass_="dgrad")``; ``pass_`` is the value ``pass``."""
+        key = tuple(sorted((name.rstrip("_"), value) for name, value in values.items()))
+        return cls(family=family, key=key, weight=weight)
 
     @property
     def values(self) -> dict[str, Value]:
@@ -41,7 +47,7 @@ class Point:
         return dict(self.key)
 
     @property
-    def identity(self) -> tuple[str, tuple[tuple[str, Value], ...]]:
+    def identity(self) -> Identity:
         """What makes it the same point, whatever its weight."""
         return self.family, self.key
 
@@ -52,6 +58,18 @@ class Point:
 
     def __getitem__(self, name: str) -> Value:
         return self.values[name]
+
+    def number(self, name: str) -> float:
+        """A number of the key."""
+        return float(self.values[name])
+
+    def whole(self, name: str) -> int:
+        """A whole number of the key."""
+        return int(self.values[name])
+
+    def text(self, name: str) -> str:
+        """A text of the key."""
+        return str(self.values[name])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
@@ -69,11 +87,9 @@ class Point:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
-    """A measured point: median and its confidence interval, in seconds (bytes for family "bytes")."""
+class Timing:
+    """Median and its confidence interval, in seconds (bytes for family "bytes")."""
 
-    point: Point
-    """What."""
     median: float
     """Seconds; for a collective, of the slowest rank of each repetition."""
     low: float
@@ -87,7 +103,7 @@ class Measured:
     clock: str = "wall"
     """One of CLOCKS."""
     confidence: float = 0.95
-    """Chance that low..high holds the median, from the order statistics."""
+    """Chance that low..high holds the median, from the order statistics; 0 for facts."""
     details: tuple[tuple[str, Value], ...] = ()
     """Anything else a family wants to keep, sorted by name."""
 
@@ -96,13 +112,36 @@ class Measured:
         """Half the width of the interval over the median."""
         return 0.5 * (self.high - self.low) / self.median if self.median > 0 else 0.0
 
+    @property
+    def more(self) -> dict[str, Any]:
+        """The details as a mapping."""
+        return dict(self.details)
+
+    def measured(self, point: Point, **details: Value) -> Measured:
+        """The result for a point, with further details."""
+        more = tuple(sorted({**self.more, **details}.items()))
+        return Measured(**{**vars(self), "point": point, "details": more})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured(Timing):
+    """A measured point."""
+
+    point: Point
+    """What."""
+
+    @classmethod
+    def fact(cls, point: Point, value: float, **more: Any) -> Measured:
+        """A figure without an interval: bytes, or a reference; ``more`` are further fields."""
+        return cls(point=point, median=value, low=value, high=value, **{"repetitions": 1, "confidence": 0.0, **more})
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
-        return {
-            "point": self.point.to_dict(), "median": self.median, "low": self.low, "high": self.high,
-            "repetitions": self.repetitions, "outliers": self.outliers, "clock": self.clock,
-            "confidence": self.confidence, "details": dict(self.details),
-        }  # fmt: skip
+        return (
+            {"point": self.point.to_dict()}
+            | {k: v for k, v in vars(self).items() if k != "point"}
+            | {"details": self.more}
+        )
 
     @classmethod
     def from_dict(cls, data: object, where: str = "measured") -> Measured:
@@ -118,6 +157,14 @@ class Measured:
             raise PlannerError(f"{where}: details must be a mapping, it is {shown(entry['details'])}")
         details = tuple(sorted(entry["details"].items()))
         return cls(point=Point.from_dict(entry["point"], where), clock=entry["clock"], details=details, **values)
+
+
+def unique(points: Iterable[Point]) -> list[Point]:
+    """The first of equal points."""
+    found: dict[Identity, Point] = {}
+    for point in points:
+        found.setdefault(point.identity, point)
+    return list(found.values())
 
 
 def _entry(data: object, where: str, keys: tuple[str, ...]) -> Mapping[str, Any]:

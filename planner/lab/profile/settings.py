@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from planner.errors import PlannerError, nearest_first
 
@@ -26,7 +25,7 @@ class Settings:
     models: tuple[str, ...] = ()
     """What the operators and sizes are taken from."""
     resume: bool = False
-    """Go on with the journal beside the output."""
+    """Go on with the journal of an earlier run."""
     only: tuple[str, ...] = PARTS
     """Parts to measure."""
     timeout: float = 30.0
@@ -54,7 +53,7 @@ class Settings:
 
     @property
     def journal(self) -> Path:
-        """Where the measurements are kept while they run, beside the profile."""
+        """Where the measurements are kept while they run, next to the profile."""
         path = Path(self.output)
         return path.with_name(f"{path.stem}.journal.json")
 
@@ -65,8 +64,5 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """The settings that the first process handed to the ranks."""
-        data: dict[str, Any] = json.loads(text)
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
-        return cls(**values)
+        data = json.loads(text)
+        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})

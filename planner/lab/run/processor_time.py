@@ -36,12 +36,13 @@ from planner.cost.estimate import estimate
 from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
-from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
+from planner.lab.profile.compute_timing import measure_compute
 from planner.lab.profile.definitions import memory_bound
+from planner.lab.profile.fit_compute import base_of, fit_compute
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.machine_facts import header
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.profile_file import profile_data
+from planner.lab.profile.rank_groups import header
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.shapes import layout_points
 from planner.lab.reference.split import SCHEDULES, Split, deal

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from planner.lab.profile import operator_runs as operators
-from planner.lab.profile.definitions import gemm, number, text
+from planner.lab.profile.definitions import gemm
 from planner.lab.profile.points import Point
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
@@ -31,9 +31,9 @@ def product(point: Point, split: Split) -> Callable[[], object]:
     whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
     if model.gated:
         whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
-    n, k = int(number(point, "n")), int(number(point, "k"))
+    n, k = point.whole("n"), point.whole("k")
     sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
-    dtype, pass_, m = text(point, "dtype"), text(point, "pass"), number(point, "m")
+    dtype, pass_, m = point.text("dtype"), point.text("pass"), point.whole("m")
     each = [size // tp for size in sizes] or [n]
     apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
     if pass_ != "dgrad":
