@@ -13,28 +13,26 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.operations import DTYPES, Buffers, Operation, make
+from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Taker, Value
 from planner.lab.profile.rank_groups import Ranks
+from planner.lab.profile.tensors import DTYPES
 from planner.lab.profile.timing import FEWEST, measure, middle, precise, slowest_group, slowest_of, summarise, taker
 
-PRECISION = 0.05
-"""Half the interval of the median over the median at which a point is done."""
+PRECISION = 0.05  # Half the interval of the median over the median at which a point is done
 BLOCK_SECONDS = 2e-3
 """A block repeats a short collective until it lasts this long: leaving the barrier differs by tenths of a millisecond."""
 LEAST, MOST = 7, 200
 """Samples of a point; a single run longer than a third of the budget is sampled at least three times."""
-LONGEST_BLOCK = 500
-"""Runs in a block."""
+LONGEST_BLOCK = 500  # Runs in a block
 CANNOT = (
     "not implemented", "not supported", "unsupported", "does not support", "invalid scalar type", "invalid data type",
 )  # fmt: skip
 """Words in an exception that say that the library has no such collective: the same on every rank, before anything is sent."""
 NONE_SUCH = "the library has none such"
 SIDE = {"cpu": 256, "cuda": 8192}
-SECONDS = {"cpu": 0.2, "cuda": 2.0}
-"""Of the product that all ranks run at once, and of its budget."""
+SECONDS = {"cpu": 0.2, "cuda": 2.0}  # Of the product that all ranks run at once, and of its budget
 
 
 class NoSuchCollectiveError(PlannerError):
@@ -53,7 +51,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
-        operation = make(op, size, dtype, group, buffers) if group else None
+        operation = Operation(op, size, dtype, group, buffers) if group else None
         _check(operation, ranks, point)
         if operation:
             operation.calm()
@@ -145,9 +143,6 @@ def _device_barrier(ranks: Ranks) -> Run | None:
     everyone, one = ranks.group(Pattern(n=ranks.world, stride=1)), torch.zeros(1, device="cuda")
     assert everyone is not None
     return lambda: torch.distributed.all_reduce(one, group=everyone.handle)
-
-
-# ------------------------------------------------------------------------------------------------ every rank
 
 
 def rank_point(device: str) -> Point:

@@ -7,6 +7,7 @@ other types, whole layers. Stop anywhere: what is missing keeps the constants of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from planner import units
 from planner.errors import PlannerError
@@ -20,26 +21,22 @@ from planner.model import load_model
 MODELS = {"cuda": ("llama-8b", "llama-70b", "qwen3-30b-a3b"), "cpu": ("gpt3-125m",)}
 """Models of a profile when none is named: heads of 128 with grouped queries, sizes from 4k to 8k, and experts; on a CPU what
 it can run."""
-GPUS = {"cuda": (8, 64), "cpu": (1, 8)}
-"""Sizes of job whose best layouts count."""
+GPUS = {"cuda": (8, 64), "cpu": (1, 8)}  # Sizes of job whose best layouts count
 CPU_SEQUENCE = 512
 CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.06, 0.6
 """FLOP/s and bytes/s of a slow core, and the longest run of an operator and of a layer there in seconds."""
-CPU_TRAFFIC = 16.0 * units.MIB
-"""Bytes of a memory-bound point on a CPU: about what one operator of a layer moves there."""
-YARDSTICK: dict[str, Value] = {"kind": "product", "m": 192, "n": 256, "k": 512, "dtype": "fp32"}
+CPU_TRAFFIC = 16.0 * units.MIB  # Bytes of a memory-bound point on a CPU: about what one operator of a layer moves there
+YARDSTICK: dict[str, Any] = {"kind": "product", "m": 192, "n": 256, "k": 512, "dtype": "fp32"}
 """Rows, columns and depth of the product of a processor's yardstick: a few tenths of a millisecond."""
-STREAM: dict[str, Value] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
+STREAM: dict[str, Any] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
 """The yardstick of the update, which only moves bytes: a sum of two arrays into a third, 25 MB, a few milliseconds. What slows a
 product down, a neighbour on the core, slows memory less."""
 OPTIMIZER_STATES = 8192 * 512
 """Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
-LARGEST_CHAIN = 2**22
-"""Elements of a chain's tensor at most: beyond the caches the time of an element stays the same."""
+LARGEST_CHAIN = 2**22  # Elements of a chain's tensor at most: beyond the caches the time of an element stays the same
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
-EXPERT_RANKS = 8
-"""On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide."""
+EXPERT_RANKS = 8  # On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide
 BOTH = ("forward", "backward")
 
 

@@ -16,20 +16,9 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
+from planner.lab.profile import compute_points as planned
 from planner.lab.profile import operator_runs as operators
 from planner.lab.profile import rounds
-from planner.lab.profile.compute_points import (
-    CPU_BANDWIDTH,
-    CPU_LONGEST_LAYER,
-    CPU_RATE,
-    CPU_SEQUENCE,
-    MODELS,
-    STREAM,
-    SUSTAINED_SECONDS,
-    YARDSTICK,
-    check_device,
-    layer_points,
-)
 from planner.lab.profile.layer_check import HOST_LAYER
 from planner.lab.profile.points import Measured, Point, Run
 from planner.lab.profile.shapes import affordable
@@ -37,11 +26,9 @@ from planner.lab.profile.streams import adam
 from planner.lab.profile.tensors import in_turn, keep_memory, precision, values
 from planner.lab.profile.timing import Yardstick, measure, middle, summarise
 
-LAUNCHES = 200
-"""Kernels in one sample of the launch floor: events and clocks see their sum."""
+LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
 YARDSTICK_RUNS, STREAM_RUNS = 200, 60
-LEAST_SUSTAINED = 2.0
-"""Seconds: shorter, and the first and the last second are the same one."""
+LEAST_SUSTAINED = 2.0  # Seconds: shorter, and the first and the last second are the same one
 
 
 def clock_of(device: str) -> str:
@@ -54,7 +41,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
 
     GPU: device events. CPU: processor time of one thread, because its cores may be shared with others.
     """
-    check_device(device)
+    planned.check_device(device)
     threads = torch.get_num_threads()
     facts = {
         "launch": launch, "host_copy": host_copy, "cpu_adam": cpu_adam, "warm_up": warm_up, "host_stream": host_stream,
@@ -90,20 +77,17 @@ def layers(models: Sequence[str]) -> Run:
     that no one factor makes up for it. GPUs share none of that.
     """
     torch.set_num_threads(1)
-    named = (*models, *MODELS["cpu"])
-    points = [point for name in named for point in layer_points(name, "cpu", CPU_SEQUENCE)]
-    points = affordable(points, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
+    named = (*models, *planned.MODELS["cpu"])
+    points = [point for name in named for point in planned.layer_points(name, "cpu", planned.CPU_SEQUENCE)]
+    points = affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
     forward, backward = (operators.operator(point, "cpu") for point in points[:2])
     return lambda: (forward(), backward())
-
-
-# ---------------------------------------------------------------------------------------------------- yardsticks
 
 
 @cache
 def yardstick() -> Yardstick:
     """Of this process: a product with operands outside of the caches next to the core, and an addition."""
-    m, n, k = (int(YARDSTICK[name]) for name in "mnk")
+    m, n, k = (int(planned.YARDSTICK[name]) for name in "mnk")
 
     def one() -> Run:
         x, w, y = values((m, k), "fp32", "cpu"), values((n, k), "fp32", "cpu"), values((m, n), "fp32", "cpu")
@@ -115,7 +99,7 @@ def yardstick() -> Yardstick:
 @cache
 def stream_yardstick() -> Yardstick:
     """Of this process, for what only moves bytes: a sum of two arrays, far larger together than the caches."""
-    count = int(STREAM["elements"])
+    count = int(planned.STREAM["elements"])
 
     def one() -> Run:
         x, y, z = (values((count,), "fp32", "cpu") for _ in range(3))
@@ -133,9 +117,6 @@ def yardstick_fact(point: Point, _: str, __: float) -> Measured:
     """Processor seconds of a yardstick at the rate that every figure of a profile is given at: its reference."""
     made, runs = (stream_yardstick, STREAM_RUNS) if point["kind"] == "stream" else (yardstick, YARDSTICK_RUNS)
     return Measured.fact(point, made().reference, repetitions=runs, clock="cpu")
-
-
-# ---------------------------------------------------------------------------------------------------- the machine
 
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:
@@ -229,7 +210,7 @@ def sustained(point: Point, device: str, budget_s: float) -> Measured:
     The samples are those of the last second; ``first`` is the median of the first. A power limit or heat shows as a ratio
     below one, first / last. The time is the point's own ``seconds``, whatever is left of the budget.
     """
-    seconds = min(point.number("seconds"), max(budget_s, SUSTAINED_SECONDS[device]))
+    seconds = min(point.number("seconds"), max(budget_s, planned.SUSTAINED_SECONDS[device]))
     if seconds < LEAST_SUSTAINED:
         raise PlannerError(f"{point.label}: {seconds:.1f} s show no heat; give it {LEAST_SUSTAINED:.0f} s or more")
     x, w = _operands(point, device)
@@ -270,9 +251,6 @@ def _events(x: Any, w: Any, seconds: float) -> list[tuple[float, float]]:
     torch.cuda.synchronize()
     pairs = itertools.pairwise(marks)
     return [(at, before.elapsed_time(after) / units.KILO) for (at, before), (_, after) in pairs]
-
-
-# ---------------------------------------------------------------------------------------------------- memory
 
 
 def memory_fact(point: Point, device: str, _: float) -> Measured:

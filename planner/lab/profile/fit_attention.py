@@ -16,10 +16,8 @@ from planner.lab.profile.points import Measured
 
 LOW, HIGH = (1e-6, 0.05, 1.0, 0.02), (6e-5, 1.0, 8e3, 4.0)
 """Bounds of (t0 seconds, efficiency, s0 keys, c) in a large table."""
-WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))
-"""The same for the few points of a profile, on any device."""
-HIGH_LAUNCH = 1e-4
-"""Longest launch where rows of a kernel refine the constants of another."""
+WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))  # The same for the few points of a profile, on any device
+HIGH_LAUNCH = 1e-4  # Longest launch where rows of a kernel refine the constants of another
 START = (8e-6, 0.5, 500.0, 0.5)
 
 
@@ -27,12 +25,9 @@ START = (8e-6, 0.5, 500.0, 0.5)
 class Rows:
     """Measured times of one kernel, pass and head size."""
 
-    flop: Column
-    """FlashAttention convention: causal halved, backward 2.5 x."""
-    span: Column
-    """Keys that a query sees on average."""
-    tiles: Column
-    """batch x heads x ceil(s / 128)."""
+    flop: Column  # FlashAttention convention: causal halved, backward 2.5 x
+    span: Column  # Keys that a query sees on average
+    tiles: Column  # batch x heads x ceil(s / 128)
     seconds: Column
 
     def take(self, keep: Any) -> Rows:
@@ -77,9 +72,6 @@ def refine_rate(rows: Rows, base: Column, peak: float, units: float) -> Column:
         np.log([0.5, 500.0]), np.log([0.05, 1.0]), np.log([1.0, 2e4]),
     )  # fmt: skip
     return np.array([base[0], *np.exp(found), base[3]])
-
-
-# ---------------------------------------------------------------------------------------------------- of a profile
 
 
 def attention_entries(

@@ -33,21 +33,12 @@ FLOPS_PER_CYCLE = {"avx512f": 64.0, "fma": 32.0, "avx": 16.0}
 class ComputeFit:
     """What the compute points say."""
 
-    keys: dict[str, Any]
-    """Keys of a profile file, those that were measured."""
-    spread: dict[str, float]
-    """Half the interval of the median over it, percent, by family: the median over its points."""
-    measurements: dict[str, Any]
-    """The points themselves, by family."""
-    residuals: dict[str, Any] = field(default_factory=dict)
-    """[median, p90] percent by curve, for the provenance."""
-    measured: dict[str, str] = field(default_factory=dict)
-    """Family of the profile -> how it was measured."""
-    notes: tuple[str, ...] = ()
-    """What stands in for what was not measured."""
-
-
-# ---------------------------------------------------------------------------------------------------- base
+    keys: dict[str, Any]  # Keys of a profile file, those that were measured
+    spread: dict[str, float]  # Half the interval of the median over it, percent, by family: the median over its points
+    measurements: dict[str, Any]  # The points themselves, by family
+    residuals: dict[str, Any] = field(default_factory=dict)  # [median, p90] percent by curve, for the provenance
+    measured: dict[str, str] = field(default_factory=dict)  # Family of the profile -> how it was measured
+    notes: tuple[str, ...] = ()  # What stands in for what was not measured
 
 
 def base_of(device: str, measured: Sequence[Measured], guess: HardwareProfile | None) -> Base:
@@ -87,9 +78,6 @@ def _nominal_peak() -> float:
         return per_cycle * float(entries.get("cpu MHz", "0")) * units.MEGA
     except (OSError, ValueError):
         return 0.0
-
-
-# ---------------------------------------------------------------------------------------------------- memory
 
 
 def memory_fractions(
@@ -139,9 +127,6 @@ def _all_classes(fractions: dict[str, float], notes: list[str]) -> dict[str, flo
     if missing:
         notes.append(f"memory_fraction of {', '.join(missing)}: not measured, as elementwise")
     return {op: fractions.get(op, fractions["elementwise"]) for op in MEMORY_OPS}
-
-
-# ---------------------------------------------------------------------------------------------------- the machine
 
 
 def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[str, Any]:
@@ -207,9 +192,6 @@ def spreads(measured: Sequence[Measured]) -> dict[str, float]:
     """Median over the points of a family of half the interval of the median over it, percent."""
     families = sorted({row.point.family for row in measured if row.point.family != "bytes"})
     return {family: short(100.0 * median(row.spread for row in of(measured, family)), 3) for family in families}
-
-
-# ---------------------------------------------------------------------------------------------------- all
 
 
 def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> ComputeFit:

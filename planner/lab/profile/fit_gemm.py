@@ -16,8 +16,7 @@ import numpy as np
 from planner.curves import Column, GemmCurve, Grid, Waves
 from planner.lab.profile.fitting import error_of, fitted
 
-Shape: TypeAlias = tuple[Column, Column, Column]
-"""Columns of rows M, columns N and depth K as the kernel runs them."""
+Shape: TypeAlias = tuple[Column, Column, Column]  # Columns of rows M, columns N and depth K as the kernel runs them
 
 OPERAND = {
     "bf16": ("bf16", 2.0, False), "fp16": ("fp16", 2.0, False), "fp32": ("fp32", 4.0, False), "tf32": ("tf32", 4.0, False),
@@ -31,22 +30,17 @@ GRIDS = {
     "x2": ([128, 256, 512, 1024, 2048, 4096, 8192, 32768], [256, 512, 1024, 2048, 4096, 8192, 16384, 65536]),
 }
 """Nodes of the residual grid along M and along N and K."""
-LARGE = 1024.0
-""""Large" shapes in the errors: M, N, K at least this."""
+LARGE = 1024.0  # "Large" shapes in the errors: M, N, K at least this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """What a GEMM runs on."""
 
-    peak: float
-    """FLOP/s of the recipe."""
-    bandwidth: float
-    """Bytes/s of the memory."""
-    units: float
-    """Compute units that tiles are assigned to."""
-    waves: bool = False
-    """Tiles and waves show in the times (Ampere and before)."""
+    peak: float  # FLOP/s of the recipe
+    bandwidth: float  # Bytes/s of the memory
+    units: float  # Compute units that tiles are assigned to
+    waves: bool = False  # Tiles and waves show in the times (Ampere and before)
 
 
 def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> GemmCurve:
@@ -70,8 +64,7 @@ class Limits:
     """How far constants may go."""
 
     least_efficiency: float = 0.2
-    longest_launch: float = 3e-5
-    """Seconds."""
+    longest_launch: float = 3e-5  # Seconds
     prior: float = 0.0
     """What an e-fold of m0, n0 or k0 away from the start weighs against a relative error: few scattered points say little about
     how a rate saturates, and would extrapolate wildly."""

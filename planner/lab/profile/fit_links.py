@@ -25,16 +25,12 @@ from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured
 from planner.lab.profile.timing import summarise
 
-TINY = 1e-9
-"""Seconds: no latency is shorter."""
+TINY = 1e-9  # Seconds: no latency is shorter
 BEYOND = 1.25
 """A line rate may exceed the best measured transfer by a quarter: latency is that much of a message of some ms."""
-FEW = 4
-"""Points across nodes that determine two protocols."""
-VAGUE = 25.0
-"""Percent of spread of an overlap from which a note says so."""
-CURVE = ("op", "n", "stride", "per_node", "nodes", "dtype")
-"""What the points of a curve have in common."""
+FEW = 4  # Points across nodes that determine two protocols
+VAGUE = 25.0  # Percent of spread of an overlap from which a note says so
+CURVE = ("op", "n", "stride", "per_node", "nodes", "dtype")  # What the points of a curve have in common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +43,7 @@ class Curve:
     per_node: int
     nodes: int
     dtype: str
-    points: tuple[Measured, ...]
-    """By rising size."""
+    points: tuple[Measured, ...]  # By rising size
 
     @property
     def name(self) -> str:
@@ -83,16 +78,11 @@ def curves(measured: Sequence[Measured]) -> list[Curve]:
 class Lines:
     """t = a + S c of one segment, or the smaller or larger of two."""
 
-    latency: tuple[float, ...]
-    """a, seconds."""
-    per_byte: tuple[float, ...]
-    """c, seconds per byte; 1/c is the algorithm bandwidth."""
-    form: str
-    """"one", "smaller" or "larger"."""
-    median: float
-    """Median of |fit / measured - 1|."""
-    worst: float
-    """Largest."""
+    latency: tuple[float, ...]  # a, seconds
+    per_byte: tuple[float, ...]  # c, seconds per byte; 1/c is the algorithm bandwidth
+    form: str  # "one", "smaller" or "larger"
+    median: float  # Median of |fit / measured - 1|
+    worst: float  # Largest
 
     def time(self, size: Any) -> Any:
         """Seconds."""
@@ -205,9 +195,6 @@ def _filled(curve: Curve, sizes: Any) -> Any:
     return np.where((sizes > curve.sizes[-1]) | (sizes < curve.sizes[0]), outside, inside)
 
 
-# ------------------------------------------------------------------------------------------------ across nodes
-
-
 def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
     """Bytes through the NIC of one rank: F S / r; all_to_all S/n (n - r); send_recv S.  [HardwareProfile.scale_out_time]"""
     if op == "all_to_all":
@@ -300,9 +287,6 @@ def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:
             lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
             found[one.name] = error_of(lines.time(one.sizes), one.seconds, 2)
     return found
-
-
-# ------------------------------------------------------------------------------------------------ overlap
 
 
 def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]]:

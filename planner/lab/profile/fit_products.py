@@ -15,8 +15,7 @@ from planner.lab.profile.definitions import ACCUMULATING, GEMM_PASSES, SCALED, r
 from planner.lab.profile.fitting import Base, columns, error_of, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
 
-FEW, MANY = 12, 60
-"""Points of one dtype: below FEW only the rate is fitted, from MANY on a residual grid is tried."""
+FEW, MANY = 12, 60  # Points of one dtype: below FEW only the rate is fitted, from MANY on a residual grid is tried
 LIMITS = fit_gemm.Limits(least_efficiency=0.02, longest_launch=3e-4, prior=0.1)
 """A CPU's first touch of a tensor, and its dispatch, are longer than a GPU's launch. The prior: an e-fold of a saturation constant
 away from its usual value counts as much as one point that is 10 percent off; on three sets of 15 to 60 points on a busy machine the

@@ -22,12 +22,9 @@ from planner.lab.profile.points import Measured
 class Base:
     """What the fits stand on: peaks, bandwidth and constants before anything was fitted."""
 
-    peak_flops: dict[str, float]
-    """FLOP/s by dtype."""
-    bandwidth: float
-    """Bytes/s of the memory."""
-    compute_units: float
-    """Compute units of the device; threads of a CPU."""
+    peak_flops: dict[str, float]  # FLOP/s by dtype
+    bandwidth: float  # Bytes/s of the memory
+    compute_units: float  # Compute units of the device; threads of a CPU
     guess: HardwareProfile | None = None
     """The profile whose constants stay where nothing was measured; None = nothing stays (a CPU)."""
     notes: list[str] = field(default_factory=list)

@@ -14,7 +14,7 @@ from planner.cost.layer.transformer_layer import layer
 from planner.cost.price.compute import price
 from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
-from planner.lab.profile.points import Point, Value
+from planner.lab.profile.points import Point
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.trainer import Trainer, load_trainer
@@ -153,7 +153,7 @@ def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype:
     A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
     experts has.
     """
-    more: dict[str, Value] = {}
+    more: dict[str, Any] = {}
     if model.is_mla:
         more |= {
             "q_rank": model.q_lora_rank, "kv_rank": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim,

@@ -34,9 +34,6 @@ def operator(point: Point, device: str) -> Run:
     return makers[point.family](point, device)
 
 
-# ---------------------------------------------------------------------------------------------------- GEMM
-
-
 def _gemm(point: Point, device: str) -> Run:
     """F.linear forward; dY W for the input, dY^T X for the weight."""
     dtype, pass_ = point.text("dtype"), point.text("pass")
@@ -125,9 +122,6 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
     return lambda: [kind(i) for i in groups]
 
 
-# ---------------------------------------------------------------------------------------------------- attention
-
-
 def _attention(point: Point, device: str) -> Run:
     """Scaled dot product attention with grouped queries, by the kernel that the key names.
 
@@ -171,9 +165,6 @@ def _attention(point: Point, device: str) -> Run:
     if not backward:
         return lambda: forward()[0] if all_keys == s else forward()
     return gradients(forward(), (query, key, value))
-
-
-# ---------------------------------------------------------------------------------------------------- whole layers
 
 
 def built(point: Point, device: str) -> Layer:

@@ -18,18 +18,17 @@ import torch
 from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile.collective_timing import measure_collective, synchronise
-from planner.lab.profile.operations import DTYPES, Buffers, Operation, make
+from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import collective_point, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Timing
 from planner.lab.profile.rank_groups import Ranks
+from planner.lab.profile.tensors import DTYPES
 from planner.lab.profile.timing import summarise, taker
 
 SIDES = {"cpu": (64, 96, 128, 192, 256, 384, 512, 768, 1024), "cuda": (1024, 2048, 4096, 8192)}
 """Sides of the square GEMMs to choose from."""
-SAMPLES, RUNS = 11, 8
-"""Joint runs; GEMMs in one of them where it is they that are timed."""
-SHORTER = 8.0
-"""The collective lasts at least so many GEMMs."""
+SAMPLES, RUNS = 11, 8  # Joint runs; GEMMs in one of them where it is they that are timed
+SHORTER = 8.0  # The collective lasts at least so many GEMMs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,8 +38,7 @@ class _Pair:
     operation: Operation
     gemm: Run
     collective_seconds: float
-    alone: Timing
-    """Of the GEMM."""
+    alone: Timing  # Of the GEMM
     side: int
 
 
@@ -53,7 +51,7 @@ def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: floa
     group = ranks.group(pattern)
     if alone is None or group is None:
         raise PlannerError(f"overlap in groups of {pattern.n}: the ranks do not fill them")
-    operation = make(op, size, dtype, group, buffers)
+    operation = Operation(op, size, dtype, group, buffers)
     operation.calm()
     with ranks.watch.doing(in_words(point), group.ranks):
         pair = _pair(operation, alone.median, ranks, dtype)

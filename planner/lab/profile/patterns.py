@@ -26,8 +26,7 @@ OPERATIONS = (
 )  # fmt: skip
 """Everything that is measured; those that a profile's curves need come first. ``send_recv`` is one way inside each pair,
 ``send_recv_both`` both ways at once, ``send_recv_ring`` every rank to its next."""
-PAIRS = ("send_recv", "send_recv_both")
-"""Operations of two ranks."""
+PAIRS = ("send_recv", "send_recv_both")  # Operations of two ranks
 ADDING = ("all_reduce", "reduce_scatter", "reduce")
 """Operations whose time depends on the type of the elements, not only on their bytes."""
 ASKED = {
@@ -66,10 +65,8 @@ def factor(op: str, n: int) -> float:
 class Pattern:
     """Groups of ``n`` ranks, ``stride`` apart, that fill the world."""
 
-    n: int
-    """Ranks of a group."""
-    stride: int
-    """Distance between neighbours of a group."""
+    n: int  # Ranks of a group
+    stride: int  # Distance between neighbours of a group
 
     def groups(self, world: int) -> list[list[int]]:
         """The ranks of every group: blocks of n stride ranks, inside a block every stride-th.
@@ -177,7 +174,11 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
     plain = plain_patterns(world, local)
     layouts = {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}
     rest = tuple(op for op in OPERATIONS if op not in COLLECTIVES)
-    rounds = [(main, dict.fromkeys(plain, COLLECTIVES)), (main, layouts), (main, dict.fromkeys(plain, rest))]
+    rounds: list[tuple[str, dict[Pattern, tuple[str, ...]]]] = [
+        (main, dict.fromkeys(plain, COLLECTIVES)),
+        (main, layouts),
+        (main, dict.fromkeys(plain, rest)),
+    ]
     if other:
         rounds.append((other, dict.fromkeys(plain, ADDING)))
     octaves = sizes(largest)

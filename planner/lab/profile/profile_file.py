@@ -137,9 +137,6 @@ def _assumed_scale_out(scale_up: Mapping[str, Any], settings: Settings) -> dict[
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ the file
-
-
 def profile_data(
     journal: Journal, settings: Settings, compute: ComputeFit | None, base: HardwareProfile | None, seconds: float
 ) -> dict[str, Any]:

@@ -29,20 +29,13 @@ CONTROL_SECONDS = 7 * 86400.0
 class Ranks:
     """All ranks of the profile as one of them sees them."""
 
-    place: Place
-    """Of this rank."""
-    device: str
-    """"cpu" or "cuda"."""
-    local: int
-    """Ranks of a node, the same on every one."""
-    hosts: list[str]
-    """Host of each rank, with the node's number where one host plays several."""
-    names: list[str]
-    """Device of each rank."""
-    watch: Watch
-    """Ends the profile when a rank or link fails."""
-    timeout: float
-    """Seconds that one step may take."""
+    place: Place  # Of this rank
+    device: str  # "cpu" or "cuda"
+    local: int  # Ranks of a node, the same on every one
+    hosts: list[str]  # Host of each rank, with the node's number where one host plays several
+    names: list[str]  # Device of each rank
+    watch: Watch  # Ends the profile when a rank or link fails
+    timeout: float  # Seconds that one step may take
     groups: dict[Pattern, Group | None] = field(default_factory=dict)
     """Groups that were formed; None where this rank is in none."""
 
@@ -120,9 +113,6 @@ def join(place: Place, device: str, timeout: float, ended: Callable[[str], None]
         place=place, device=device, local=met.nodes.count(met.nodes[0]), hosts=met.watch.hosts, names=met.names,
         watch=met.watch, timeout=timeout,
     )  # fmt: skip
-
-
-# ------------------------------------------------------------------------------------------------ the machine
 
 
 def versions(device: str) -> dict[str, str]:

@@ -22,25 +22,17 @@ ROUNDS = {"cpu": 5, "cuda": 3}
 """Times that each point is measured where the budget lasts; the time of a visit leaves that much for the others."""
 IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer", "chain")
 """Families that are measured in rounds; clocks, launches, copies and facts of the memory are measured once."""
-WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}
-"""Seconds after which measuring begins whether rates are steady or not."""
-WARM_UP_SHARE = 0.1
-"""Part of the budget that the warm-up takes at most."""
+WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}  # Seconds after which measuring begins whether rates are steady or not
+WARM_UP_SHARE = 0.1  # Part of the budget that the warm-up takes at most
 BLOCK_SECONDS = 0.1
 STEADY, WINDOW = 0.02, 5
 """Rates are steady when the medians of the last WINDOW blocks and of the WINDOW blocks before differ by less than STEADY."""
-DRIFT_ROUNDS = 12
-"""Rounds of the references of a part that has its whole budget."""
-DRIFT_SHARE = 0.1
-"""Part of the time that they may take: fewer are made where they are long against the budget."""
-DRIFT_SECONDS = 0.02
-"""Budget of one point of a round; a run that is longer is still timed three times."""
-LONGEST = 0.05
-"""Seconds: a reference must not eat the budget."""
-ALONE = ("gemm", "attention", "memory_bound")
-"""Families whose first short points are references."""
-EACH_ALONE = 3
-"""More average the scatter of single points out, which is no drift."""
+DRIFT_ROUNDS = 12  # Rounds of the references of a part that has its whole budget
+DRIFT_SHARE = 0.1  # Part of the time that they may take: fewer are made where they are long against the budget
+DRIFT_SECONDS = 0.02  # Budget of one point of a round; a run that is longer is still timed three times
+LONGEST = 0.05  # Seconds: a reference must not eat the budget
+ALONE = ("gemm", "attention", "memory_bound")  # Families whose first short points are references
+EACH_ALONE = 3  # More average the scatter of single points out, which is no drift
 TOGETHER = ("all_reduce", "all_gather", "all_to_all")
 """Collectives that are references at two sizes, in one group inside a node and one across."""
 EACH = 2
@@ -108,9 +100,6 @@ def schedule(points: Sequence[Point], rounds: int) -> list[Point]:
     early, late = points[:end], points[end:]
     first, second = ([point for point in part if point.family in IN_ROUNDS] for part in (early, late))
     return [*early, *first, *late, *second, *[point for point in points if point.family in IN_ROUNDS] * (rounds - 2)]
-
-
-# ------------------------------------------------------------------------------------------------ drift
 
 
 def references_alone(journal: Journal) -> list[Point]:

@@ -5,39 +5,29 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError, nearest_first
 
-PARTS = ("collectives", "compute", "memory")
-"""What ``--only`` may name."""
+PARTS = ("collectives", "compute", "memory")  # What ``--only`` may name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that decides what is measured and where it goes."""
 
-    output: str
-    """Profile to write."""
-    device: str
-    """"cpu" or "cuda"."""
-    budget: float
-    """Seconds of measuring, start-up left out."""
-    models: tuple[str, ...] = ()
-    """What the operators and sizes are taken from."""
-    resume: bool = False
-    """Go on with the journal of an earlier run."""
-    only: tuple[str, ...] = PARTS
-    """Parts to measure."""
-    timeout: float = 30.0
-    """Seconds after which a step has hung."""
-    largest: float | None = None
-    """Largest buffer of a collective, bytes; None = by the models."""
-    base: str | None = None
-    """Library profile for what is not measured; None = by the device's name."""
+    output: str  # Profile to write
+    device: str  # "cpu" or "cuda"
+    budget: float  # Seconds of measuring, start-up left out
+    models: tuple[str, ...] = ()  # What the operators and sizes are taken from
+    resume: bool = False  # Go on with the journal of an earlier run
+    only: tuple[str, ...] = PARTS  # Parts to measure
+    timeout: float = 30.0  # Seconds after which a step has hung
+    largest: float | None = None  # Largest buffer of a collective, bytes; None = by the models
+    base: str | None = None  # Library profile for what is not measured; None = by the device's name
     network_bandwidth: float | None = None
     """Line rate of the NICs per GPU, bytes/s; None = of the base, else the best that was measured."""
-    command: str = ""
-    """As the user typed it."""
+    command: str = ""  # As the user typed it
 
     def __post_init__(self) -> None:
         for part in self.only:
@@ -64,5 +54,5 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """The settings that the first process handed to the ranks."""
-        data = json.loads(text)
+        data: dict[str, Any] = json.loads(text)
         return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})

@@ -26,28 +26,20 @@ from planner.layout import Layout
 from planner.rules import Job
 from planner.search import search
 
-BEST = 12
-"""Layouts of each search whose operators count."""
-LEAST_SHARE = 5e-4
-"""Operators below this share of every layout's step are left out."""
-FEWEST_ROWS = 64
-"""Tokens below which a product is no layer of a training step."""
+BEST = 12  # Layouts of each search whose operators count
+LEAST_SHARE = 5e-4  # Operators below this share of every layout's step are left out
+FEWEST_ROWS = 64  # Tokens below which a product is no layer of a training step
 
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What a profile is for."""
 
-    models: tuple[str, ...]
-    """Presets or paths."""
-    gpus: tuple[int, ...]
-    """Sizes of job whose best layouts count: they decide tp and micro batch."""
-    sequence_length: int | None = None
-    """None = the model's own, at most 8192."""
-    precision: str | None = None
-    """None = bf16."""
-    largest_traffic: float = units.GIB
-    """Bytes of a memory-bound point at most: more only takes longer."""
+    models: tuple[str, ...]  # Presets or paths
+    gpus: tuple[int, ...]  # Sizes of job whose best layouts count: they decide tp and micro batch
+    sequence_length: int | None = None  # None = the model's own, at most 8192
+    precision: str | None = None  # None = bf16
+    largest_traffic: float = units.GIB  # Bytes of a memory-bound point at most: more only takes longer
 
 
 def weighed(wanted: Wanted, hardware: str, dtype: str | None = None) -> list[Point]:
@@ -115,10 +107,8 @@ class Shapes:
 
     shard: Shard
     hardware: HardwareProfile
-    dtype: str | None
-    """Replaces that of all operators."""
-    largest: float
-    """Bytes of a memory-bound point at most."""
+    dtype: str | None  # Replaces that of all operators
+    largest: float  # Bytes of a memory-bound point at most
 
     def of(self, operator: Operator, seconds: dict[str, float]) -> list[Point]:
         """An operator's passes as points; ``seconds`` of one run by pass."""

@@ -142,40 +142,36 @@ def chain(point: Point, device: str) -> Run:
     makers = {"norm": _norm_chain, "swiglu": _swiglu_chain, "rope": _rope_chain, "cross_entropy": _loss_chain}
     if point["op"] not in makers:
         raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
-    return _in_turn(makers[point.text("op")], point, device)
+    backward = point["pass"] == "backward"
+    return _in_turn(lambda point, device: makers[point["op"]](point, device)[backward], point, device)
 
 
-def _norm_chain(point: Point, device: str) -> Run:
+def _norm_chain(point: Point, device: str) -> tuple[Run, Run]:
     x, gradient = _tensors(point, device, 2)
     weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
-    if point["pass"] == "forward":
-        return lambda: OPS.rms_norm(x, weight, EPSILON)
-    return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
+    return lambda: OPS.rms_norm(x, weight, EPSILON), lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
 
 
-def _swiglu_chain(point: Point, device: str) -> Run:
+def _swiglu_chain(point: Point, device: str) -> tuple[Run, Run]:
     gate_, up, gradient = _tensors(point, device, 3)
-    if point["pass"] == "forward":
-        return lambda: OPS.swiglu(gate_, up)
-    return lambda: OPS.swiglu_backward(gradient, gate_, up)
+    return lambda: OPS.swiglu(gate_, up), lambda: OPS.swiglu_backward(gradient, gate_, up)
 
 
-def _rope_chain(point: Point, device: str) -> Run:
+def _rope_chain(point: Point, device: str) -> tuple[Run, Run]:
     """q and k together, as if they had equally many heads; backward is the same turn."""
-    rows, columns, d = (point.whole(name) for name in ("rows", "columns", "head_dim"))
-    heads = columns // d
-    both = [
-        values((1, rows, count, d), point.text("dtype"), device) for count in (heads - heads // 2, heads // 2) if count
-    ]
+    rows, d, dtype = point.whole("rows"), point.whole("head_dim"), point.text("dtype")
+    heads = point.whole("columns") // d
+    both = [values((1, rows, count, d), dtype, device) for count in (heads - heads // 2, heads // 2) if count]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
-    return lambda: [OPS.rotate(one, cosine, sine) for one in both]
+    return (lambda: [OPS.rotate(one, cosine, sine) for one in both],) * 2
 
 
-def _loss_chain(point: Point, device: str) -> Run:
+def _loss_chain(point: Point, device: str) -> tuple[Run, Run]:
     (logits,) = _tensors(point, device, 1)
     rows, columns = logits.shape
     largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
     scale = torch.ones((), device=device)
-    if point["pass"] == "forward":
-        return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))
-    return lambda: OPS.loss_gradient(logits, largest, targets, scale)
+    return (
+        lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest)),
+        lambda: OPS.loss_gradient(logits, largest, targets, scale),
+    )

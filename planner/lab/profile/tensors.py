@@ -20,10 +20,8 @@ DTYPES: dict[str, Any] = {
     "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 MOST_SETS = 16
-MOST_BYTES = 2.0 * units.GIB
-"""Operand sets that rotate, and what they may take together."""
-USUAL_CACHE = 32.0 * units.MIB
-"""Where the kernel does not say."""
+MOST_BYTES = 2.0 * units.GIB  # Operand sets that rotate, and what they may take together
+USUAL_CACHE = 32.0 * units.MIB  # Where the kernel does not say
 
 
 def values(shape: tuple[int, ...], dtype: str, device: str) -> Any:

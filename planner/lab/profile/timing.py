@@ -16,21 +16,16 @@ from functools import cache
 from planner.errors import PlannerError
 from planner.lab.profile.points import CLOCKS, Run, Taker, Timing
 
-CONFIDENCE = 0.95
-"""Chance that the interval holds the median."""
-PRECISION = 0.02
-"""Half the interval over the median at which measuring stops early."""
-LEAST, MOST = 7, 2000
-"""Samples: fewer than six cannot give 95 percent; more are not taken however much time is left."""
+CONFIDENCE = 0.95  # Chance that the interval holds the median
+PRECISION = 0.02  # Half the interval over the median at which measuring stops early
+LEAST, MOST = 7, 2000  # Samples: fewer than six cannot give 95 percent; more are not taken however much time is left
 OUTLIER = 5.0
 """Robust deviations (1.4826 x median absolute deviation) from the median beyond which a sample is called an outlier."""
-SAME = 0.001
-"""Difference over the median below which samples are equal: equal samples have no deviation."""
+SAME = 0.001  # Difference over the median below which samples are equal: equal samples have no deviation
 SAMPLE_SECONDS = {"cuda_events": 50e-6, "wall": 20e-6, "cpu": 500e-6}
 """A sample repeats a shorter run until it lasts this long: events and clocks tick in 0.5 us to 1 us, processor time of the
 kernel is charged in steps of some us."""
-FEWEST = 3
-"""Of fewer ranks or groups none is an outlier."""
+FEWEST = 3  # Of fewer ranks or groups none is an outlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +37,8 @@ class Yardstick:
     y_0 what it took when measuring began. Operators and whole layers are then times of one and the same machine.
     """
 
-    run: Run
-    """Product and addition of a layer's kind."""
-    reference: float
-    """y_0, processor seconds: the quickest tenth of its first runs."""
+    run: Run  # Product and addition of a layer's kind
+    reference: float  # y_0, processor seconds: the quickest tenth of its first runs
 
     @classmethod
     def of(cls, run: Run, runs: int) -> Yardstick:
@@ -188,9 +181,6 @@ def taker(run: Run, clock: str, before: Run | None = None) -> Taker:
         return samples
 
     return take
-
-
-# ---------------------------------------------------------------------------------------------------- outliers
 
 
 def slowest_of(seconds: Sequence[float]) -> tuple[int, float]:

@@ -20,33 +20,23 @@ from planner.lab.launch.state import State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
-from planner.lab.profile import compute_timing, rounds
+from planner.lab.profile import compute_timing, patterns, rounds
 from planner.lab.profile.collective_timing import NoSuchCollectiveError, measure_collective, measure_ranks, rank_point
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.operations import Buffers, quiet
 from planner.lab.profile.overlap_timing import measure_overlap
-from planner.lab.profile.patterns import (
-    coarse_first,
-    collective_points,
-    in_words,
-    largest_buffer,
-    overlap_points,
-    sizes,
-)
+from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import Identity, Measured, Point, Value
 from planner.lab.profile.rank_groups import Ranks, header, join
 from planner.lab.profile.settings import Settings
 
-SHARE = 0.5
-"""Part of the budget for what one rank measures alone, where both are wanted."""
-LEAST_SECONDS, MOST_SECONDS = 5e-3, 2.0
-"""Budget of one point."""
+SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
+LEAST_SECONDS, MOST_SECONDS = 5e-3, 2.0  # Budget of one point
 ALONE_SECONDS = 60.0
 """A point that one rank measures alone has hung after this and the timeout; the longest heats the device for 20 s."""
 LEFT_OUT = "left out: the budget was spent"
 MEMORY_FAMILIES = ("bytes", "host_copy", "host_stream", "cpu_adam")
-GUESS = "h100-sxm"
-"""Whose search decides which shapes matter where the library does not know the device."""
+GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library does not know the device
 OVERLAP_LARGEST = 16.0 * units.MIB
 NEEDED: dict[str, tuple[str, ...]] = {
     "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
@@ -183,9 +173,6 @@ def _measure(run: Run) -> None:
         _together(run)
 
 
-# ------------------------------------------------------------------------------------------------ one rank alone
-
-
 def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
     """What rank 0 measures while the others wait, the weightiest first."""
     guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
@@ -248,14 +235,11 @@ def _needed(point: Point, journal: Journal) -> bool:
     return not any(all(one.point[name] == point[name] for name in names) for one in journal.of(point.family))
 
 
-# ------------------------------------------------------------------------------------------------ all ranks together
-
-
 def _together(run: Run) -> None:
     """Collectives and overlap: rank 0 says which point comes next and how long it may take."""
     ranks, journal = run.ranks, run.journal
-    largest = run.settings.largest or largest_buffer(run.settings.models, run.settings.device)
-    octaves = sizes(largest)
+    largest = run.settings.largest or patterns.largest_buffer(run.settings.models, run.settings.device)
+    octaves = patterns.sizes(largest)
     points, least = _together_points(run, octaves)
     missing = [number for number, point in enumerate(points) if point not in journal]
     with ranks.watch.doing(f"setting up buffers of {units.format_bytes(octaves[-1])}", list(range(ranks.world))):
@@ -298,11 +282,15 @@ def _together_points(run: Run, octaves: Sequence[int]) -> tuple[list[Point], set
     """What all ranks measure, and what of it whatever the budget: the ends and the middle of the first round's sizes."""
     ranks = run.ranks
     main, other = ("bf16", "fp32") if ranks.device == "cuda" else ("fp32", "bf16")
-    points = collective_points(ranks.world, ranks.local, octaves[-1], main=main, other=other)
-    overlaps = overlap_points(ranks.world, ranks.local, int(min(octaves[-1], OVERLAP_LARGEST)), main, weight=0.9)
+    points = patterns.collective_points(ranks.world, ranks.local, octaves[-1], main=main, other=other)
+    overlaps = patterns.overlap_points(
+        ranks.world, ranks.local, int(min(octaves[-1], OVERLAP_LARGEST)), main, weight=0.9
+    )
     first = sum(point.weight >= 1.0 for point in points)
     points = points[:first] + overlaps + points[first:]
-    return points, {point.identity for point in points[: first * len(coarse_first(len(octaves))[0]) // len(octaves)]}
+    return points, {
+        point.identity for point in points[: first * len(patterns.coarse_first(len(octaves))[0]) // len(octaves)]
+    }
 
 
 def _references_together(run: Run, references: Sequence[Point], buffers: Buffers) -> float:
