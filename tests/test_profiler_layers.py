@@ -64,6 +64,24 @@ def proof_points() -> list[Point]:
     ]  # fmt: skip
 
 
+def test_a_layer_has_the_sum_of_its_measured_operators() -> None:
+    """Every kind of operator measured once on this CPU, shortly: a profile whose layer takes what its operators take."""
+    kinds: dict[tuple[Any, ...], Point] = {}
+    for point in proof_points():
+        kind = (point.family, *(point.values.get(name) for name in ("pass", "op", "kind")))
+        if point.family != "grouped_gemm":
+            kinds.setdefault(kind, point)
+    measured = [measure_compute(point, "cpu", 1e-3) for point in kinds.values()]
+    profile = cpu_profile(measured)
+    for pass_ in ("forward", "backward"):
+        point = Point.of("layer", pass_=pass_, dtype="fp32", **LAYERS[0])
+        parts = predicted_parts(point, profile)
+        assert sum(parts.values()) == pytest.approx(predicted(point, profile)) and min(parts.values()) >= 0.0
+        assert {"rope", "mlp_activation", "qkv"} <= {name for name, seconds in parts.items() if seconds > 0}
+    assert profile.launch_floor > min(one.median for one in measured)
+
+
+@pytest.mark.proof
 def test_layers_are_predicted_from_their_operators_on_this_cpu() -> None:
     """Processor time of whole layers, forward and backward, against the cost model with this CPU's own curves.
 

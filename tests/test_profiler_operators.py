@@ -24,8 +24,11 @@ def counted(run: Any) -> float:
     return float(counter.get_total_flops())
 
 
-def test_products_do_the_work_that_their_point_counts() -> None:
+def test_products_do_the_work_that_their_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.lab.profile import tensors
     from planner.lab.profile.operator_runs import layer, operator
+
+    monkeypatch.setattr(tensors, "cache_bytes", lambda _: 0.0)  # one set of operands
 
     points = [definitions.gemm("fp32", name, 24, 40, 56) for name in definitions.GEMM_PASSES]
     points += [
@@ -61,7 +64,8 @@ def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest
         "apply",
         staticmethod(lambda x, w, n: rows.append((*x.shape, *w.shape, *n)) or grouped(x, w, n)),
     )
-    point = Point.of("layer", pass_="forward", hidden=32, ffn=1, heads=2, kv_heads=1, head_dim=16, batch=1, seq=24, gated=True, dtype="fp32",
+    point = Point.of(
+        "layer", pass_="forward", hidden=32, ffn=1, heads=2, kv_heads=1, head_dim=16, batch=1, seq=24, gated=True, dtype="fp32",
         experts=4, top_k=2, expert_ffn=16, shared_ffn=8,
     )  # fmt: skip
     dense = counted(operator_runs.layer(point, "cpu"))

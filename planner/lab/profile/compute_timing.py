@@ -191,16 +191,18 @@ def host_copy(point: Point, device: str, budget_s: float) -> Measured:
 
 def cpu_adam(point: Point, _: str, budget_s: float) -> Measured:
     """A fused AdamW step of fp32 weights on the host, with all threads that torch has: wall time, as others wait for it."""
-    run = adam(point.whole("parameters"), "cpu")
-    found = measure(run, device="cpu", clock="wall", budget_s=budget_s)
-    return found.measured(point, threads=torch.get_num_threads())
+    return _on_host(adam(point.whole("parameters"), "cpu"), point, budget_s)
 
 
 def host_stream(point: Point, _: str, budget_s: float) -> Measured:
     """One large array copied in host memory with all threads that torch has: bytes read and written; wall time."""
     source = torch.zeros(point.whole("bytes") // 2, dtype=torch.uint8)
     target = torch.ones_like(source)
-    found = measure(lambda: target.copy_(source), device="cpu", clock="wall", budget_s=budget_s)
+    return _on_host(lambda: target.copy_(source), point, budget_s)
+
+
+def _on_host(run: Run, point: Point, budget_s: float) -> Measured:
+    found = measure(run, device="cpu", clock="wall", budget_s=budget_s)
     return found.measured(point, threads=torch.get_num_threads())
 
 
@@ -262,7 +264,7 @@ def memory_fact(point: Point, device: str, _: float) -> Measured:
         total = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         return Measured.fact(point, total, confidence=1.0, details=(("source", "MemTotal"),))
     known = {
-        "usable": (_usable, "cudaMemGetInfo"),
+        "usable": (lambda: float(torch.cuda.mem_get_info()[1]), "cudaMemGetInfo"),
         "context": (_context_bytes, "used by the driver less what the allocator holds"),
         "allocator_rounding": (_rounding, "allocated for one byte"),
         "workspace": (_workspace, "allocated by the first bf16 product beyond its tensors"),
@@ -271,10 +273,6 @@ def memory_fact(point: Point, device: str, _: float) -> Measured:
         raise PlannerError(f"unknown memory fact '{name}'; known: {', '.join(known)}")
     take, source = known[name]
     return Measured.fact(point, take(), confidence=1.0, details=(("source", source),))
-
-
-def _usable() -> float:
-    return float(torch.cuda.mem_get_info()[1])
 
 
 def _context_bytes() -> float:

@@ -41,8 +41,8 @@ class Journal:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> Journal:
-        """The journal of an earlier run, without its failures, which are tried again; empty where there is none. Raises PlannerError
-        where it is of another machine, or broken."""
+        """The journal of an earlier run, empty where there is none; what failed is tried again. Raises PlannerError where it is of
+        another machine, or broken."""
         journal = cls(path, header)
         journal._load()
         journal._failed = {}

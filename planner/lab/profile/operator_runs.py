@@ -6,6 +6,7 @@ microbatch and whose activations were written many operators ago. Backward passe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -114,11 +115,12 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
     if pass_ == ACCUMULATING:
         each = [added(total[i], g[i], x[i]) for i in groups]
         return lambda: [one() for one in each]
-    kind = {
+    kinds: dict[str, Callable[[int], object]] = {
         "forward": lambda i: F.linear(x[i], weights[i]),
         "dgrad": lambda i: torch.mm(g[i], weights[i]),
         "wgrad": lambda i: torch.mm(g[i].t(), x[i]),
-    }[pass_]
+    }
+    kind = kinds[pass_]
     return lambda: [kind(i) for i in groups]
 
 

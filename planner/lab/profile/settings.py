@@ -54,5 +54,8 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """The settings that the first process handed to the ranks."""
-        data: dict[str, Any] = json.loads(text)
-        return cls(**{key: tuple(value) if isinstance(value, list) else value for key, value in data.items()})
+        data = json.loads(text)
+        values: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
+        }
+        return cls(**values)
