@@ -21,7 +21,6 @@ from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, need_torch, run_here
 from planner.lab.profile.settings import PARTS, Settings
-from planner.lab.profile.show import print_profile, profile_rows, profile_summary
 from planner.model import load_model
 from planner.terminal.flags import console, this_program
 from planner.units import parse
@@ -185,6 +184,8 @@ def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
 
 def _report(written: HardwareProfile, settings: Settings, as_json: bool) -> None:
     """What was measured and how well, and how to use it."""
+    from planner.lab.profile.show import print_profile, profile_rows, profile_summary
+
     summary, rows = profile_summary(written, settings.output), profile_rows(written)
     if as_json:
         click.echo(json.dumps({**summary, "curves": rows}, indent=1))

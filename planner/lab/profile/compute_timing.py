@@ -23,7 +23,7 @@ from planner.lab.profile.layer_check import HOST_LAYER
 from planner.lab.profile.points import Measured, Point, Run
 from planner.lab.profile.shapes import affordable
 from planner.lab.profile.streams import adam
-from planner.lab.profile.tensors import in_turn, keep_memory, precision, values
+from planner.lab.profile.tensors import keep_memory, precision, rotating, values
 from planner.lab.profile.timing import Yardstick, measure, middle, summarise
 
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
@@ -93,7 +93,7 @@ def yardstick() -> Yardstick:
         x, w, y = values((m, k), "fp32", "cpu"), values((n, k), "fp32", "cpu"), values((m, n), "fp32", "cpu")
         return lambda: torch.add(torch.nn.functional.linear(x, w), y)
 
-    return Yardstick.of(in_turn(one, 4.0 * (m * k + n * k + m * n), "cpu"), YARDSTICK_RUNS)
+    return Yardstick.of(rotating(one, 4.0 * (m * k + n * k + m * n), "cpu"), YARDSTICK_RUNS)
 
 
 @cache
@@ -105,7 +105,7 @@ def stream_yardstick() -> Yardstick:
         x, y, z = (values((count,), "fp32", "cpu") for _ in range(3))
         return lambda: torch.add(x, y, out=z)
 
-    return Yardstick.of(in_turn(one, 12.0 * count, "cpu"), STREAM_RUNS)
+    return Yardstick.of(rotating(one, 12.0 * count, "cpu"), STREAM_RUNS)
 
 
 def yardstick_of(point: Point) -> Yardstick:

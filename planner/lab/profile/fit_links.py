@@ -248,7 +248,7 @@ def _errors(median: float, worst: float) -> dict[str, float]:
 
 
 def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
-    """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups tell."""
+    """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups show it."""
     x = np.concatenate([transfer_bytes(op, one.sizes, one.n, one.per_node) / bandwidth for one in mine])
     t = np.concatenate([one.seconds for one in mine])
     n = np.concatenate([np.full(len(one.points), float(one.n)) for one in mine])

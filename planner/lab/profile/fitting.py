@@ -86,7 +86,7 @@ def short(value: float, digits: int = 4) -> float:
 
 
 def left_out(fit: Callable[[Any], Callable[[Any], Column]], measured: Column, folds: int = 4) -> list[float]:
-    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out in turn.
+    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out, one after the other.
 
     ``fit(rows)`` fits on the rows of a mask and returns what predicts the rows of another mask. Points in a row are alike,
     so every k-th one is left out, not a block.

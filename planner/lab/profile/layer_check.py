@@ -98,7 +98,7 @@ def between(shard: Shard, moe: bool) -> list[Operator]:
     joins: heads of latent attention have a part that is rotated and one that is not. Forward q and k are joined, v is made
     contiguous (read and written each); backward every slice has a gradient of the whole size, zeros first (1), the part
     copied (1 in all), and two of them are added (3): 2 + 1 + 3 reads and writes less what the joins already hold.
-    index_gradients: rows picked by number have a gradient that starts as zeros and is added into, row by row: beside what
+    index_gradients: rows picked by number have a gradient that starts as zeros and is added into, row by row: in addition to what
     the list counts for the two permutations (5 of T K h) zeros 2, reads and writes of sums 2, weights of the experts 1.
     """
     model, e = shard.model, shard.element

@@ -18,7 +18,7 @@ from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEM
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point, Run
 from planner.lab.profile.streams import chain, memory_bound
-from planner.lab.profile.tensors import DTYPES, gradients, in_turn, precision, values
+from planner.lab.profile.tensors import DTYPES, gradients, precision, rotating, values
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import Layer, Place, angles
 
@@ -51,7 +51,7 @@ def _gemm(point: Point, device: str) -> Run:
             return lambda: F.linear(left, right)
         return lambda: torch.mm(left.t() if pass_ == "wgrad" else left, right)
 
-    return in_turn(one, ELEMENT[dtype] * (m * k + n * k), device)
+    return rotating(one, ELEMENT[dtype] * (m * k + n * k), device)
 
 
 def _accumulated(point: Point, device: str) -> Run:
@@ -87,7 +87,7 @@ def _grouped(point: Point, device: str) -> Run:
         return scaled.grouped(point, device)
     tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
     bytes_each = ELEMENT[dtype] * groups * (tokens * (n + k) + n * k)
-    return in_turn(lambda: _experts(point, device), bytes_each, device)
+    return rotating(lambda: _experts(point, device), bytes_each, device)
 
 
 def _experts(point: Point, device: str) -> Run:
@@ -207,4 +207,4 @@ def layer(point: Point, device: str) -> Run:
             return lambda: made(x)
         return gradients([made(x)], (x, *made.parameters()))
 
-    return in_turn(one, resident_weights(point) * ELEMENT[dtype], device)
+    return rotating(one, resident_weights(point) * ELEMENT[dtype], device)

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812
 from planner.errors import PlannerError
 from planner.lab.profile.definitions import ACCUMULATING, ELEMENT, rows_columns_depth
 from planner.lab.profile.points import Point, Run
-from planner.lab.profile.tensors import in_turn, values
+from planner.lab.profile.tensors import rotating, values
 
 MULTIPLE = {"fp8": 16, "fp8_row": 16, "fp8_block": 128, "mxfp8": 32, "nvfp4": 32}
 """Columns and depth of a product are multiples of this: 16 bytes, or the block of the scales.  [torch, ScaledBlas.cpp]"""
@@ -69,7 +69,7 @@ def gemm(point: Point, device: str) -> Run:
             left, right.t(), scale_a=a, scale_b=b, out_dtype=torch.bfloat16, use_fast_accum=pass_ == "forward"
         )
 
-    return in_turn(one, ELEMENT[dtype] * (rows * depth + columns * depth), device)
+    return rotating(one, ELEMENT[dtype] * (rows * depth + columns * depth), device)
 
 
 def _operand(rows: int, depth: int, dtype: str, device: str) -> Any:
@@ -126,7 +126,7 @@ def grouped(point: Point, device: str) -> Run:
             f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
         )
     bytes_each = float(groups * (tokens * (n + k) + n * k))
-    return in_turn(lambda: _experts(point, device), bytes_each, device)
+    return rotating(lambda: _experts(point, device), bytes_each, device)
 
 
 def _experts(point: Point, device: str) -> Run:

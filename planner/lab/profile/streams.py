@@ -11,7 +11,7 @@ import torch.nn.functional as F  # noqa: N812
 from planner.errors import PlannerError
 from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT
 from planner.lab.profile.points import Point, Run
-from planner.lab.profile.tensors import gradients, in_turn, values
+from planner.lab.profile.tensors import gradients, rotating, values
 from planner.lab.reference.fused_operators import OPS
 from planner.lab.reference.transformer import EPSILON, Place, angles, turn
 
@@ -22,12 +22,12 @@ def memory_bound(point: Point, device: str) -> Run:
     if op == "optimizer":
         return adam(point.whole("rows") * point.whole("columns"), device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
-    return _in_turn(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
+    return _rotating(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
 
 
-def _in_turn(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
+def _rotating(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
     each = 2.0 * ELEMENT[point.text("dtype")] * point.whole("rows") * point.whole("columns")
-    return in_turn(lambda: maker(point, device), each, device)
+    return rotating(lambda: maker(point, device), each, device)
 
 
 def _tensors(point: Point, device: str, count: int) -> list[Any]:
@@ -143,7 +143,7 @@ def chain(point: Point, device: str) -> Run:
     if point["op"] not in makers:
         raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
     backward = point["pass"] == "backward"
-    return _in_turn(lambda point, device: makers[point["op"]](point, device)[backward], point, device)
+    return _rotating(lambda point, device: makers[point["op"]](point, device)[backward], point, device)
 
 
 def _norm_chain(point: Point, device: str) -> tuple[Run, Run]:

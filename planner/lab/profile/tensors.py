@@ -75,7 +75,7 @@ def keep_memory() -> None:
         library.mallopt(m_top_pad, 2**26)
 
 
-def in_turn(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
+def rotating(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
     """One run of each operand set after the other; ``make`` makes a set and what runs on it.
 
     What a run puts out stays until its turn comes again, as in a layer: the next one does not write into the same memory.
