@@ -82,7 +82,8 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
                 raise
             wrong = f"{NONE_SUCH}: {str(error).strip().splitlines()[0][:200]}"
         else:
-            synchronise(ranks.device)
+            if ranks.device == "cuda":
+                torch.cuda.synchronize()
             wrong = operation.wrong()
     worst = ranks.slowest([float(ranks.place.rank + 1) if wrong else 0.0])[0]
     if worst:
@@ -94,12 +95,6 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
             f"{in_words(point)} returned wrong data on {ranks.watch.where(rank)}: {texts[rank]}; "
             "the profile is void until the cause is found"
         )
-
-
-def synchronise(device: str) -> None:
-    """Waits for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
 
 
 def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:

@@ -41,18 +41,17 @@ BOTH = ("forward", "backward")
 
 
 def compute_points(
-    models: Sequence[str], hardware_guess: str, device: str, *, sequence_length: int | None = None,
-    precision: str | None = None,
-) -> list[Point]:  # fmt: skip
+    models: Sequence[str], hardware_guess: str, device: str, *, sequence_length: int | None = None
+) -> list[Point]:
     """What to measure, in this order. Raises PlannerError where nothing of the models can be measured on the device."""
     check_device(device)
     named, cpu = tuple(models) or MODELS[device], device == "cpu"
     length = sequence_length or (CPU_SEQUENCE if cpu else None)
     wanted = Wanted(
-        models=named, gpus=GPUS[device], sequence_length=length, precision=precision,
+        models=named, gpus=GPUS[device], sequence_length=length, dtype="fp32" if cpu else None,
         largest_traffic=CPU_TRAFFIC if cpu else units.GIB,
     )  # fmt: skip
-    shapes = with_kernels(weighed(wanted, hardware_guess, "fp32" if cpu else None), device)
+    shapes = with_kernels(weighed(wanted, hardware_guess), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
     chains = [point for name in named for point in chain_points(name, length)] if cpu else []
     if cpu:

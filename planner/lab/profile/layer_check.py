@@ -67,26 +67,50 @@ def plain_trainer() -> Trainer:
     )  # fmt: skip
 
 
+DENSE = {
+    "hidden": "hidden_size",
+    "ffn": "ffn_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+}
+LATENT = {
+    "q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "value_dim": "v_head_dim",
+}  # fmt: skip
+EXPERTS = {
+    "experts": "num_experts", "top_k": "top_k", "expert_ffn": "expert_ffn_size", "shared_ffn": "shared_expert_ffn_size",
+}  # fmt: skip
+FIELDS = DENSE | LATENT | EXPERTS
+"""Sizes of a layer point and the fields of a model that they are; ``head_dim`` of latent attention is that of queries and keys."""
+
+
 def model_of(point: Point) -> ModelSpec:
     """The model of one layer that a layer point stands for; its tensor parallel shard is a model of its own."""
-    sizes = {name: int(value) for name, value in point.key if isinstance(value, (int, float))}
-    gated = bool(sizes["gated"])
-    more: dict[str, Any] = {}
+    sizes, gated = point.values, bool(point["gated"])
+    fields: dict[str, Any] = {FIELDS[name]: int(size) for name, size in sizes.items() if name in FIELDS}
     if "kv_rank" in sizes:
-        more |= {
-            "q_lora_rank": sizes["q_rank"], "kv_lora_rank": sizes["kv_rank"], "qk_rope_head_dim": sizes["rope_dim"],
-            "qk_nope_head_dim": sizes["head_dim"] - sizes["rope_dim"], "v_head_dim": sizes["value_dim"],
-        }  # fmt: skip
+        fields["qk_nope_head_dim"] = int(sizes["head_dim"] - sizes["rope_dim"])
     if "experts" in sizes:
-        more |= {
-            "num_experts": sizes["experts"], "top_k": sizes["top_k"], "expert_ffn_size": sizes["expert_ffn"],
-            "num_shared_experts": int(sizes["shared_ffn"] > 0), "shared_expert_ffn_size": sizes["shared_ffn"],
-        }  # fmt: skip
+        fields["num_shared_experts"] = int(sizes["shared_ffn"] > 0)
     return ModelSpec(
-        name="layer", num_layers=1, hidden_size=sizes["hidden"], num_heads=sizes["heads"], num_kv_heads=sizes["kv_heads"],
-        head_dim=sizes["head_dim"], ffn_size=sizes["ffn"], vocab_size=256, max_sequence_length=sizes["seq"], gated=gated,
-        activation="silu" if gated else "relu", **more,
+        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point.whole("seq"), gated=gated,
+        activation="silu" if gated else "relu", **fields,
     )  # fmt: skip
+
+
+def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype: str) -> Point:
+    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert.
+
+    A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
+    experts has.
+    """
+    names = DENSE | (LATENT if model.is_mla else {}) | (EXPERTS if ep else {})
+    sizes: dict[str, int] = {name: getattr(model, field) for name, field in names.items()}
+    for name, ranks in (("ffn", tp), ("heads", tp), ("kv_heads", tp), ("shared_ffn", tp), ("experts", ep)):
+        if name in sizes:
+            sizes[name] = sizes[name] // ranks
+    sizes["kv_heads"] = max(sizes["kv_heads"], 1)
+    return Point.of("layer", pass_=pass_, batch=1, seq=seq, gated=model.gated, dtype=dtype, **sizes)
 
 
 def between(shard: Shard, moe: bool) -> list[Operator]:
@@ -145,27 +169,3 @@ def predicted_parts(point: Point, hardware: HardwareProfile) -> dict[str, float]
 
 def _one(value: object) -> float:
     return float(np.ravel(np.asarray(value, dtype=float))[0])
-
-
-def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype: str) -> Point:
-    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert.
-
-    A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
-    experts has.
-    """
-    more: dict[str, Any] = {}
-    if model.is_mla:
-        more |= {
-            "q_rank": model.q_lora_rank, "kv_rank": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim,
-            "value_dim": model.v_head_dim,
-        }  # fmt: skip
-    if ep:
-        more |= {
-            "experts": model.num_experts // ep, "top_k": model.top_k, "expert_ffn": model.expert_ffn_size,
-            "shared_ffn": model.shared_expert_ffn_size // tp,
-        }  # fmt: skip
-    return Point.of(
-        "layer", pass_=pass_, hidden=model.hidden_size, ffn=model.ffn_size // tp, heads=model.num_heads // tp,
-        kv_heads=max(model.num_kv_heads // tp, 1), head_dim=model.head_dim, batch=1, seq=seq, gated=model.gated,
-        dtype=dtype, **more,
-    )  # fmt: skip

@@ -17,7 +17,7 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.collective_timing import measure_collective, synchronise
+from planner.lab.profile.collective_timing import measure_collective
 from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import collective_point, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Timing
@@ -123,7 +123,7 @@ def _joint_on_cpu(pair: _Pair, ranks: Ranks, of: str) -> float:
 def _joint_on_gpu(pair: _Pair, ranks: Ranks, of: str) -> float:
     """Enough collectives queued to cover some GEMMs, or the other way round; events around what is asked for."""
     ranks.watch.again()
-    synchronise(ranks.device)
+    torch.cuda.synchronize()
     ranks.barrier()
     if of == "gemm":
         cover = 2 + int(2.0 * RUNS * pair.alone.median / pair.collective_seconds)

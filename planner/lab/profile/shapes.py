@@ -38,12 +38,12 @@ class Wanted:
     models: tuple[str, ...]  # Presets or paths
     gpus: tuple[int, ...]  # Sizes of job whose best layouts count: they decide tp and micro batch
     sequence_length: int | None = None  # None = the model's own, at most 8192
-    precision: str | None = None  # None = bf16
+    dtype: str | None = None  # Replaces that of all operators
     largest_traffic: float = units.GIB  # Bytes of a memory-bound point at most: more only takes longer
 
 
-def weighed(wanted: Wanted, hardware: str, dtype: str | None = None) -> list[Point]:
-    """Points of all models and sizes, the largest share of a step first. ``dtype`` replaces that of all of them.
+def weighed(wanted: Wanted, hardware: str) -> list[Point]:
+    """Points of all models and sizes, the largest share of a step first.
 
     The weight of a point is its largest share of the predicted step time in any layout, so that a shape which one layout
     lives on is not drowned by many layouts that hardly use it. Raises PlannerError.
@@ -51,14 +51,11 @@ def weighed(wanted: Wanted, hardware: str, dtype: str | None = None) -> list[Poi
     points: dict[Identity, Point] = {}
     for model in wanted.models:
         for gpus in wanted.gpus:
-            request = Request(
-                model=model, num_gpus=gpus, hardware=hardware, sequence_length=wanted.sequence_length,
-                precision=wanted.precision,
-            )  # fmt: skip
-            job = resolve(request).job
+            length = wanted.sequence_length
+            job = resolve(Request(model=model, num_gpus=gpus, hardware=hardware, sequence_length=length)).job
             found = search(job, top=BEST)
             for layout, estimate in zip(found.layouts, found.estimates, strict=True):
-                for point in layout_points(job, layout, estimate, dtype, wanted.largest_traffic):
+                for point in layout_points(job, layout, estimate, wanted.dtype, wanted.largest_traffic):
                     before = points.get(point.identity)
                     if before is None or before.weight < point.weight:
                         points[point.identity] = point
