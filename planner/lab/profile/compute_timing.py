@@ -54,7 +54,8 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         if point.family in facts:
             return facts[point.family](point, device, budget_s)
         run = operators.operator(point, device)
-        by = yardstick_of(point) if device == "cpu" else None
+        slowed_alike = stream_yardstick if point.values.get("op") == "optimizer" else yardstick
+        by = slowed_alike() if device == "cpu" else None
         found = measure(run, device=device, clock=clock_of(device), budget_s=budget_s, yardstick=by)
         if point.family == "grouped_gemm":
             return found.measured(point, kernel_of_groups=operators.grouped_kernel(point, device))
@@ -106,11 +107,6 @@ def stream_yardstick() -> Yardstick:
         return lambda: torch.add(x, y, out=z)
 
     return Yardstick.of(rotating(one, 12.0 * count, "cpu"), STREAM_RUNS)
-
-
-def yardstick_of(point: Point) -> Yardstick:
-    """The one that slows down as the point does."""
-    return stream_yardstick() if point.values.get("op") == "optimizer" else yardstick()
 
 
 def yardstick_fact(point: Point, _: str, __: float) -> Measured:

@@ -41,12 +41,6 @@ def main_dtype(device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def base_profile(settings: Settings, name: str) -> HardwareProfile | None:
-    """The library profile that stands for the device, or None (a CPU, a device the library does not know)."""
-    found = settings.base or (detect.profile_of(name) if settings.device == "cuda" else None)
-    return load_hardware(found) if found else None
-
-
 def links(journal: Journal, settings: Settings, base: HardwareProfile | None, memory_rate: float) -> Links:
     """Curves inside a node and across nodes. ``memory_rate`` stands in for a link where a single rank was measured."""
     head, dtype = journal.header, main_dtype(settings.device)
@@ -158,7 +152,8 @@ def profile_data(
     if overlap:
         data["overlap"] = data.get("overlap", {}) | overlap
     if base is None:
-        data |= _shared(head)
+        each = f"{float(head['memory']) / int(head['local']):.0f} B"  # the ranks of a CPU share its memory
+        data |= {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
         data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
@@ -181,12 +176,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
-
-
-def _shared(head: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranks of a CPU share its memory."""
-    each = f"{float(head['memory']) / int(head['local']):.0f} B"
-    return {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
 
 
 def _cpu_defaults(head: Mapping[str, Any]) -> dict[str, Any]:
@@ -311,7 +300,8 @@ def _compute(journal: Journal, base: HardwareProfile | None, device: str) -> Com
 def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     """Makes the profile of the journal, checks it as it will be read, and writes it. Raises PlannerError."""
     journal = Journal.read(settings.journal)
-    base = base_profile(settings, str(journal.header["name"]))
+    name = settings.base or (detect.profile_of(str(journal.header["name"])) if settings.device == "cuda" else None)
+    base = load_hardware(name) if name else None  # a CPU, or a device that the library does not know
     data = profile_data(journal, settings, _compute(journal, base, settings.device), base, seconds)
     path = Path(settings.output)
     profile = HardwareProfile.from_dict(data, where=path.name)
