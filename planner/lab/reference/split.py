@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.refine import chunks, stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
@@ -108,7 +108,7 @@ def deal(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
     A rank's layers are dealt to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
     larger ones.
     """
-    parts, ranks = chunks(layout), stage_layers(num_layers, layout)
+    parts, ranks = int(layout.vpp), stage_layers(num_layers, layout)
     dealt = []
     for rank, layers in enumerate(ranks):
         share, extra = divmod(layers, parts)
@@ -135,7 +135,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
         dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=deal(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
-        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.unfused,
+        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4,
     )  # fmt: skip
 
