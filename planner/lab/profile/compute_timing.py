@@ -7,7 +7,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -43,7 +43,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
     """
     planned.check_device(device)
     threads = torch.get_num_threads()
-    facts = {
+    facts: dict[str, Callable[[Point, str, float], Measured]] = {
         "launch": launch, "host_copy": host_copy, "cpu_adam": cpu_adam, "warm_up": warm_up, "host_stream": host_stream,
         "sustained": sustained, "bytes": memory_fact, "yardstick": yardstick_fact,
     }  # fmt: skip
@@ -259,7 +259,7 @@ def memory_fact(point: Point, device: str, _: float) -> Measured:
             raise PlannerError(f"'{name}' is a fact of a GPU; this is a CPU")
         total = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
         return Measured.fact(point, total, confidence=1.0, details=(("source", "MemTotal"),))
-    known = {
+    known: dict[str, tuple[Callable[[], float], str]] = {
         "usable": (lambda: float(torch.cuda.mem_get_info()[1]), "cudaMemGetInfo"),
         "context": (_context_bytes, "used by the driver less what the allocator holds"),
         "allocator_rounding": (_rounding, "allocated for one byte"),

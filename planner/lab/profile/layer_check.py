@@ -60,10 +60,9 @@ def plain_trainer() -> Trainer:
 
     torch.autograd.grad adds to no gradient that was there before: one byte makes the traffic of accumulation, 2 g - 2, zero.
     """
-    return dataclasses.replace(
-        load_trainer("torchtitan"), norm_passes=1.0, elementwise_passes=1.0, rope_passes=ROPE_PASSES,
-        unfused=frozenset({"swiglu", "gradient_sum"}), separate_gate=False, separate_projections=False, gradient_bytes=1.0,
-        dropout=False, attention_kernel="best",
+    return load_trainer("torchtitan").replace(
+        passes={"norm": 1.0, "elementwise": 1.0, "rope": ROPE_PASSES}, unfused=frozenset({"swiglu", "gradient_sum"}),
+        gradient_bytes=1.0, dropout=False, attention_kernel="best",
     )  # fmt: skip
 
 
