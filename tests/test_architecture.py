@@ -54,7 +54,8 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
     (7, "lab.run."),
-    (7, "commands."),
+    (7, "api."),
+    (7, "commands. __init__"),
 )
 HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
 MAY_USE_TORCH = re.compile(r"lab\.|trainers\.(checking|\w+\.check)")

@@ -187,7 +187,7 @@ def test_damaged_and_newer_plan_files_are_refused(run, tmp_path):
 
 def test_a_plan_is_written_before_its_tables_are_read(run, tmp_path, monkeypatch):
     """plan ... --output plan.yaml | head: a reader who has seen enough takes nothing away."""
-    monkeypatch.setattr("planner.commands.search._print_search", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
+    monkeypatch.setattr("planner.api.Plans.show", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
     assert run(*SMALL, "--output", str(tmp_path / "plan.yaml")).exit_code != 0
     assert load_plan(tmp_path / "plan.yaml").num_gpus == 8
 

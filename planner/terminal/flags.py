@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
@@ -38,6 +39,16 @@ LAYOUT_HELP = {
     "first_stage_layers": "Layers of the first pipeline stage; 0 = even share.",
     "last_stage_layers": "Layers of the last pipeline stage; 0 = even share.",
 }
+
+
+class Result(Protocol):
+    """What a command prints: a result of planner.api."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+
+    def show(self, console: Console) -> None:
+        """Print the tables."""
 
 
 class SentenceError(click.ClickException):
@@ -189,6 +200,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140, no_color=True)
+
+
+def emit(result: Result, as_json: bool, indent: int = 2) -> None:
+    """A result on standard output: as JSON, or as its tables."""
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=indent))
+    else:
+        result.show(console())
 
 
 def print_part(out: Console, part: Any) -> None:

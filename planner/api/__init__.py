@@ -1,0 +1,95 @@
+"""The Python API: what commands and notebooks call. ``import planner`` offers the same names, and imports them when asked.
+
+Keywords are the flags of the command line in Python spelling. Quantities are seconds and bytes; text with a unit
+('400 Gb/s', '71GiB') is read where a flag reads it. Whatever cannot be done is a PlannerError whose sentence says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Unpack
+
+from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
+from planner.api.results import Answer, Estimate, Exported, Plan, Plans, Result
+from planner.errors import PlannerError
+from planner.layout import FIELDS
+
+if TYPE_CHECKING:  # each call imports what it needs
+    from planner.questions.compare.numbers import Comparison
+
+Progress = Callable[[str], None]
+"""Told what is being looked at."""
+
+
+def _silent(_: str) -> None:
+    """No progress is shown."""
+
+
+def plan(*, top: int = 5, progress: Progress = _silent, **keywords: Unpack[Keywords]) -> Plans:
+    """The ``top`` best plans of a job: ``plan(model="llama-70b", gpus=8, tp=8)``. Fields of a layout that are given stay.
+
+    Empty when nothing fits. Raises PlannerError when the job cannot be read, or no layout of it is legal.
+    """
+    from planner.api.plans_of import plans_of
+    from planner.defaults import Request, resolve
+    from planner.search import Pins
+
+    require_known("plan", keywords, (*JOB, *SEARCHED))
+    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    for name, flag in (("model", "--model"), ("num_gpus", "--gpus")):
+        if name not in said:
+            raise PlannerError(f"which job? {flag} is missing")
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= 100:
+        raise PlannerError(f"top is {top!r}; it must be a whole number from 1 to 100")
+    pins = Pins(values=layout_values(keywords))
+    return plans_of(resolve(Request(**said)), pins, top, keywords, progress)
+
+
+def estimate(base: Plan | str | PathLike[str] | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
+    """One explicit layout, priced: ``estimate(model="llama-8b", gpus=8, tp=2, recompute="full")``.
+
+    ``base`` is a plan, or a file of a plan or of layout fields; keywords replace what it says. What is left out follows from
+    the rest. Raises PlannerError when something is missing or the layout is not legal.
+    """
+    from planner.explicit import LayoutFile, explicit_plan, read_layout_file
+
+    require_known("estimate", keywords, (*JOB, *FIELDS))
+    file = None
+    if isinstance(base, Plan):
+        file = LayoutFile(values={name: int(one) for name, one in base.layout.columns().items()}, plan=base.file)
+    elif base is not None:
+        file = read_layout_file(Path(base))
+    return Plan(explicit_plan(file, layout_values(keywords), request_fields(keywords)))
+
+
+def load(path: str | PathLike[str]) -> Plan:
+    """The plan of a plan file. Raises PlannerError when it is damaged, or newer than this planner."""
+    from planner.plan_file import load_plan
+
+    return Plan(load_plan(Path(path)), name=str(path))
+
+
+def _loaded(one: Plan | str | PathLike[str]) -> Plan:
+    return one if isinstance(one, Plan) else load(one)
+
+
+def compare(*plans: Plan | str | PathLike[str]) -> Answer[Comparison]:
+    """Plans, or plan files, with the first: what differs, and what each difference does to time and memory.
+
+    Raises PlannerError for fewer than two plans, and for one that no longer prices as it says.
+    """
+    from planner.questions.compare.numbers import compare as compare_plans
+    from planner.questions.compare.numbers import to_dict
+    from planner.questions.compare.show import print_comparison
+
+    loaded = [_loaded(one) for one in plans]
+    names = [one.name or f"plan {number}" for number, one in enumerate(loaded, 1)]
+    found = compare_plans([one.file for one in loaded], names)
+    return Answer(found, to_dict(found), lambda console: print_comparison(console, found))
+
+
+__all__ = [
+    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "compare", "estimate", "load", "plan",
+]  # fmt: skip

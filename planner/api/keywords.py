@@ -1,0 +1,119 @@
+"""Keywords of the API: the flags of ``plan`` in Python spelling, read as a request and as fields of a layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from planner.errors import PlannerError, nearest_first, shown
+from planner.layout import FIELDS, Layout
+from planner.model import ModelSpec
+
+
+class JobKeywords(TypedDict, total=False):
+    """What is trained and where; None = not said, as if the keyword were missing."""
+
+    model: str | os.PathLike[str] | ModelSpec | None
+    """Preset, config.json, directory, hub id, or the model itself."""
+    gpus: int | None
+    hardware: str | os.PathLike[str] | None
+    """Profile or YAML file."""
+    trainer: str | os.PathLike[str] | None
+    """Trainer or YAML file."""
+    sequence_length: int | None
+    """Tokens."""
+    global_batch_size: int | None
+    """Sequences per optimizer step."""
+    precision: str | None
+    optimizer: str | None
+    lora_rank: int | None
+    lora_targets: str | None
+    document_length: int | None
+    """Tokens of a mean packed document."""
+    expert_imbalance: float | None
+    """Tokens of the busiest expert rank over the mean."""
+    network_bandwidth: str | float | None
+    """Per GPU, one direction: '400 Gb/s', or bytes/s."""
+
+
+class Keywords(JobKeywords, total=False):
+    """A job, and the fields of a layout that are fixed."""
+
+    tp: int | None
+    pp: int | None
+    dp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    vpp: int | None
+    dp_shard: int | None
+    micro_batch_size: int | None
+    """Sequences."""
+    num_microbatches: int | None
+    sequence_parallel: bool | None
+    cp_method: str | None
+    zero: int | None
+    schedule: str | None
+    order: str | None
+    recompute: str | None
+    recompute_layers: int | None
+    recompute_modules: str | Sequence[str] | None
+    """['mlp', 'norm'], or 'mlp,norm'."""
+    offload_optimizer: int | None
+    """Percent of the optimizer states."""
+    offload_activations: bool | None
+    first_stage_layers: int | None
+    last_stage_layers: int | None
+
+
+JOB = tuple(JobKeywords.__annotations__)
+WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
+NUMBERS_TOO: dict[str, tuple[type, ...]] = {
+    "expert_imbalance": (int, float), "network_bandwidth": (str, int, float), "model": (str, ModelSpec),
+}  # fmt: skip
+"""Types of the other keywords that are not texts alone."""
+SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
+"""Fields of a layout that a search can pin."""
+
+
+def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> None:
+    """Raise PlannerError for a keyword that a call does not take."""
+    for name in keywords:
+        if name not in known:
+            raise PlannerError(f"{call}() takes no '{name}'; nearest: {', '.join(nearest_first(name, known)[:3])}")
+
+
+def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that describe the job, by field of Request; None = not said. Raises PlannerError."""
+    from planner.units import parse
+
+    given = {name: keywords.get(name) for name in JOB}
+    fields = {name: os.fspath(one) if isinstance(one, os.PathLike) else one for name, one in given.items()}
+    for name, value in fields.items():
+        whole = name in WHOLE_NUMBERS
+        kinds: tuple[type, ...] = (int,) if whole else NUMBERS_TOO.get(name, (str,))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise PlannerError(
+                f"{name} is {shown(value)}; it must be a {'whole number' if whole else 'text or a number'}"
+            )
+    rate = fields["network_bandwidth"]
+    if rate is not None:
+        rate = f"{float(rate)!r} B/s" if isinstance(rate, (int, float)) else rate
+        fields["network_bandwidth"] = parse(rate, "bytes/s", what="--network-bandwidth")
+        if fields["network_bandwidth"] <= 0:
+            raise PlannerError("--network-bandwidth must be above zero")
+    gpus = fields.pop("gpus")
+    return {**fields, "num_gpus": gpus}
+
+
+def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a layout among the keywords, as integers. Raises PlannerError."""
+    values: dict[str, int] = {}
+    for name in FIELDS:
+        value = keywords.get(name)
+        if value is not None:
+            plain = list(value) if isinstance(value, tuple) else value
+            checked = Layout.from_dict({name: plain}, where=f"--{name.replace('_', '-')}")
+            values[name] = int(getattr(checked, name))
+    return values
