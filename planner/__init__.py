@@ -17,7 +17,9 @@ if TYPE_CHECKING:
         PlannerError,
         Plans,
         Result,
+        accuracy,
         compare,
+        doctor,
         estimate,
         load,
         plan,
@@ -39,5 +41,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "compare", "estimate", "load", "plan",
+    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
+    "estimate", "load", "plan",
 ]  # fmt: skip

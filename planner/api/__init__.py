@@ -7,17 +7,14 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 from __future__ import annotations
 
 from collections.abc import Callable
-from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
+from planner.api.answers import File, accuracy, compare, doctor, load
 from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
 from planner.api.results import Answer, Estimate, Exported, Plan, Plans, Result
 from planner.errors import PlannerError
 from planner.layout import FIELDS
-
-if TYPE_CHECKING:  # each call imports what it needs
-    from planner.questions.compare.numbers import Comparison
 
 Progress = Callable[[str], None]
 """Told what is being looked at."""
@@ -47,7 +44,7 @@ def plan(*, top: int = 5, progress: Progress = _silent, **keywords: Unpack[Keywo
     return plans_of(resolve(Request(**said)), pins, top, keywords, progress)
 
 
-def estimate(base: Plan | str | PathLike[str] | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
+def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -> Plan:
     """One explicit layout, priced: ``estimate(model="llama-8b", gpus=8, tp=2, recompute="full")``.
 
     ``base`` is a plan, or a file of a plan or of layout fields; keywords replace what it says. What is left out follows from
@@ -64,32 +61,7 @@ def estimate(base: Plan | str | PathLike[str] | None = None, /, **keywords: Unpa
     return Plan(explicit_plan(file, layout_values(keywords), request_fields(keywords)))
 
 
-def load(path: str | PathLike[str]) -> Plan:
-    """The plan of a plan file. Raises PlannerError when it is damaged, or newer than this planner."""
-    from planner.plan_file import load_plan
-
-    return Plan(load_plan(Path(path)), name=str(path))
-
-
-def _loaded(one: Plan | str | PathLike[str]) -> Plan:
-    return one if isinstance(one, Plan) else load(one)
-
-
-def compare(*plans: Plan | str | PathLike[str]) -> Answer[Comparison]:
-    """Plans, or plan files, with the first: what differs, and what each difference does to time and memory.
-
-    Raises PlannerError for fewer than two plans, and for one that no longer prices as it says.
-    """
-    from planner.questions.compare.numbers import compare as compare_plans
-    from planner.questions.compare.numbers import to_dict
-    from planner.questions.compare.show import print_comparison
-
-    loaded = [_loaded(one) for one in plans]
-    names = [one.name or f"plan {number}" for number, one in enumerate(loaded, 1)]
-    found = compare_plans([one.file for one in loaded], names)
-    return Answer(found, to_dict(found), lambda console: print_comparison(console, found))
-
-
 __all__ = [
-    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "compare", "estimate", "load", "plan",
+    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
+    "estimate", "load", "plan",
 ]  # fmt: skip

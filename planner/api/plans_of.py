@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.advice import advise
 from planner.api.results import Plan, Plans
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
@@ -28,6 +27,8 @@ def plans_of(
     _require_legal(resolved, finding, pins.values)
     advice = []
     if not finding.fit:
+        from planner.advice import advise
+
         advice = advise(
             resolved.job, pins, lambda **changes: command_line({**keywords, **changes}),
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),

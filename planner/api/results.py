@@ -9,17 +9,17 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from planner import plan_file
-from planner.advice import Advice
 from planner.errors import PlannerError
 from planner.layout import Layout
-from planner.plan_file import Assumption, Prediction
 from planner.units import GIB
 
 if TYPE_CHECKING:  # rich is imported when something is printed
     from rich.console import Console
 
+    from planner import plan_file
+    from planner.advice import Advice
     from planner.defaults import ResolvedJob
+    from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
 
 COLUMNS = 140
