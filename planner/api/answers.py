@@ -45,7 +45,11 @@ def compare(*plans: Plan | File) -> Answer[Comparison]:
 
 
 def doctor(
-    plan: Plan | File, *, measured: str | float | None = None, memory: str | float | None = None, memory_kind: str = "device"
+    plan: Plan | File,
+    *,
+    measured: str | float | None = None,
+    memory: str | float | None = None,
+    memory_kind: str = "device",
 ) -> Answer[Diagnosis]:
     """What was measured against a plan, and what would explain the gap.
 

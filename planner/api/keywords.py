@@ -100,8 +100,8 @@ def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
     rate = fields["network_bandwidth"]
     if rate is not None:
         rate = f"{float(rate)!r} B/s" if isinstance(rate, (int, float)) else rate
-        fields["network_bandwidth"] = parse(rate, "bytes/s", what="--network-bandwidth")
-        if fields["network_bandwidth"] <= 0:
+        fields["network_bandwidth"] = bandwidth = parse(rate, "bytes/s", what="--network-bandwidth")
+        if bandwidth <= 0:
             raise PlannerError("--network-bandwidth must be above zero")
     gpus = fields.pop("gpus")
     return {**fields, "num_gpus": gpus}

@@ -39,24 +39,24 @@ class Result:
         raise NotImplementedError
 
     def __str__(self) -> str:
-        return self._printed(color_system=None).file.getvalue().rstrip("\n")  # type: ignore[attr-defined, no-any-return]
+        text = io.StringIO()
+        self.show(_console(text, color_system=None))
+        return text.getvalue().rstrip("\n")
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        shown = self._printed(record=True)
-        style = "white-space: pre; overflow-x: auto; line-height: 1.3"
-        return shown.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
-
-    def _printed(self, **options: Any) -> Console:
-        """A console that holds this result; no notebook or terminal is looked for."""
-        from rich.console import Console
-
-        console = Console(
-            file=io.StringIO(), width=COLUMNS, highlight=False, force_terminal=False, force_jupyter=False, **options
-        )
+        console = _console(io.StringIO(), record=True)
         self.show(console)
-        return console
+        style = "white-space: pre; overflow-x: auto; line-height: 1.3"
+        return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
+def _console(text: io.StringIO, **options: Any) -> Console:
+    """A console that writes a text: no terminal or notebook is looked for."""
+    from rich.console import Console
+
+    return Console(file=text, width=COLUMNS, highlight=False, force_terminal=False, force_jupyter=False, **options)
 
 
 @dataclass(frozen=True, repr=False)
@@ -221,20 +221,32 @@ class Plan(Result):
         require_expressible(target, job, Path(self.name or "plan.yaml"))
         bundle = make_bundle(target, job, launcher)
         write_bundle(bundle, Path(folder), force=force)
-        return Exported(Path(folder), tuple(sorted(bundle.files)), bundle.rendered.notes, bundle.warnings)
+        return Exported(
+            self, trainer, Path(folder), tuple(sorted(bundle.files)), bundle.rendered.notes, bundle.warnings
+        )
 
 
 @dataclass(frozen=True)
 class Exported:
     """A folder that was written."""
 
+    plan: Plan
+    trainer: str
     folder: Path
     files: tuple[str, ...]
     """Relative to the folder."""
     notes: tuple[str, ...]
-    """What the trainer does otherwise than the plan says, and the like."""
+    """Differences between the plan and what the trainer does, and what it still needs."""
     warnings: tuple[str, ...]
     """What to know before it runs."""
+
+    def check(self) -> str:
+        """What the trainer's own parser says about the folder, where it is installed."""
+        from planner.trainers.bundle.target import ExportJob
+        from planner.trainers.checking import check_folder
+        from planner.trainers.targets import load_target
+
+        return check_folder(load_target(self.trainer), ExportJob.of(self.plan.file), self.folder).text()
 
 
 @dataclass(frozen=True, repr=False)
