@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         estimate,
         load,
         plan,
+        what_if,
     )
 else:
 
@@ -42,5 +43,5 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
-    "estimate", "load", "plan",
+    "estimate", "load", "plan", "what_if",
 ]  # fmt: skip

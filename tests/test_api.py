@@ -73,6 +73,10 @@ def test_questions_are_what_the_commands_print(plans, run, tmp_path):
     answers = (
         (planner.compare(*names), ("compare", *names)),
         (planner.doctor(names[0], measured="85s", memory="76GiB"), ("doctor", names[0], "--measured", "85s", "--memory", "76GiB")),
+        (planner.what_if(names[0], network="x2", hardware=["h200-sxm"], price={"h100-sxm": 2.5}, tokens=1e12),
+         ("what-if", names[0], "--network", "x2", "--hardware", "h200-sxm", "--price", "h100-sxm=2.5", "--tokens", "1T")),
+        (planner.what_if(planner.load(names[0]), gpus=[8, 16], fewest_gpus=True, micro_batch_size=1),
+         ("what-if", names[0], "--gpus", "8,16", "--fewest-gpus", "--micro-batch-size", "1")),
         (planner.accuracy([ROOT / "examples" / "my-runs.yaml"]), ("accuracy", str(ROOT / "examples" / "my-runs.yaml"))),
     )  # fmt: skip
     for answer, command in answers:
@@ -180,6 +184,11 @@ WRONG = [
     (lambda: planner.estimate("missing.yaml"), "missing.yaml"),
     (lambda: planner.load("missing.yaml"), "missing.yaml"),
     (lambda: planner.compare(), "two plans or more"),
+    (lambda: planner.what_if(network="x2"), "which job?"),
+    (lambda: planner.what_if(model="llama-8b", gpus=8), "nothing to change"),
+    (lambda: planner.what_if(model="llama-8b", gpus=8, networks="x2"), "nearest: network"),
+    (lambda: planner.what_if(model="llama-8b", gpus=8, compute=1.5), "write it like x1.5"),
+    (lambda: planner.what_if(model="llama-8b", gpus=8, memory=[-1.0]), "must be finite and not negative"),
 ]
 
 

@@ -23,18 +23,9 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def priced_of(model: str, fields: dict[str, Any], **trainer: float) -> Priced:
+def priced_of(model: str, fields: dict[str, Any]) -> Priced:
     layout = Layout(**fields)
-    trainer = TRAINERS["torchtitan"].replace(**trainer)
-    return price(job(model, trainer, int(layout.num_gpus), batch=int(layout.global_batch_size)), layout)
-
-
-def test_a_step_that_polls_for_its_messages_is_put_together_again() -> None:
-    priced = priced_of(*LAYOUTS[2], poll_time=0.01)
-    assert assemble.predicted_step(priced, assemble.told_of(priced)).parts == pytest.approx(
-        predicted_parts(priced), rel=1e-9
-    )
-    assert priced.step_time - priced_of(*LAYOUTS[2]).step_time == pytest.approx(0.01 * 8)
+    return price(job(model, TRAINERS["torchtitan"], int(layout.num_gpus), batch=int(layout.global_batch_size)), layout)
 
 
 def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:

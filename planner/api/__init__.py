@@ -6,25 +6,17 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Unpack
 
-from planner.api.answers import File, accuracy, compare, doctor, load
+from planner.api.answers import File, Progress, accuracy, compare, doctor, load, silent, what_if
 from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
 from planner.api.results import Answer, Estimate, Exported, Plan, Plans, Result
 from planner.errors import PlannerError
 from planner.layout import FIELDS
 
-Progress = Callable[[str], None]
-"""Told what is being looked at."""
 
-
-def _silent(_: str) -> None:
-    """No progress is shown."""
-
-
-def plan(*, top: int = 5, progress: Progress = _silent, **keywords: Unpack[Keywords]) -> Plans:
+def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywords]) -> Plans:
     """The ``top`` best plans of a job: ``plan(model="llama-70b", gpus=8, tp=8)``. Fields of a layout that are given stay.
 
     Empty when nothing fits. Raises PlannerError when the job cannot be read, or no layout of it is legal.
@@ -63,5 +55,5 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
 
 __all__ = [
     "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
-    "estimate", "load", "plan",
+    "estimate", "load", "plan", "what_if",
 ]  # fmt: skip

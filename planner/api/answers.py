@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from planner.api.keywords import SEARCHED, layout_values, require_known
 from planner.api.results import Answer, Plan
 from planner.units import parse
 
 if TYPE_CHECKING:  # each call imports what it needs
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
+    from planner.questions.what_if.numbers import WhatIf
 
 File = str | PathLike[str]
+Progress = Callable[[str], None]
+"""Told what is being looked at."""
+
+
+def silent(_: str) -> None:
+    """No progress is shown."""
 
 
 def load(path: File) -> Plan:
@@ -44,6 +52,41 @@ def compare(*plans: Plan | File) -> Answer[Comparison]:
     return Answer(found, to_dict(found), lambda console: print_comparison(console, found))
 
 
+def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, **changes: Any) -> Answer[WhatIf]:
+    """The same job with one thing changed, the best plan each: ``what_if(plan, network="x2", gpus=[64, 128])``.
+
+    Keywords are the flags of ``plan what-if``: values or lists of values, in base units (bytes/s, bytes, seconds) or as text
+    with a unit, factors like 'x2', ranges like '64..512'; ``fewest_gpus=True`` and the other questions; ``price`` a number or
+    one by hardware. Without a base the first value of each describes the job. Raises PlannerError.
+    """
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.what_if.changes import INPUTS
+    from planner.questions.what_if.numbers import QUESTIONS, ask
+    from planner.questions.what_if.numbers import what_if as answer
+    from planner.questions.what_if.show import print_what_if
+
+    further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
+    require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
+    flags = {
+        name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
+    }
+    flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
+    price = changes.get("price")
+    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
+    for name in ("tokens", "budget"):
+        flags[name] = None if changes.get(name) is None else str(changes[name])
+    resolved = None if base is None else resolved_of(loaded(base).file)
+    found = answer(ask(resolved, flags, layout_values(changes)), progress)
+    return Answer(found, found.to_dict(), lambda console: print_what_if(console, found))
+
+
+def _texts(values: Any, kind: str = "") -> list[str]:
+    """One value or several as flags write them; numbers are in base units."""
+    unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
+    several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
+    return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
+
+
 def doctor(
     plan: Plan | File,
     *,
@@ -56,14 +99,13 @@ def doctor(
     ``measured``: time of one optimizer step, '14.2s' or seconds. ``memory``: peak of one GPU, '71GiB' or bytes, of the
     ``memory_kind`` device, reserved or allocated. Raises PlannerError.
     """
-    from planner.questions.doctor.numbers import diagnose, to_dict
+    from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
 
-    file = loaded(plan).file
     seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
-    found = diagnose(file, seconds, size, memory_kind)
-    return Answer(found, to_dict(found), lambda console: print_diagnosis(console, file, found))
+    found = diagnose(loaded(plan).file, seconds, size, memory_kind)
+    return Answer(found, found.to_dict(), lambda console: print_diagnosis(console, found))
 
 
 def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:

@@ -1,15 +1,15 @@
-"""A plan priced again, with what lies under its estimate: what timelines, comparisons and diagnoses start from."""
+"""A plan priced again, with the parts of its estimate: timelines, comparisons and diagnoses start from it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.estimate import PARTS, Estimate, polled_seconds
+from planner.cost.estimate import PARTS, Estimate
 from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedules import sends_beside
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.unique_stages import Gathered, StageTable
 from planner.cost.refine import StageDurations, chunks, durations, price_exactly
+from planner.cost.unique_stages import Gathered, StageTable
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan_file import Plan
@@ -28,11 +28,11 @@ class Priced:
     layout: Layout
     """The layout, as plain integers."""
     dealt: Layout
-    """The same with the layers of the first and the last stage filled in where the trainer deals them by cost."""
+    """The same with the layers of the first and the last stage filled in where the trainer assigns them by cost."""
     estimate: Estimate
     """Its estimate, columns of length 1."""
     shared: Gathered
-    """What the estimate is made of, by the three kinds of stages: first, middle, last; arrays of shape (3, 1)."""
+    """The parts of the estimate by the three kinds of stages: first, middle, last; arrays of shape (3, 1)."""
     contents: Stages
     """What the three stages hold, (1, 3)."""
     times: StageTimes
@@ -60,11 +60,6 @@ class Priced:
         each = float(self.shared.send[0]) / chunks(self.dealt)
         return (0.0, each) if float(sends_beside(self.job.trainer, self.dealt)) else (each, 0.0)
 
-    @property
-    def polled(self) -> float:
-        """Seconds that each forward and each backward pass of a virtual stage sleeps until its messages have arrived."""
-        return float(polled_seconds(self.job.trainer, self.dealt)) / (2.0 * chunks(self.dealt))
-
     def durations(self, times: StageTimes) -> StageDurations:
         """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""
         if int(self.dealt.pp) == 1:
@@ -79,7 +74,7 @@ def estimate_of(job: Job, layout: Layout) -> Estimate:
 
 
 def price(job: Job, layout: Layout) -> Priced:
-    """Price one layout, and keep what its estimate is made of."""
+    """Price one layout, and keep the parts of its estimate."""
     dealt = deal_layers(job.workload.model, job.trainer, layout).row(0)
     table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
     contents, times = table.content(0)

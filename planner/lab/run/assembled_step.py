@@ -247,10 +247,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], told: Told | None = None) -> 
     busy = sum(parts.values())
     walked = busy
     if pp > 1:
-        asleep = priced.polled  # beside each other: the walk has no sleep
-        walked = 2 * m * chunks(layout) * asleep + walked_time(
-            int(layout.schedule), pp, chunks(layout), m, forward - asleep, backward - asleep, computed["weight"]
-        )
+        walked = walked_time(int(layout.schedule), pp, chunks(layout), m, forward, backward, computed["weight"])
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
     parts |= _ends(priced, whole, ratios, seen)

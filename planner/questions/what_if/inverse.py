@@ -13,13 +13,13 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
 from planner.questions.what_if.changes import Value, Variant, apply
-from planner.questions.what_if.numbers import Pricing, Row, row_of
+from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
 
 EVERY_NODE = 16
 """Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
 MOST_GPUS = 2**20
-MOST_SEARCHES = 60
+MOST_SEARCHES = 80
 """Searches for one answer, at most."""
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
@@ -34,7 +34,7 @@ PIECES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What an answer must meet beside fitting."""
+    """What an answer must meet, besides fitting."""
 
     tokens: float | None = None
     days: float | None = None
@@ -72,7 +72,7 @@ class Goal:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What every question works with."""
+    """What every answer needs."""
 
     base: Variant
     first: Best | None
@@ -81,14 +81,18 @@ class Question:
     pricing: Pricing
     goal: Goal
     say: Callable[[str], None]
-    """Told what is tried."""
+    """Called with what is tried."""
     keep: Callable[[Row], None] = lambda _: None
-    """Told the best answer so far: what is left when the search is interrupted."""
+    """Called with the best answer so far: it remains when the search is interrupted."""
 
     def row(self, variant: Variant, pins: Pins | None = None) -> tuple[Best | None, Row]:
         """Search one variant."""
         self.say(variant.label)
         return row_of(variant, self.first, pins or self.pins, self.pricing)
+
+    def with_count(self, flag: str, count: int) -> tuple[Best | None, Row]:
+        """Search the base with another whole number of a flag."""
+        return self.row(apply(self.base, Value(flag=flag, text=str(count), number=count)))
 
 
 def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
@@ -118,15 +122,14 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     SUPERLINEAR times the throughput per GPU of the fastest plan without a memory limit.
     """
     resolved = ask.base.resolved()
-    least, closest = least_by_memory(resolved), ""
+    hardware = resolved.job.cluster.hardware
+    least, closest, tried = least_by_memory(resolved), "", 0
     row: Row | None = None
-    tried = 0
-    for count in counts(resolved.job.cluster.hardware):
+    for count in counts(hardware):
         if count < least:
             continue
         tried += 1
-        variant = apply(ask.base, Value(flag="gpus", text=str(count), number=count))
-        found, row = ask.row(variant)
+        found, row = ask.with_count("gpus", count)
         missed = ask.goal.missed(row)
         if not missed:
             return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
@@ -137,14 +140,12 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
             cheapest = _least_dollars(ask, row, per_gpu * SUPERLINEAR)
             if ask.goal.budget is not None and cheapest is not None and cheapest > ask.goal.budget:
                 why = f"no number of GPUs: at the best, {ask.goal.tokens:.3g} tokens cost {cheapest:,.0f} USD"
-                return _none(row, label, f"{why}, {ask.goal.budget:,.0f} are allowed")
-        if tried > MOST_SEARCHES + 20 or count > 4 * max(
-            least, 4096.0 * int(resolved.job.cluster.hardware.gpus_per_node)
-        ):
+                return row.none(label, f"{why}, {ask.goal.budget:,.0f} are allowed")
+        if tried > MOST_SEARCHES or count > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
             break
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
-    return _none(row, label, f"none found; last tried {closest}")
+    return row.none(label, f"none found; last tried {closest}")
 
 
 def _rounder(ask: Question, row: Row) -> str:
@@ -152,19 +153,11 @@ def _rounder(ask: Question, row: Row) -> str:
     count = 1 << (row.num_gpus - 1).bit_length()
     if count == row.num_gpus or row.prediction is None:
         return ""
-    _, more = ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))
+    _, more = ask.with_count("gpus", count)
     if more.prediction is None or ask.goal.missed(more):
         return ""
     hours = row.prediction.tokens_per_second_per_gpu / more.prediction.tokens_per_second_per_gpu
     return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""
-
-
-def _none(row: Row, label: str, why: str) -> Row:
-    """The last row as the answer 'there is none'."""
-    return dataclasses.replace(
-        row, label=f"{label}: none", fits=False, why=why, layout=None, prediction=None, throughput=None, costs=None,
-        usd_per_million_tokens=None, kwh_per_million_tokens=None, same_layout=False, number=None,
-    )  # fmt: skip
 
 
 def _unlimited_rate(found: Best | None) -> float | None:
@@ -187,7 +180,7 @@ def longest_sequence(ask: Question) -> Row:
 
     def look(tokens: int) -> bool:
         nonlocal best
-        _, row = ask.row(apply(ask.base, Value(flag="sequence_length", text=str(tokens), number=tokens)))
+        _, row = ask.with_count("sequence_length", tokens)
         if row.fits and (best is None or row.sequence_length > best.sequence_length):
             best = dataclasses.replace(row, label=f"longest sequence: {tokens}")
             ask.keep(best)
@@ -200,7 +193,7 @@ def longest_sequence(ask: Question) -> Row:
     while low >= 512 and not look(low):
         low //= 2
     if best is None:
-        return _none(failed[-1], "longest sequence", f"none from 512 tokens on: {failed[-1].why}")
+        return failed[-1].none("longest sequence", f"none from 512 tokens on: {failed[-1].why}")
     high = low * 2
     while high <= LONGEST and not (failed and high >= failed[-1].sequence_length) and look(high):
         low, high = high, high * 2
@@ -228,13 +221,13 @@ def largest_batch(ask: Question) -> Row:
             best = dataclasses.replace(last, label=f"largest micro batch: {size}")
             ask.keep(best)
     assert last is not None
-    return best or _none(last, "largest micro batch", last.why)
+    return best or last.none("largest micro batch", last.why)
 
 
 def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
     """One row per kind of hardware: with a deadline on the fewest GPUs that meet it, else on the job's number of GPUs."""
     for name in names:
-        variant = apply(ask.base, Value(flag="hardware", text=name, name=name))
+        variant = apply(ask.base, Value(flag="hardware", text=name))
         if ask.goal.days is not None:
             row = fewest_gpus(dataclasses.replace(ask, base=variant), name)
             gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
@@ -255,9 +248,3 @@ def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
         return (0 if not goal.missed(row) else 1 if row.fits else 2), dollars is None, dollars or 0.0
 
     return sorted(rows, key=rank)
-
-
-__all__ = [
-    "Goal", "Question", "by_cost", "cheapest", "counts", "fewest_gpus", "largest_batch", "least_by_memory",
-    "longest_sequence",
-]  # fmt: skip
