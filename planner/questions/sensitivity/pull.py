@@ -16,7 +16,7 @@ from planner.arrays import Floats
 from planner.cost.estimate import Estimate, estimate
 from planner.defaults import ResolvedJob
 from planner.layout import Layout
-from planner.questions.sensitivity.numbers import REACH
+from planner.questions.sensitivity.numbers import REACH, narrowed
 from planner.questions.sensitivity.quantities import Quantity, relevant
 from planner.search import fits, plan_key
 
@@ -105,30 +105,17 @@ def _side(
         times = np.where(fit, found.step_time * ratio, np.inf)
         best = int(np.argmin(times))
         over = not fit[0] or bool(times[best] < times[0] / (1.0 + CLEAR))
-        return (
-            float(found.step_time[0] * ratio[0]),
-            bool(fit[0]),
-            over,
-            best if over and np.isfinite(times[best]) else 0,
-        )
+        row = best if over and np.isfinite(times[best]) else 0
+        return float(found.step_time[0] * ratio[0]), bool(fit[0]), over, row
 
     if abs(math.log(end)) < 0.001:
         return Side(factor=end, step_time_s=exact, change=0.0, fits=True, flip=None, winner=None)
     time, fit, over, winner = look(end)
     flip = None
     if over and today:
-        near, flip = 1.0, end
-        while abs(math.log(flip / near)) > 0.02:
-            middle = math.sqrt(near * flip)
-            _, _, over, row = look(middle)
-            if over:
-                flip, winner = middle, row
-            else:
-                near = middle
+        flip = narrowed(1.0, end, 0.02, lambda factor: look(factor)[2])[1]
+        winner = look(flip)[3]
     return Side(
         factor=end, step_time_s=time, change=time / exact - 1.0, fits=fit, flip=flip,
         winner=table.row(winner) if winner and today else None,
     )  # fmt: skip
-
-
-__all__ = ["CLEAR", "Pull", "Side", "pulls"]
