@@ -13,16 +13,20 @@ if TYPE_CHECKING:
         Answer,
         Estimate,
         Exported,
+        Imported,
         Plan,
         PlannerError,
         Plans,
         Result,
         accuracy,
         compare,
+        compare_profiles,
         doctor,
         estimate,
+        import_config,
         load,
         plan,
+        show_profile,
         what_if,
     )
 else:
@@ -42,6 +46,6 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
-    "estimate", "load", "plan", "what_if",
+    "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "show_profile", "what_if",
 ]  # fmt: skip

@@ -77,6 +77,8 @@ def test_questions_are_what_the_commands_print(plans, run, tmp_path):
          ("what-if", names[0], "--network", "x2", "--hardware", "h200-sxm", "--price", "h100-sxm=2.5", "--tokens", "1T")),
         (planner.what_if(planner.load(names[0]), gpus=[8, 16], fewest_gpus=True, micro_batch_size=1),
          ("what-if", names[0], "--gpus", "8,16", "--fewest-gpus", "--micro-batch-size", "1")),
+        (planner.show_profile("h100-sxm"), ("hardware", "show", "h100-sxm")),
+        (planner.compare_profiles("h100-sxm", "h200-sxm"), ("hardware", "diff", "h100-sxm", "h200-sxm")),
         (planner.accuracy([ROOT / "examples" / "my-runs.yaml"]), ("accuracy", str(ROOT / "examples" / "my-runs.yaml"))),
     )  # fmt: skip
     for answer, command in answers:
@@ -157,6 +159,10 @@ def test_a_plan_is_saved_loaded_priced_again_and_exported(plans, tmp_path):
     written = again.export("megatron", tmp_path / "run")
     assert {"run.sh", "plan.yaml", "README.md"} <= set(written.files)
     assert all((tmp_path / "run" / name).is_file() for name in written.files)
+    read = planner.import_config(tmp_path / "run" / "arguments.sh", hardware="h100-sxm")
+    assert read.layout == again.layout
+    assert "not searched" in read.why
+    assert "Step time" in str(read)
     with pytest.raises(planner.PlannerError, match="is not empty"):
         again.export("megatron", tmp_path / "run")
     again.export("megatron", tmp_path / "run", force=True)
@@ -183,6 +189,9 @@ WRONG = [
     (lambda: planner.estimate(gpus=8), "which model?"),
     (lambda: planner.estimate("missing.yaml"), "missing.yaml"),
     (lambda: planner.load("missing.yaml"), "missing.yaml"),
+    (lambda: planner.import_config("missing.sh"), "missing.sh"),
+    (lambda: planner.import_config("missing.sh", tp=2), r"import_config\(\) takes no 'tp'"),
+    (lambda: planner.show_profile("h10-sxm"), "unknown hardware 'h10-sxm'"),
     (lambda: planner.compare(), "two plans or more"),
     (lambda: planner.what_if(network="x2"), "which job?"),
     (lambda: planner.what_if(model="llama-8b", gpus=8), "nothing to change"),

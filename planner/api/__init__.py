@@ -9,9 +9,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Unpack
 
-from planner.api.answers import File, Progress, accuracy, compare, doctor, load, silent, what_if
+from planner.api.answers import (
+    File,
+    Progress,
+    accuracy,
+    compare,
+    compare_profiles,
+    doctor,
+    import_config,
+    load,
+    show_profile,
+    silent,
+    what_if,
+)
 from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
-from planner.api.results import Answer, Estimate, Exported, Plan, Plans, Result
+from planner.api.results import Answer, Estimate, Exported, Imported, Plan, Plans, Result
 from planner.errors import PlannerError
 from planner.layout import FIELDS
 
@@ -54,6 +66,6 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
 
 
 __all__ = [
-    "Answer", "Estimate", "Exported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare", "doctor",
-    "estimate", "load", "plan", "what_if",
+    "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "show_profile", "what_if",
 ]  # fmt: skip

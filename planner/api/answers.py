@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from os import PathLike
+from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.api.keywords import SEARCHED, layout_values, require_known
-from planner.api.results import Answer, Plan
+from planner.api.keywords import SEARCHED, JobKeywords, layout_values, request_fields, require_known
+from planner.api.results import Answer, Imported, Plan
 from planner.units import parse
 
 if TYPE_CHECKING:  # each call imports what it needs
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
+    from planner.questions.hardware.diff import ProfileDiff
     from planner.questions.what_if.numbers import WhatIf
 
 File = str | PathLike[str]
@@ -115,3 +117,44 @@ def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:
 
     found = report(None if paths is None else [Path(one) for one in paths])
     return Answer(found, found, lambda console: print_accuracy(console, found))
+
+
+def show_profile(name: File) -> Answer[dict[str, Any]]:
+    """What a hardware profile says: figures read off its curves, where they come from, and what is assumed.
+
+    ``name``: of the library, or a YAML file. Raises PlannerError.
+    """
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.numbers import shown_profile
+    from planner.questions.hardware.show import print_profile
+
+    found = shown_profile(load_hardware(fspath(name)))
+    return Answer(found, found, lambda console: print_profile(console, found))
+
+
+def compare_profiles(first: File, second: File, *, everything: bool = False) -> Answer[ProfileDiff]:
+    """Where two hardware profiles differ by more than chance; the tables show the 30 largest, or ``everything``."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.diff import profile_diff
+    from planner.questions.hardware.show import print_diff
+
+    names = fspath(first), fspath(second)
+    found = profile_diff(load_hardware(names[0]), load_hardware(names[1]), names)
+    return Answer(found, found.to_dict(), lambda console: print_diff(console, found, everything))
+
+
+def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
+    """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
+    sequence_length, global_batch_size.
+
+    ``format``: 'megatron', 'torchtitan', 'deepspeed' or 'nanotron'; None = by its content. Raises PlannerError for what
+    neither says.
+    """
+    from planner.trainers.reading import read
+    from planner.trainers.reading.configuration import Said, to_plan
+
+    names = [one.name for one in dataclasses.fields(Said)]
+    require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in names])
+    fields = {name: value for name, value in request_fields(said).items() if name in names}
+    reading = read(Path(file), format, fields["num_gpus"])
+    return Imported(to_plan(reading, Said(**fields)), unread=reading.unread, notes=reading.notes)

@@ -226,6 +226,16 @@ class Plan(Result):
         )
 
 
+@dataclass(frozen=True, repr=False)
+class Imported(Plan):
+    """What people run today, as a plan."""
+
+    unread: tuple[str, ...] = ()
+    """Settings that a plan does not hold, each with its value."""
+    notes: tuple[str, ...] = ()
+    """What was taken for what."""
+
+
 @dataclass(frozen=True)
 class Exported:
     """A folder that was written."""
