@@ -18,12 +18,14 @@ from planner.api.answers import (
     doctor,
     import_config,
     load,
+    sensitivity,
     show_profile,
     silent,
     what_if,
 )
 from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
-from planner.api.results import Answer, Estimate, Exported, Imported, Plan, Plans, Result
+from planner.api.results import Estimate, Exported, Imported, Plan, Plans
+from planner.api.shown import Answer, Result
 from planner.errors import PlannerError
 from planner.layout import FIELDS
 
@@ -67,5 +69,6 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
 
 __all__ = [
     "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
-    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "show_profile", "what_if",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "sensitivity", "show_profile",
+    "what_if",
 ]  # fmt: skip

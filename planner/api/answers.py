@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.api.keywords import SEARCHED, JobKeywords, layout_values, request_fields, require_known
-from planner.api.results import Answer, Imported, Plan
+from planner.api.keywords import (
+    JOB,
+    SEARCHED,
+    JobKeywords,
+    Keywords,
+    flag_of,
+    layout_values,
+    request_fields,
+    require_known,
+)
+from planner.api.results import Imported, Plan
+from planner.api.shown import Answer
+from planner.errors import PlannerError
 from planner.units import parse
 
 if TYPE_CHECKING:  # each call imports what it needs
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
     from planner.questions.hardware.diff import ProfileDiff
+    from planner.questions.sensitivity.numbers import Sensitivity
     from planner.questions.what_if.numbers import WhatIf
 
 File = str | PathLike[str]
@@ -45,13 +58,11 @@ def compare(*plans: Plan | File) -> Answer[Comparison]:
     Raises PlannerError for fewer than two plans, and for one that no longer prices as it says.
     """
     from planner.questions.compare.numbers import compare as compare_plans
-    from planner.questions.compare.numbers import to_dict
     from planner.questions.compare.show import print_comparison
 
     read = [loaded(one) for one in plans]
     names = [one.name or f"plan {number}" for number, one in enumerate(read, 1)]
-    found = compare_plans([one.file for one in read], names)
-    return Answer(found, to_dict(found), lambda console: print_comparison(console, found))
+    return Answer(compare_plans([one.file for one in read], names), print_comparison)
 
 
 def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, **changes: Any) -> Answer[WhatIf]:
@@ -78,8 +89,7 @@ def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, 
     for name in ("tokens", "budget"):
         flags[name] = None if changes.get(name) is None else str(changes[name])
     resolved = None if base is None else resolved_of(loaded(base).file)
-    found = answer(ask(resolved, flags, layout_values(changes)), progress)
-    return Answer(found, found.to_dict(), lambda console: print_what_if(console, found))
+    return Answer(answer(ask(resolved, flags, layout_values(changes)), progress), print_what_if)
 
 
 def _texts(values: Any, kind: str = "") -> list[str]:
@@ -87,6 +97,32 @@ def _texts(values: Any, kind: str = "") -> list[str]:
     unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
     several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
     return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
+
+
+def sensitivity(
+    base: Plan | File | None = None, /, *, reach: float = 2.0, progress: Progress = silent, **keywords: Unpack[Keywords]
+) -> Answer[Sensitivity]:
+    """Which measured number the choice of a plan hangs on, each looked at from 1/``reach`` to ``reach`` times its value.
+
+    ``base`` is a plan or its file; without one, the keywords say the job. Fields of a layout hold. Raises PlannerError.
+    """
+    from planner.defaults import Request, resolve
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.sensitivity.numbers import sensitivity as look
+    from planner.questions.sensitivity.show import print_sensitivity
+    from planner.search import Pins
+
+    require_known("sensitivity", keywords, (*JOB, *SEARCHED))
+    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    if base is not None and said:
+        flag = flag_of(next(iter(said)))
+        name = base.name or "the plan" if isinstance(base, Plan) else base
+        raise PlannerError(f"{name} says the whole job, and so does {flag}; to look at a changed job, plan it first")
+    if base is None and not {"model", "num_gpus"} <= said.keys():
+        raise PlannerError("which job? give a plan file, or --model and --gpus")
+    resolved = resolve(Request(**said)) if base is None else resolved_of(loaded(base).file)
+    found = look(resolved, pins=Pins(values=layout_values(keywords)), reach=reach, progress=progress)
+    return Answer(found, print_sensitivity)
 
 
 def doctor(
@@ -106,8 +142,7 @@ def doctor(
 
     seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
     size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
-    found = diagnose(loaded(plan).file, seconds, size, memory_kind)
-    return Answer(found, found.to_dict(), lambda console: print_diagnosis(console, found))
+    return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
 
 
 def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:
@@ -115,8 +150,7 @@ def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:
     from planner.questions.accuracy.numbers import accuracy as report
     from planner.questions.accuracy.show import print_accuracy
 
-    found = report(None if paths is None else [Path(one) for one in paths])
-    return Answer(found, found, lambda console: print_accuracy(console, found))
+    return Answer(report(None if paths is None else [Path(one) for one in paths]), print_accuracy)
 
 
 def show_profile(name: File) -> Answer[dict[str, Any]]:
@@ -128,8 +162,7 @@ def show_profile(name: File) -> Answer[dict[str, Any]]:
     from planner.questions.hardware.numbers import shown_profile
     from planner.questions.hardware.show import print_profile
 
-    found = shown_profile(load_hardware(fspath(name)))
-    return Answer(found, found, lambda console: print_profile(console, found))
+    return Answer(shown_profile(load_hardware(fspath(name))), print_profile)
 
 
 def compare_profiles(first: File, second: File, *, everything: bool = False) -> Answer[ProfileDiff]:
@@ -140,7 +173,7 @@ def compare_profiles(first: File, second: File, *, everything: bool = False) -> 
 
     names = fspath(first), fspath(second)
     found = profile_diff(load_hardware(names[0]), load_hardware(names[1]), names)
-    return Answer(found, found.to_dict(), lambda console: print_diff(console, found, everything))
+    return Answer(found, partial(print_diff, everything=everything))
 
 
 def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:

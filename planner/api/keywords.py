@@ -77,6 +77,11 @@ SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "or
 """Fields of a layout that a search can pin."""
 
 
+def flag_of(name: str) -> str:
+    """A field as it is written on the command line."""
+    return f"--{'gpus' if name == 'num_gpus' else name.replace('_', '-')}"
+
+
 def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> None:
     """Raise PlannerError for a keyword that a call does not take."""
     for name in keywords:
@@ -114,6 +119,6 @@ def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
         value = keywords.get(name)
         if value is not None:
             plain = list(value) if isinstance(value, tuple) else value
-            checked = Layout.from_dict({name: plain}, where=f"--{name.replace('_', '-')}")
+            checked = Layout.from_dict({name: plain}, where=flag_of(name))
             values[name] = int(getattr(checked, name))
     return values

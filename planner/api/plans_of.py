@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from planner.api.keywords import flag_of
 from planner.api.results import Plan, Plans
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
@@ -91,7 +92,7 @@ def command_line(keywords: Mapping[str, Any]) -> str:
     for name, value in keywords.items():
         if value is None or (name == "lora_rank" and value == 0):
             continue
-        flag = f"--{name.replace('_', '-')}"
+        flag = flag_of(name)
         if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
             continue

@@ -1,14 +1,14 @@
-"""What the API answers: each result prints as the terminal's tables, shows as HTML in a notebook, and is plain data."""
+"""Plans, one or several, and their estimates, as the API gives them."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
+from planner.api.shown import Result
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.units import GIB
@@ -21,60 +21,6 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner.defaults import ResolvedJob
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
-
-COLUMNS = 140
-"""Width of a result as text: that of the command line where no person reads along."""
-T = TypeVar("T")
-
-
-class Result:
-    """What a call gives back. ``print`` shows the tables of the command line, a notebook shows them as HTML."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: what ``--json`` prints."""
-        raise NotImplementedError
-
-    def show(self, console: Console) -> None:
-        """Print the tables on a console of rich."""
-        raise NotImplementedError
-
-    def __str__(self) -> str:
-        text = io.StringIO()
-        self.show(_console(text, color_system=None))
-        return text.getvalue().rstrip("\n")
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        console = _console(io.StringIO(), record=True)
-        self.show(console)
-        style = "white-space: pre; overflow-x: auto; line-height: 1.3"
-        return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
-
-
-def _console(text: io.StringIO, **options: Any) -> Console:
-    """A console that writes a text: no terminal or notebook is looked for."""
-    from rich.console import Console
-
-    return Console(file=text, width=COLUMNS, highlight=False, force_terminal=False, force_jupyter=False, **options)
-
-
-@dataclass(frozen=True, repr=False)
-class Answer(Result, Generic[T]):
-    """The answer to one question about plans, profiles or runs."""
-
-    found: T
-    """What was computed, as the question's own type."""
-    data: dict[str, Any] = field(repr=False)
-    printed: Callable[[Console], None] = field(repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data: what ``--json`` prints."""
-        return self.data
-
-    def show(self, console: Console) -> None:
-        """Print the tables on a console of rich."""
-        self.printed(console)
 
 
 @dataclass(frozen=True)
