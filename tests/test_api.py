@@ -15,7 +15,7 @@ import pytest
 
 import planner
 from planner import api
-from planner.api.keywords import JOB, SEARCHED, Keywords
+from planner.keywords import JOB, SEARCHED, Keywords
 from planner.commands.estimate import estimate as estimate_command
 from planner.commands.search import search as search_command
 from planner.layout import FIELDS

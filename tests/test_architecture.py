@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "units library detect schema"),
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer"),
-    (2, "workload cluster costs"),
+    (2, "workload cluster costs keywords"),
     (3, "cost.parameters rules. error_bars"),
     (3, "cost.layer. cost.pipeline. space"),
     (3, "cost.price."),

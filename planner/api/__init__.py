@@ -23,10 +23,10 @@ from planner.api.answers import (
     silent,
     what_if,
 )
-from planner.api.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
 from planner.api.results import Estimate, Exported, Imported, Plan, Plans
 from planner.api.shown import Answer, Result
 from planner.errors import PlannerError
+from planner.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
 from planner.layout import FIELDS
 
 

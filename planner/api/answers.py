@@ -9,7 +9,10 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from planner.api.keywords import (
+from planner.api.results import Imported, Plan
+from planner.api.shown import Answer
+from planner.errors import PlannerError
+from planner.keywords import (
     JOB,
     SEARCHED,
     JobKeywords,
@@ -19,9 +22,6 @@ from planner.api.keywords import (
     request_fields,
     require_known,
 )
-from planner.api.results import Imported, Plan
-from planner.api.shown import Answer
-from planner.errors import PlannerError
 from planner.units import parse
 
 if TYPE_CHECKING:  # each call imports what it needs

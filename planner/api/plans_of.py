@@ -7,12 +7,12 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from planner.api.keywords import flag_of
 from planner.api.results import Plan, Plans
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
+from planner.keywords import flag_of
 from planner.model import ModelSpec
 from planner.plan_file import Plan as PlanFile
 from planner.plan_file import predict

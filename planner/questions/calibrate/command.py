@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.keywords import layout_values
 from planner.layout import NAMES
-from planner.terminal.flags import console, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, progress
 
 if TYPE_CHECKING:
     from planner.questions.calibrate.replan import Replanned

@@ -10,15 +10,8 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
-from planner.terminal.flags import (
-    console,
-    flag_of,
-    job_options,
-    layout_options,
-    layout_values,
-    progress,
-    request_fields,
-)
+from planner.keywords import flag_of, layout_values, request_fields
+from planner.terminal.flags import console, job_options, layout_options, progress
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")
 INTERRUPTED = 130

@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
+from planner.keywords import flag_of, layout_values
 from planner.questions.what_if.changes import INPUTS
-from planner.terminal.flags import console, flag_of, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, progress
 
 NOTHING_FITS, INTERRUPTED = 1, 130
 """Exit codes: no row fits; stopped with Ctrl-C, what was found is printed."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from planner.errors import PlannerError, nearest_first, shown
 from planner.layout import FIELDS, Layout
-from planner.model import ModelSpec
+
+if TYPE_CHECKING:
+    from planner.model import ModelSpec
 
 
 class JobKeywords(TypedDict, total=False):
@@ -69,10 +71,7 @@ class Keywords(JobKeywords, total=False):
 
 JOB = tuple(JobKeywords.__annotations__)
 WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
-NUMBERS_TOO: dict[str, tuple[type, ...]] = {
-    "expert_imbalance": (int, float), "network_bandwidth": (str, int, float), "model": (str, ModelSpec),
-}  # fmt: skip
-"""Types of the other keywords that are not texts alone."""
+NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
 SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
 """Fields of a layout that a search can pin."""
 
@@ -91,25 +90,27 @@ def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> N
 
 def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
     """The keywords that describe the job, by field of Request; None = not said. Raises PlannerError."""
+    from planner.model import ModelSpec
     from planner.units import parse
 
-    given = {name: keywords.get(name) for name in JOB}
-    fields = {name: os.fspath(one) if isinstance(one, os.PathLike) else one for name, one in given.items()}
-    for name, value in fields.items():
+    fields: dict[str, Any] = {}
+    for name in JOB:
+        value = keywords.get(name)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
         whole = name in WHOLE_NUMBERS
-        kinds: tuple[type, ...] = (int,) if whole else NUMBERS_TOO.get(name, (str,))
+        kinds = (int,) if whole else NUMBERS.get(name, (str, ModelSpec) if name == "model" else (str,))
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
             raise PlannerError(
                 f"{name} is {shown(value)}; it must be a {'whole number' if whole else 'text or a number'}"
             )
+        fields["num_gpus" if name == "gpus" else name] = value
     rate = fields["network_bandwidth"]
     if rate is not None:
-        rate = f"{float(rate)!r} B/s" if isinstance(rate, (int, float)) else rate
-        fields["network_bandwidth"] = bandwidth = parse(rate, "bytes/s", what="--network-bandwidth")
+        text = rate if isinstance(rate, str) else f"{float(rate)!r} B/s"
+        fields["network_bandwidth"] = bandwidth = parse(text, "bytes/s", what="--network-bandwidth")
         if bandwidth <= 0:
             raise PlannerError("--network-bandwidth must be above zero")
-    gpus = fields.pop("gpus")
-    return {**fields, "num_gpus": gpus}
+    return fields
 
 
 def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
