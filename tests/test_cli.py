@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from planner import library
+from planner.commands import main as cli
 from planner.plan_file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -206,6 +208,18 @@ def test_help_has_examples_and_unknown_commands_name_the_nearest(run):
     assert "estimate" in result.stderr
 
 
+def test_the_list_of_commands_imports_none_of_them(run):
+    code = (
+        "import sys\nfrom planner.commands import main as cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    "
+    )
+    code += "print([name for name in ('numpy', 'yaml', 'rich') if name in sys.modules], file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stderr.strip() == "[]"
+    for name, (_, text) in cli.COMMANDS.items():
+        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.MULTILINE)
+        assert run(name, "--help").output.startswith(f"Usage: plan {name} ")
+
+
 def test_lists_name_everything_in_the_library(run):
     for command, kind in (("models", "models"), ("hardware", "hardware"), ("trainers", "trainers")):
         output = run(command).output
@@ -223,8 +237,6 @@ def test_narrow_terminals_and_colours_are_handled():
     if result.returncode == 127:
         pytest.skip("no 'script' program to make a terminal")
     assert "\x1b[" in result.stdout
-    import re
-
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", result.stdout)
     assert max(len(line.rstrip("\r")) for line in plain.splitlines()) <= 60
 

@@ -11,7 +11,7 @@ from planner.layout import FIELDS
 from planner.terminal.flags import emit, job_options, layout_options
 
 
-@click.command(short_help="Price one explicit layout, with the whole breakdown.")
+@click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @job_options(required=False)
 @layout_options(FIELDS)

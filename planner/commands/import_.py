@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 
-@click.command("import", short_help="Read a trainer's configuration as a plan.")
+@click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--from", "from_", metavar="NAME", help="megatron, torchtitan, deepspeed or nanotron. [by its content]")
 @click.option("--model", metavar="NAME", help="Model, where the file does not say it.")

@@ -15,7 +15,7 @@ NOTHING_FITS = 1
 """Exit code when no layout of the space fits."""
 
 
-@click.command(short_help="Search every legal layout, print the best plans (default).")
+@click.command()
 @job_options(required=True)
 @layout_options(tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations")))
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")

@@ -1,4 +1,4 @@
-"""Shared by commands: flags of the job and of the layout, errors as sentences, the console, progress."""
+"""Shared by commands: flags of the job and of the layout, the console, progress."""
 
 from __future__ import annotations
 
@@ -50,16 +50,6 @@ class Result(Protocol):
 
     def show(self, console: Console) -> None:
         """Print the tables."""
-
-
-class SentenceError(click.ClickException):
-    """A PlannerError as the command line shows it: one sentence, exit code 2."""
-
-    exit_code = 2
-
-    def show(self, file: Any = None) -> None:
-        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(self.message, err=True)
 
 
 def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:

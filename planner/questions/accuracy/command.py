@@ -10,7 +10,7 @@ import click
 from planner.terminal.flags import console, progress
 
 
-@click.command(short_help="Predict published runs and print the errors.")
+@click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print every run and the summary as JSON.")
 @click.option("--sweeps", is_flag=True, help="Also print every sweep of layouts: regret, rank correlation, the pick.")

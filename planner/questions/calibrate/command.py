@@ -20,7 +20,7 @@ LAYOUT = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute"
 """What a log may leave open."""
 
 
-@click.command(short_help="Correct a hardware profile with your own measured runs.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--hardware", required=True, metavar="NAME", help="Profile to correct, or a YAML file ('plan hardware').")
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Profile to write.")

@@ -10,7 +10,7 @@ import click
 from planner.terminal.flags import console, progress
 
 
-@click.command(short_help="Plan files side by side: what differs, and what each difference does.")
+@click.command()
 @click.argument("files", nargs=-1, required=True, metavar="A B [...]", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def compare(files: tuple[Path, ...], as_json: bool) -> None:

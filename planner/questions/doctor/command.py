@@ -10,7 +10,7 @@ import click
 from planner.terminal.flags import console, progress
 
 
-@click.command(short_help="What was measured against a plan: what would explain the gap, and the check that tells.")
+@click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--measured", metavar="TIME", help="Seconds per optimizer step, like 14.2s or 850ms.")
 @click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")

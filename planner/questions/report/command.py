@@ -27,7 +27,7 @@ CHARTS = (
 )  # fmt: skip
 
 
-@click.command(short_help="A plan as one page to look at; also Markdown, JSON, a trace, pictures.")
+@click.command()
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write. [PLAN with .html; text: stdout]"

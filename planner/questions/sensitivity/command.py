@@ -17,7 +17,7 @@ PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedu
 INTERRUPTED = 130
 
 
-@click.command(short_help="Which measured number the choice hangs on; which plans count as equal.")
+@click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @job_options(required=False)
 @layout_options(PINS)

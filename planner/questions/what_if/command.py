@@ -36,7 +36,7 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command(name="what-if", short_help="The same job with one thing changed; fewest GPUs, cheapest hardware.")
+@click.command(name="what-if")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @layout_options(PINS)
