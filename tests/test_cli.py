@@ -216,7 +216,7 @@ def test_the_list_of_commands_imports_none_of_them(run):
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert result.stderr.strip() == "[]"
     for name, (_, text) in cli.COMMANDS.items():
-        assert re.search(rf"^  {name} +{re.escape(text)}$", result.stdout, re.MULTILINE)
+        assert f" {name} {text} " in f"{' '.join(result.stdout.split())} "
         assert run(name, "--help").output.startswith(f"Usage: plan {name} ")
 
 
