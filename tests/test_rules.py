@@ -90,7 +90,7 @@ def test_mask_of_many_is_the_check_of_each(model: str, trainer: str, seed: int) 
     values["dp"] = np.where(rng.random(rows) < 0.9, np.maximum(room, 1), values["dp"])
     left = 32 // (values["dp"] * values["micro_batch_size"])
     values["num_microbatches"] = np.where(rng.random(rows) < 0.9, np.maximum(left, 1), values["num_microbatches"])
-    values["zero"] = np.where(rng.random(rows) < 0.8, max(TRAINERS[trainer].zero), values["zero"])
+    values["zero"] = np.where(rng.random(rows) < 0.8, max(TRAINERS[trainer].legal.zero), values["zero"])
     values["sequence_parallel"] = np.where(
         rng.random(rows) < 0.8, values["tp"] > 1, values["sequence_parallel"]
     ).astype(np.int64)
@@ -118,10 +118,10 @@ def test_jobs_that_no_layout_can_run() -> None:
     refused("h100-sxm has no fp4 tensor cores", precision="nvfp4")
     refused("adam_bf16 in fp16: trainer megatron's .* use --precision bf16", precision="fp16", optimizer="adam_bf16")
     for trainer in TRAINERS.values():  # whatever a trainer lists, its own checks and its byte counts know
-        for precision in trainer.precisions:
-            lean = {"adam_bf16", "adam_8bit"} if precision == "fp16" and trainer.transformer_engine else set()
+        for precision in trainer.legal.precisions:
+            lean = {"adam_bf16", "adam_8bit"} if precision == "fp16" and trainer.kernels.transformer_engine else set()
             for optimizer in set(trainer.optimizers) - lean:
-                assert trainer.optimizer_bytes[optimizer] > 0
+                assert trainer.stored.optimizer_bytes[optimizer] > 0
                 work = Workload(
                     model=MODELS["gqa"],
                     sequence_length=4096,

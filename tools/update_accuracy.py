@@ -23,9 +23,9 @@ from planner.error_bars import QUANTITIES  # noqa: E402
 from planner.questions.accuracy import bars, snapshot
 from planner.questions.accuracy.numbers import Pair, pairs_of, summarise
 from planner.questions.accuracy.page import page  # noqa: E402
-from planner.questions.calibrate.page_held_back import held_back_section  # noqa: E402
 from planner.questions.accuracy.scatter import scatter  # noqa: E402
 from planner.questions.calibrate.held_back import held_back_pairs  # noqa: E402
+from planner.questions.calibrate.page_held_back import held_back_section  # noqa: E402
 from planner.questions.report import evidence
 from planner.questions.sensitivity import ties
 from planner.runs import read_runs  # noqa: E402

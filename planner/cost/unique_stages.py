@@ -10,13 +10,11 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
+from planner.cost.memory.device_memory import StageBytes
 from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
     communicator_bytes,
-    end_bytes,
-    held_bytes,
     host_bytes,
-    kept_output_bytes,
     state_bytes,
     workspace_bytes,
 )
@@ -32,15 +30,10 @@ from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.stage_times import SLOWEST, StageTimes, stage_times, stages_first
-from planner.cost.price.state_traffic import (
-    TRAFFIC_FIELDS,
-    accumulation_seconds,
-    column,
-    copy_seconds,
-    optimizer_seconds,
-    reduce_and_gather,
-)
+from planner.cost.price.sharding import column
+from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
+from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -53,74 +46,9 @@ FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class Gathered(StageSeconds, StageBytes, UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
-
-    slowest: Floats
-    """Seconds per microbatch of the slowest stage, (len(SLOWEST), N)."""
-    forward: Floats
-    """Seconds per microbatch and stage."""
-    backward: Floats
-    """Seconds per microbatch and stage."""
-    send: Floats
-    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
-    stored: Floats
-    """Bytes that wait for the backward pass, per microbatch in flight."""
-    resident: Floats
-    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
-    transient: Floats
-    """Bytes of the larger of the loss and one layer that recompute brings back."""
-    in_flight: Floats
-    """Microbatches that wait for their backward pass at the peak."""
-    accumulated_flight: Floats
-    """The same when all gradients are there."""
-    accumulated_share: Floats
-    """Share of the gradients that is there when most microbatches are in flight."""
-    logits_held: Floats
-    """Microbatches whose logits wait on the last stage."""
-    waiting_weights: Floats
-    """Microbatches whose weight gradients come later."""
-    shape_parts: Floats
-    """Bytes of ``moments.SHAPE_PARTS``, (parts, 3, N); no parts where the trainer has no such moments."""
-    state_parts: Floats
-    """Bytes of ``moments.STATE_PARTS``, likewise."""
-    workspace: Floats
-    held_launched: Floats
-    """Bytes of what collectives read in all passes until most is alive (``memory.held_bytes``)."""
-    held_most: Floats
-    """Most of it that is reserved at once."""
-    held_waiting: Floats
-    """What is reserved of it also where the host is never ahead."""
-    held_busy: Floats
-    """Part of the step in which the GPU does not wait for other stages."""
-    fresh: Floats
-    """Bytes of gradients that take the place of a microbatch's activations when its backward pass has ended."""
-    step_end: Floats
-    """Bytes that take the place of all activations when the last backward pass has ended (``memory.end_bytes``)."""
-    pooled: Floats
-    """Bytes of them that stay reserved, free, until an allocation would fail."""
-    weights: Floats
-    gradients: Floats
-    optimizer_states: Floats
-    host: Floats
-    """Bytes in host memory."""
-    buffers: Floats
-    """Bytes of communicators."""
-    reduce: Floats
-    """Seconds to reduce all gradients once."""
-    gather: Floats
-    """Seconds to gather all weights once."""
-    copies: Floats
-    """Seconds to move one byte for each parameter into or out of communication buffers."""
-    reduced_last: Floats
-    """Part of ``reduce`` that has nothing to hide behind."""
-    gathered_first: Floats
-    """Part of ``gather`` that has nothing to hide behind."""
-    optimizer: Floats
-    """Seconds of the update on the GPU."""
-    offload: Floats
-    """Seconds of transfers and update of offloaded states."""
 
     def of_slowest(self, name: str) -> Floats:
         """One column of ``slowest``, by its name in SLOWEST."""
@@ -181,18 +109,20 @@ def _content_columns(
 ) -> dict[str, Floats]:
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
-    boundary = kept_output_bytes(workload, trainer, layout).T
+    kept = np.zeros((len(layout), 1))
+    for term in trainer.terms:
+        kept = kept + term.stored_bytes(workload, layout)
     nothing = np.zeros((0, *times.saved.shape))
     parts = (
         shape_parts(workload, trainer, layout, stages, times.last_layer, times.working, times.loss)
-        if trainer.late_gradients
+        if trainer.stored.gradients_on_demand
         else nothing
     )
     return {
         "slowest": times.slowest,
         "forward": times.forward,
         "backward": times.backward,
-        "stored": times.saved + times.embedding_saved + boundary,
+        "stored": times.saved + times.embedding_saved + kept.T,
         "resident": stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
         "transient": np.maximum(times.working, times.loss),
         "shape_parts": parts,
@@ -207,7 +137,10 @@ def _state_columns(
         workload, cluster, trainer, layout, stages, parameters
     )
     optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
-    fresh, step_end, pooled = end_bytes(workload, trainer, layout, parameters)
+    fresh = step_end = pooled = np.zeros_like(parameters.dense)
+    for term in trainer.terms:
+        more = term.end_bytes(workload, layout, parameters)
+        fresh, step_end, pooled = fresh + more[0], step_end + more[1], pooled + more[2]
     columns = {
         **state_bytes(workload, trainer, layout, parameters),
         "host": host_bytes(workload, trainer, layout, parameters),
@@ -230,9 +163,11 @@ def _space_columns(
 ) -> dict[str, Floats]:
     workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
-    if trainer.held_collectives:
+    for term in trainer.terms:
         flights = in_flight(layout, stage_positions(layout, middle))
-        launched, most, waiting, busy = held_bytes(workload, trainer, layout, held[0], flights)
+        found = term.record_stream_bytes(workload, layout, held[0], flights)
+        if found is not None:
+            launched, most, waiting, busy = found
     columns = {
         "workspace": workspace,
         "held_launched": launched,
@@ -241,7 +176,7 @@ def _space_columns(
         "held_busy": busy,
     }
     parts = np.zeros((0, 3, len(layout)))
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         parts = state_parts(workload, trainer, layout, *held)
     return {name: stages_first(values) for name, values in columns.items()} | {"state_parts": parts}
 
@@ -252,11 +187,11 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
         "last_stage_layers",
     )  # fmt: skip
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         fields = (*fields, "vpp", "schedule", "sequence_parallel")
-    if trainer.held_collectives:
+    if trainer.terms:
         return (*fields, "num_microbatches", "schedule", "vpp")
-    return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
+    return (*fields, "num_microbatches") if trainer.stored.buffers_all_microbatches else fields
 
 
 def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
@@ -269,7 +204,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N,).
 
     T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather
-    the whole inside the node.  [Narayanan 2021, section 4.1] With ``whole_sends`` each rank sends T h and nothing is gathered.
+    the whole inside the node.  [Narayanan 2021, section 4.1] A trainer may send T h from each rank; nothing is gathered then.
     """
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     pp = np.asarray(layout.pp, dtype=float)
@@ -277,7 +212,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
         return np.zeros(len(layout))
     whole = shard.tokens * workload.model.hidden_size * shard.element
     split = np.asarray(layout.sequence_parallel) == 1
-    unsplit = trainer.whole_sends & ~split
+    unsplit = any(term.sends_whole_tensors() for term in trainer.terms) & ~split
     send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp), pp, np.asarray(strides(layout)["pp"]))
     gather = np.where(split | unsplit, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
     schedule = np.asarray(layout.schedule)

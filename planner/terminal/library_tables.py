@@ -50,7 +50,8 @@ def trainers_table() -> Table:
     found = table("trainer", "what", "zero", "schedules", "context parallel", "experts")
     for name in library.names("trainers"):
         one = load_trainer(name)
-        schedules = ", ".join(one.schedules) if one.pp else "no pipeline"
-        zero, methods = ", ".join(map(str, one.zero)), ", ".join(one.cp_methods) or "none"
-        found.add_row(name, one.title, zero, schedules, methods, one.expert_parallel)
+        schedules, methods = ", ".join(one.legal.schedules) or "no pipeline", ", ".join(one.legal.cp_methods) or "none"
+        found.add_row(
+            name, one.title, ", ".join(map(str, one.legal.zero)), schedules, methods, one.legal.expert_parallel
+        )
     return found

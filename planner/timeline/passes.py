@@ -10,7 +10,7 @@ from planner.arrays import Floats
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals
-from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
+from planner.cost.price.update import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import Piece
@@ -37,7 +37,7 @@ def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]
     their length: both, or the backward pass where the trainer overlaps nothing else (tp_backward).
     """
     passes, hidden = _seconds(priced)
-    overlap = priced.job.trainer.overlap
+    overlap = priced.job.trainer.traffic.overlap
     found: dict[tuple[int, str], tuple[Piece, ...]] = {}
     for stage in range(len(passes["F"]["compute"])):
         windows = {kind: float(parts["recompute"][stage] + parts["compute"][stage]) for kind, parts in passes.items()}

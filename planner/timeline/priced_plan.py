@@ -21,7 +21,7 @@ SAME = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """One layout of one job, priced on the exact timeline of its pipeline."""
+    """One layout of one job, refined on the timeline of its pipeline."""
 
     job: Job
     """Workload, cluster and trainer."""
@@ -56,7 +56,7 @@ class Priced:
 
     @property
     def send(self) -> tuple[float, float]:
-        """Seconds of one send that a pass waits for, and of one that runs beside computation; one of them is 0."""
+        """Seconds of one send that a pass waits for, and of one that is overlapped; one of them is 0."""
         each = float(self.shared.send[0]) / chunks(self.dealt)
         return (0.0, each) if float(sends_beside(self.job.trainer, self.dealt)) else (each, 0.0)
 
@@ -90,8 +90,8 @@ def job_of(plan: Plan) -> Job:
 
 
 def price_plan(plan: Plan, *, where: str = "the plan") -> Priced:
-    """Price a plan again. Raises PlannerError when that does not give what the plan says: a profile, a trainer file or the
-    cost model changed since it was made, and what is computed from it now would not be of that plan."""
+    """Price a plan again. Raises PlannerError when that does not give what the plan says, as its profile, its trainer file or
+    the cost model changed since."""
     priced = price(job_of(plan), plan.layout)
     said, now = plan.prediction.step_time_s, priced.step_time
     if abs(said - now) > SAME * now:

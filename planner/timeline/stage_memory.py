@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.estimate import stage_memory
+from planner.cost.memory.device_memory import stage_memory
 from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedules import flight_columns
@@ -90,13 +90,13 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
     counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
-    found, given = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware)
+    ranks, hardware = _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware
+    found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.of_slowest("host_share"))
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
-    context = priced.job.cluster.hardware.context_memory
     return tuple(
         StageMemory(
             rank=rank, kind=STAGE_NAMES[kinds[rank]], layers=layers[rank], in_flight=float(flights[rank]),
-            memory={name: context if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
+            memory={name: hardware.context_memory if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
             given_back=float(given[rank, 0]),
         )
         for rank in range(pp)
@@ -140,7 +140,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     )
     workspace, step_end = max(workspace, fresh - stored - transient), max(step_end, fresh)
     static = {name: of_rank.memory[name] for name in STATIC}
-    if priced.job.trainer.late_gradients:
+    if priced.job.trainer.stored.gradients_on_demand:
         stored += float(shared.shape_parts[SHAPE_PARTS.index("outputs"), kind, 0])
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0

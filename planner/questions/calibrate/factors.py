@@ -146,8 +146,8 @@ def highest(factor: Factor, hardware: HardwareProfile, trainer: Trainer) -> floa
         most = 1.0 / max(max(c.fast.efficiency, c.bulk.efficiency) for c in hardware.scale_out.values())
     elif factor.key == "scale_up":
         most = _link_room(hardware)
-    elif factor.key == "fragmentation" and trainer.fragmentation > 0:
-        most = 1.0 / trainer.fragmentation
+    elif factor.key == "fragmentation" and trainer.stored.fragmentation > 0:
+        most = 1.0 / trainer.stored.fragmentation
     return min(factor.high, most)
 
 
@@ -186,7 +186,7 @@ def achieved(hardware: HardwareProfile, trainer: Trainer, values: Mapping[str, f
     """Hardware and trainer with the factors applied."""
     scales = {one.key: values[one.key] for one in FACTORS if one.of == "hardware" and values.get(one.key, 1.0) != 1.0}
     fields: dict[str, Any] = {
-        one.key: getattr(trainer, one.key) * values[one.key]
+        one.key: trainer.fact(one.key) * values[one.key]
         for one in FACTORS
         if one.of == "trainer" and values.get(one.key, 1.0) != 1.0
     }

@@ -16,7 +16,7 @@ from planner.terminal.tables import percent, risk, seconds, table
 from planner.units import format_count
 
 MOSTLY = 0.1
-"""A part is named beside an effect when it changes by more than this share of all that changes."""
+"""A part is named with an effect when it changes by more than this share of all that changes."""
 
 
 def letter(number: int) -> str:

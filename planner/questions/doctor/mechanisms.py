@@ -8,7 +8,7 @@ the width of the same factor in ``calibrate.factors``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -51,6 +51,19 @@ class Mechanism:
         return self.size(x) if callable(self.size) else self.size.format(x=x, inverse=1.0 / x)
 
 
+Option = tuple[bool, str, str, str, Change, int, str, str]
+"""A mechanism that is on or off: whether a plan may have it, key, name, size in words, change, seen, source, check."""
+
+
+def options(*rows: Option) -> list[Mechanism]:
+    """The mechanisms of a table that a plan may have."""
+    return [
+        Mechanism(key=key, name=name, size=size, change=change, seen=seen, source=source, check=check)
+        for applies, key, name, size, change, seen, source, check in rows
+        if applies
+    ]
+
+
 def with_hardware(base: Priced, hardware: HardwareProfile) -> tuple[Job, Layout]:
     """The inputs with another profile."""
     return replace(base.job, cluster=Cluster(hardware=hardware, num_gpus=base.job.cluster.num_gpus)), base.layout
@@ -79,7 +92,7 @@ def trainer_facts(**changes: Any) -> Change:
 
     def change(base: Priced, x: float) -> tuple[Job, Layout]:
         old = base.job.trainer
-        values = {name: new(getattr(old, name), x) if callable(new) else new for name, new in changes.items()}
+        values = {name: new(old.fact(name), x) if callable(new) else new for name, new in changes.items()}
         return replace(base.job, trainer=old.replace(**values)), base.layout
 
     return change
@@ -103,16 +116,15 @@ def workload_fields(**changes: Any) -> Change:
 def can_recompute_more(base: Priced) -> bool:
     """The trainer has full recompute, and not all layers use it."""
     all_layers = int(base.layout.recompute) == Recompute.FULL and not int(base.layout.recompute_layers)
-    return "full" in base.job.trainer.recompute and not all_layers
+    return "full" in base.job.trainer.legal.recompute and not all_layers
 
 
-def flash_off(base: Priced, size: str) -> Iterator[Mechanism]:
+def flash_off(base: Priced, size: str) -> Option:
     """Attention as plain matrices, where the trainer has it fused."""
     trainer = base.job.trainer
-    if trainer.attention == "flash":
-        yield Mechanism(
-            key="attention", name="flash attention is off", size=size, seen=1,
-            change=trainer_facts(attention="unfused", unfused=trainer.unfused | {"softmax"}),
-            source="Hagemann's rows 'torch' run it so",
-            check="a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
-        )  # fmt: skip
+    change = trainer_facts(attention="unfused", unfused=trainer.kernels.unfused | {"softmax"})
+    return (
+        trainer.kernels.attention == "flash", "attention", "flash attention is off", size, change, 1,
+        "Hagemann's rows 'torch' run it so",
+        "a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
+    )  # fmt: skip

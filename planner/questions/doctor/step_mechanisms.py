@@ -18,6 +18,7 @@ from planner.questions.doctor.mechanisms import (
     can_recompute_more,
     flash_off,
     layout_fields,
+    options,
     recomputed,
     times_slower,
     trainer_facts,
@@ -25,12 +26,10 @@ from planner.questions.doctor.mechanisms import (
 )
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced
-from planner.trainer import OVERLAPS
+from planner.trainer_records import OVERLAPS, PASSES
 from planner.units import GIB, GIGA, format_seconds
 from planner.workload import LOW_PRECISIONS
 
-CHECK_SECONDS = 0.24e-3
-"""Host seconds per collective and rank with TORCH_DISTRIBUTED_DEBUG=DETAIL (docs/log.md: 0.19 to 0.30 ms in 700 runs)."""
 OVERLAPPED = "a profile of one step: NCCL kernels must run beside GEMMs, not between them"
 UNKNOWN = "no published run is known for it"
 BETTER = {
@@ -46,7 +45,8 @@ BETTER = {
 
 def slower(base: Priced) -> list[Mechanism]:
     """The mechanisms that could make this plan's step slower than planned."""
-    return [*_networks(base), *_rates(base), *_work(base), *_switches(base), *_batch(base, (2.0, 4.0))]
+    more = (*_work(base), *_switches(base), *_unequal_stages(base), *_batch(base, (2.0, 4.0)))
+    return [*_networks(base), *_rates(base), *more]
 
 
 def _bus(base: Priced, gpus: float) -> str:
@@ -56,7 +56,7 @@ def _bus(base: Priced, gpus: float) -> str:
 
 
 def _networks(base: Priced) -> Iterator[Mechanism]:
-    """Links, slower; and what holds up every collective."""
+    """Links, slower."""
     cluster, count = base.job.cluster, float(base.job.cluster.num_gpus)
     hardware = cluster.hardware
     if cluster.num_gpus > cluster.domain:
@@ -76,13 +76,6 @@ def _networks(base: Priced) -> Iterator[Mechanism]:
             source="rings over EFA have 8.7 times the latency of RoCE, all else 5.6 times (nanotron sweeps)",
             check="nccl-tests: 'all_reduce_perf -b 8 -e 64K' between nodes; small messages must take tens of microseconds",
         )  # fmt: skip
-        if not base.job.trainer.collective_check:
-            yield Mechanism(
-                key="collective_check", name="every collective is checked first", size="TORCH_DISTRIBUTED_DEBUG=DETAIL",
-                change=trainer_facts(collective_check=CHECK_SECONDS), seen=1,
-                source="700 runs of one sweep had it on, 0.19 to 0.30 ms per collective and rank (nanotron)",
-                check="'env | grep -E \"TORCH_DISTRIBUTED_DEBUG|NCCL_DEBUG|CUDA_LAUNCH_BLOCKING\"' on a worker must print nothing",
-            )  # fmt: skip
     if cluster.num_gpus > 1:
         link = "scale_up_bandwidth" if hardware.scale_up_domain > 1 else "pcie_bandwidth"
         yield Mechanism(
@@ -96,7 +89,7 @@ def _networks(base: Priced) -> Iterator[Mechanism]:
 
 def _rates(base: Priced) -> Iterator[Mechanism]:
     """Rates of the GPUs, of all or of one, and of the host, for each kernel and for each step: lower."""
-    trainer = base.job.trainer
+    host = base.job.trainer.host
     yield Mechanism(
         key="sustained_clock", name="lower clock of all GPUs: power or heat", sizes=(2.0,), width=WIDTHS["sustained_clock"],
         size="{inverse:.2f} of the planned rate of matrix products", seen=2,
@@ -116,17 +109,17 @@ def _rates(base: Priced) -> Iterator[Mechanism]:
     )  # fmt: skip
     yield Mechanism(
         key="host_time", name="launch-bound: the host is slow", sizes=(30.0,), width=WIDTHS["host_time"], seen=3,
-        size=lambda x: f"{format_seconds(x * trainer.host_time)} instead of {format_seconds(trainer.host_time)} per kernel",
+        size=lambda x: f"{format_seconds(x * host.host_time)} instead of {format_seconds(host.host_time)} per kernel",
         change=achieved_factor("host_time", worse=True),
         source="9 to 125 us between frameworks (compiled torchtitan, Megatron-Bridge Qwen3-30B, nanotron)",
         check="a profile of one step (torch.profiler or 'nsys profile'): gaps between kernels on the compute stream, "
         "CPU at 100 % on the launching thread",
     )  # fmt: skip
-    if trainer.step_overhead > 0:
+    if host.step_overhead > 0:
         yield Mechanism(
             key="step_overhead", name="data loader, logging or checkpoint in every step", sizes=(500.0,), seen=1,
-            size=lambda x: f"{format_seconds(x * trainer.step_overhead)} instead of "
-            f"{format_seconds(trainer.step_overhead)} per step",
+            size=lambda x: f"{format_seconds(x * host.step_overhead)} instead of "
+            f"{format_seconds(host.step_overhead)} per step",
             width=WIDTHS["step_overhead"], change=achieved_factor("step_overhead", worse=True),
             source="10 to 20 ms assumed; 0 to seconds where data or logging waits (calibration factors)",
             check="run with synthetic data (Megatron: --mock-data) and without logging: the difference is what it costs",
@@ -135,11 +128,10 @@ def _rates(base: Priced) -> Iterator[Mechanism]:
 
 def _work(base: Priced) -> Iterator[Mechanism]:
     """More work for the kernels: of memory, or of the busiest rank."""
-    passes = ("norm_passes", "elementwise_passes", "rope_passes", "loss_passes")
     yield Mechanism(
         key="unfused", name="norms, activations and loss not fused", sizes=(9.0,), width=math.log(52.0 / 18.0) / 2.0,
         size="{x:.3g} times the memory traffic of these kernels", seen=4,
-        change=trainer_facts(**dict.fromkeys(passes, lambda old, x: old * x)),
+        change=trainer_facts(passes=lambda old, x: {name: x * old.get(name, 1.0) for name in PASSES}),
         source="eager norms move 36 bytes per element where a fused one moves 4 (torchtitan, InternEvo, Hagemann); "
         "a plain cross entropy 52 for 18 (Megatron Core)",
         check="a profile of one step: time in elementwise and reduction kernels; torch.compile or the fusion flags must be on",
@@ -156,52 +148,45 @@ def _work(base: Priced) -> Iterator[Mechanism]:
         )  # fmt: skip
 
 
-def _switches(base: Priced) -> Iterator[Mechanism]:
-    """What may be on or off."""
+def _switches(base: Priced) -> list[Mechanism]:
+    """What may be off, or on, against the plan."""
     trainer, layout = base.job.trainer, base.layout
 
     def without(*names: str) -> Change:
-        return trainer_facts(overlap=trainer.overlap - {*names})
+        return trainer_facts(overlap=trainer.traffic.overlap - {*names})
 
-    if trainer.overlap & {"gradients", "parameters"}:
-        yield Mechanism(
-            key="overlap_data", name="gradients and weights not overlapped", size="no overlap with the passes", seen=3,
-            change=without("gradients", "parameters"),
-            source="Megatron before v2.6 (SC'21), BigScience's fork and MegaScale's baseline had none",
-            check=f"{OVERLAPPED}; Megatron: --overlap-grad-reduce and --overlap-param-gather",
-        )  # fmt: skip
-    if trainer.overlap & {"tp", "tp_backward"} and int(layout.tp) > 1:
-        yield Mechanism(
-            key="overlap_tensor", name="tensor-parallel communication not overlapped", size="no overlap with GEMMs",
-            change=without("tp", "tp_backward"), seen=1, source="Hagemann's code runs it synchronously",
-            check=f"{OVERLAPPED}; CUDA_DEVICE_MAX_CONNECTIONS=1 on Hopper and before; Megatron: --tp-comm-overlap",
-        )  # fmt: skip
-    for kind, degree, text in (
+    kinds = (
         ("ep", "ep", "expert all-to-all"), ("cp", "cp", "context-parallel ring"), ("pipeline", "pp", "pipeline sends"),
-    ):  # fmt: skip
-        if kind in trainer.overlap and int(getattr(layout, degree)) > 1:
-            yield Mechanism(
-                key=f"overlap_{kind}", name=f"{text} not overlapped", size="no overlap with computation",
-                change=without(kind), seen=0, source=UNKNOWN, check=OVERLAPPED,
-            )  # fmt: skip
-    if can_recompute_more(base):
-        yield Mechanism(
-            key="recompute", name="full recompute is on", size="every forward pass runs twice", seen=3,
-            change=recomputed(Recompute.FULL),
-            source="recipes recomputed what their pages did not say (AutoModel, DGX Cloud MaxText and PaxML)",
-            check="the arguments that the trainer prints (Megatron: recompute_granularity, recompute_num_layers); memory "
-            "is then lower than planned",
-        )  # fmt: skip
-    yield from flash_off(base, "scores as a matrix in memory")
-    if int(layout.vpp) > 1 and int(layout.schedule) == Schedule.INTERLEAVED:
-        yield Mechanism(
-            key="virtual_stages", name="virtual stages are off", size="1F1B with one stage per rank", seen=0,
-            change=layout_fields(vpp=1, schedule=int(Schedule.ONE_F_ONE_B)), source=UNKNOWN,
-            check="the arguments that the trainer prints (Megatron: virtual_pipeline_model_parallel_size)",
-        )  # fmt: skip
-    layers, last = base.job.model.num_layers, max(stage_layers(base.job.model.num_layers, base.dealt)[-1], 0)
-    more = tuple(k for k in (1.0, 2.0, 4.0) if last + k <= layers - int(layout.pp) + 1)
-    if int(layout.pp) > 1 and int(layout.vpp) == 1 and more:  # whether or not the trainer would assign layers so
+    )  # fmt: skip
+    return options(
+        (bool(trainer.traffic.overlap & {"gradients", "parameters"}), "overlap_data", "gradients and weights not overlapped",
+         "no overlap with the passes", without("gradients", "parameters"), 3,
+         "Megatron before v2.6 (SC'21), BigScience's fork and MegaScale's baseline had none",
+         f"{OVERLAPPED}; Megatron: --overlap-grad-reduce and --overlap-param-gather"),
+        (bool(trainer.traffic.overlap & {"tp", "tp_backward"}) and int(layout.tp) > 1, "overlap_tensor",
+         "tensor-parallel communication not overlapped", "no overlap with GEMMs", without("tp", "tp_backward"), 1,
+         "Hagemann's code runs it synchronously",
+         f"{OVERLAPPED}; CUDA_DEVICE_MAX_CONNECTIONS=1 on Hopper and before; Megatron: --tp-comm-overlap"),
+        *((kind in trainer.traffic.overlap and int(getattr(layout, degree)) > 1, f"overlap_{kind}", f"{text} not overlapped",
+           "no overlap with computation", without(kind), 0, UNKNOWN, OVERLAPPED) for kind, degree, text in kinds),
+        (can_recompute_more(base), "recompute", "full recompute is on", "every forward pass runs twice",
+         recomputed(Recompute.FULL), 3,
+         "recipes recomputed what their pages did not say (AutoModel, DGX Cloud MaxText and PaxML)",
+         "the arguments that the trainer prints (Megatron: recompute_granularity, recompute_num_layers); memory "
+         "is then lower than planned"),
+        flash_off(base, "scores as a matrix in memory"),
+        (int(layout.vpp) > 1 and int(layout.schedule) == Schedule.INTERLEAVED, "virtual_stages", "virtual stages are off",
+         "1F1B with one stage per rank", layout_fields(vpp=1, schedule=int(Schedule.ONE_F_ONE_B)), 0, UNKNOWN,
+         "the arguments that the trainer prints (Megatron: virtual_pipeline_model_parallel_size)"),
+    )  # fmt: skip
+
+
+def _unequal_stages(base: Priced) -> Iterator[Mechanism]:
+    """More layers on the last stage than planned, whether or not the trainer would assign them so."""
+    layers, pp = base.job.model.num_layers, int(base.layout.pp)
+    last = max(stage_layers(layers, base.dealt)[-1], 0)
+    more = tuple(k for k in (1.0, 2.0, 4.0) if last + k <= layers - pp + 1)
+    if pp > 1 and int(base.layout.vpp) == 1 and more:
         yield Mechanism(
             key="stage_imbalance", name="unequal pipeline stages", sizes=more, seen=2,
             size=lambda k: f"{k:.0f} more layer{'s' if k > 1 else ''} on the last stage",
@@ -250,36 +235,29 @@ def faster(base: Priced) -> list[Mechanism]:
     return [one for one in found if one.sizes[0] > 1.0] + [*_better_switches(base), *_batch(base, (0.5, 0.25))]
 
 
-def _better_switches(base: Priced) -> Iterator[Mechanism]:
+def _better_switches(base: Priced) -> list[Mechanism]:
     job, layout = base.job, base.layout
     trainer, workload = job.trainer, job.workload
-    if trainer.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1:
-        yield Mechanism(
-            key="overlap", name="more communication is overlapped", size="all of it beside computation", seen=1,
-            change=trainer_facts(overlap=frozenset(OVERLAPS)), check="a profile: NCCL kernels beside GEMMs",
-            source="releases that hide what earlier ones did not (Megatron-Bridge 26.06)",
-        )  # fmt: skip
-    if int(layout.recompute) != Recompute.NONE:
-        yield Mechanism(
-            key="recompute", name="less recompute than planned", size="none", change=recomputed(Recompute.NONE), seen=2,
-            source="checkpoints that stop early or save projections (llm-foundry, DGX Cloud MaxText)",
-            check="the arguments that the trainer prints; memory is then higher than planned",
-        )  # fmt: skip
-    if workload.precision not in LOW_PRECISIONS and "fp8" in {*trainer.precisions} & {*job.cluster.hardware.peak_flops}:
-        yield Mechanism(
-            key="precision", name="linear layers run in fp8", size=f"fp8 instead of {workload.precision}", seen=0,
-            change=workload_fields(precision="fp8"), source=UNKNOWN, check="names of GEMM kernels in a profile",
-        )  # fmt: skip
-    if workload.document_length == 0 and workload.sequence_length >= 1024:
-        yield Mechanism(
-            key="documents", name="attention inside packed documents only", size="16 documents per sequence", seen=1,
-            change=workload_fields(document_length=workload.sequence_length // 16),
-            source="packed SQuAD of DGX Cloud fine-tuning, 11 to 30 % too slow before it was priced",
-            check="the attention mask of the data loader",
-        )  # fmt: skip
-    if workload.model.is_moe and int(layout.ep) > 1 and trainer.expert_dispatch == "alltoall":
-        yield Mechanism(
-            key="dispatch", name="a token is sent once per node and GPU", size="DeepEP or HybridEP", seen=1,
-            change=trainer_facts(expert_dispatch="deduplicated"), check="the dispatcher in the arguments",
-            source="DeepSeek-V3 and Qwen3 rows whose dispatcher was not stated (Megatron-Bridge)",
-        )  # fmt: skip
+    fp8 = "fp8" in trainer.legal.precisions and "fp8" in job.cluster.hardware.peak_flops
+    return options(
+        (trainer.traffic.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1, "overlap", "more communication is overlapped",
+         "all of it beside computation", trainer_facts(overlap=frozenset(OVERLAPS)), 1,
+         "releases that hide what earlier ones did not (Megatron-Bridge 26.06)",
+         "a profile: NCCL kernels beside GEMMs"),
+        (int(layout.recompute) != Recompute.NONE, "recompute", "less recompute than planned", "none",
+         recomputed(Recompute.NONE), 2,
+         "checkpoints that stop early or save projections (llm-foundry, DGX Cloud MaxText)",
+         "the arguments that the trainer prints; memory is then higher than planned"),
+        (workload.precision not in LOW_PRECISIONS and fp8, "precision", "linear layers run in fp8",
+         f"fp8 instead of {workload.precision}", workload_fields(precision="fp8"), 0, UNKNOWN,
+         "names of GEMM kernels in a profile"),
+        (workload.document_length == 0 and workload.sequence_length >= 1024, "documents",
+         "attention inside packed documents only", "16 documents per sequence",
+         workload_fields(document_length=workload.sequence_length // 16), 1,
+         "packed SQuAD of DGX Cloud fine-tuning, 11 to 30 % too slow before it was priced",
+         "the attention mask of the data loader"),
+        (workload.model.is_moe and int(layout.ep) > 1 and trainer.kernels.expert_dispatch == "alltoall", "dispatch",
+         "a token is sent once per node and GPU", "DeepEP or HybridEP", trainer_facts(expert_dispatch="deduplicated"), 1,
+         "DeepSeek-V3 and Qwen3 rows whose dispatcher was not stated (Megatron-Bridge)",
+         "the dispatcher in the arguments"),
+    )  # fmt: skip

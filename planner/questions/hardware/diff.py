@@ -39,7 +39,7 @@ OF_MEDIAN = math.pi / 2.0
 FEWEST_POINTS, FEWEST = 3, 3
 """Points that make a curve, and curves to compare one with."""
 GROUPS = 0.1
-"""How far a whole group moves between runs beside its curves: its variance over that of one curve."""
+"""How far a whole group moves between runs in addition to its curves: its variance over that of one curve."""
 DRIFT, DRIFT_ROUNDS = 3.0, 4.0
 """Percent, and degrees of freedom, where a profile has measured no drift."""
 

@@ -22,7 +22,7 @@ SQUARES = (256, 512, 1024, 2048, 4096, 8192)
 """Sizes of square products in the table: those that a profile measured about; of the library's, whose points are not in the
 file, from 1024 on."""
 LAYER_KEYS = ("hidden", "ffn", "heads", "seq", "batch", "dtype", "pass", "whole_us", "operators_us", "error_percent")
-"""What is shown of a whole layer that was measured beside its operators."""
+"""Entries shown of a whole layer that was measured besides its operators."""
 FACTS = ("allocator_rounding",)
 """Memory facts that are measured and priced by nothing; shown where a profile has them."""
 

@@ -1,4 +1,4 @@
-"""``plan sensitivity``: which measured number the choice of a plan hangs on, and which plans count as equal to it."""
+"""``plan sensitivity``: the measured numbers that the choice of a plan depends on, and the plans that count as equal."""
 
 from __future__ import annotations
 

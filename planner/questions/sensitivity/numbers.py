@@ -104,7 +104,7 @@ class Neighbour:
     right: float
     """Chance that the best is truly the faster, by measured pairs with this gap."""
     equal: bool
-    """The gap is within the model's error: not to be told apart without a test."""
+    """The gap is within the model's error."""
     differs: tuple[str, ...]
     """Where their times differ most."""
 
@@ -130,7 +130,7 @@ class Sensitivity:
 
     @property
     def equal(self) -> tuple[Neighbour, ...]:
-        """Plans that cannot be told from the best by the model."""
+        """Plans within the model's error of the best."""
         return tuple(one for one in self.neighbours if one.equal)
 
     def to_dict(self) -> dict[str, Any]:
@@ -224,8 +224,7 @@ class _Look:
         return best_of(self.quantity.scale(self.resolved, factor), self.pins)
 
     def kept(self, found: Best, factor: float) -> bool:
-        """The choice still wins: it is the plan found, or at least as fast as that. (The search walks the timeline of its
-        finalists only, and may leave out a choice whose closed form looks slower than it is.)"""
+        """The choice still wins: it is the plan found, or as fast, as the search refines its finalists only."""
         if not found.fits or found.layout is None or found.prediction is None:
             return False
         if plan_key(found.layout) == plan_key(self.choice):
@@ -306,5 +305,5 @@ def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bo
 
 
 def step_times(job: Job, layouts: list[Layout]) -> list[float]:
-    """Seconds of some layouts, their pipelines on the exact timeline, as the search's finalists are priced."""
+    """Seconds of some layouts, refined as the search's finalists are priced."""
     return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]

@@ -42,7 +42,7 @@ class Quantity:
         moved = on_cluster(resolved, hardware=self.scaled(resolved.job.cluster.hardware, factor))
         if not self.host:
             return moved
-        trainer = moved.job.trainer.replace(host_time=moved.job.trainer.host_time * factor)
+        trainer = moved.job.trainer.replace(host_time=moved.job.trainer.host.host_time * factor)
         return dataclasses.replace(moved, job=dataclasses.replace(moved.job, trainer=trainer))
 
     def origin(self, hardware: HardwareProfile) -> str:

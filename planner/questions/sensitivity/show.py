@@ -44,7 +44,7 @@ def readings_table(found: Sensitivity, narrow: bool) -> Table:
 
 
 def print_sensitivity(console: Console, found: Sensitivity) -> None:
-    """The choice, the numbers that it depends on, and the plans that the model cannot tell from it."""
+    """The choice, the numbers that it depends on, and the plans that count as equal to it."""
     best = found.best
     assert best.layout is not None and best.prediction is not None
     console.print(Text.assemble("The choice: ", (layout_text(best.layout), "bold")))

@@ -1,4 +1,4 @@
-"""The other direction: fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
+"""Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
 from planner.costs import DAY, HOUR
-from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
@@ -23,7 +22,7 @@ MOST_SEARCHES = 80
 """Searches for one answer, at most."""
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
-short of memory: a size that is too small even then is not searched. A test holds it against a scan of every size."""
+short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
 CHEAPER = 0.03
 """The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
 LONGEST = 2**24
@@ -57,17 +56,16 @@ class Goal:
 
     def missed(self, row: Row) -> str:
         """Why a row does not meet the goal; '' when it does."""
-        if not row.fits or (row.costs is None and self.tokens is not None):
+        total = row.costs
+        if not row.fits or (total is None and self.tokens is not None):
             return row.why
-        if row.costs is None:
+        if total is not None and self.days is not None and total.days > self.days:
+            return f"takes {total.days:,.1f} days, {self.days:g} are allowed"
+        if total is None or self.budget is None or (total.usd is not None and total.usd <= self.budget):
             return ""
-        if self.days is not None and row.costs.days > self.days:
-            return f"takes {row.costs.days:,.1f} days, {self.days:g} are allowed"
-        if self.budget is not None and row.costs.usd is None:
+        if total.usd is None:
             return f"no price is known for {row.hardware}; give --price"
-        if self.budget is not None and row.costs.usd is not None and row.costs.usd > self.budget:
-            return f"costs {row.costs.usd:,.0f} USD, {self.budget:,.0f} are allowed"
-        return ""
+        return f"costs {total.usd:,.0f} USD, {self.budget:,.0f} are allowed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,40 +105,37 @@ def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
         nodes += max(1, 2 ** (nodes.bit_length() - 4)) if nodes >= EVERY_NODE else 1
 
 
-def least_by_memory(resolved: ResolvedJob) -> float:
-    """GPUs below which nothing can fit: one copy of the weights, and of the gradients where all weights are trained, over
-    all GPUs, 2 bytes each. The states of the optimizer may live on the host."""
-    copies = 2.0 if resolved.job.workload.lora_rank else 4.0
-    return total_parameters(resolved.job.model) * copies / resolved.job.cluster.hardware.usable_memory
-
-
 def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     """The smallest number of GPUs (of ``counts``) whose best plan fits and meets the goal.
 
     Sizes are tried from below, so that a size that is illegal (its divisors do not match the batch or the model) hides no
-    smaller one. Left out are sizes that hold no copy of weights and gradients, and sizes that would be too slow even at
-    SUPERLINEAR times the throughput per GPU of the fastest plan without a memory limit.
+    smaller one. Left out are sizes that hold no copy of the weights, and of the gradients where all weights are trained, 2
+    bytes each (the states of the optimizer may live on the host); and sizes that would be too slow even at SUPERLINEAR times
+    the throughput per GPU of the fastest plan without a memory limit.
     """
-    resolved = ask.base.resolved()
-    hardware = resolved.job.cluster.hardware
-    least, closest, tried = least_by_memory(resolved), "", 0
+    job, goal = ask.base.resolved().job, ask.goal
+    hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
+    least, closest, tried = total_parameters(job.model) * copies / hardware.usable_memory, "", 0
     row: Row | None = None
     for count in counts(hardware):
         if count < least:
             continue
         tried += 1
         found, row = ask.with_count("gpus", count)
-        missed = ask.goal.missed(row)
+        missed = goal.missed(row)
         if not missed:
             return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
         closest = f"{count} GPUs: {missed}"
-        per_gpu = _unlimited_rate(found)
-        if per_gpu is not None:
-            least = max(least, ask.goal.rate / (per_gpu * SUPERLINEAR))
-            cheapest = _least_dollars(ask, row, per_gpu * SUPERLINEAR)
-            if ask.goal.budget is not None and cheapest is not None and cheapest > ask.goal.budget:
-                why = f"no number of GPUs: at the best, {ask.goal.tokens:.3g} tokens cost {cheapest:,.0f} USD"
-                return row.none(label, f"{why}, {ask.goal.budget:,.0f} are allowed")
+        unlimited = found.finding.unlimited if found is not None and found.finding is not None else None
+        if unlimited is not None:  # the fastest legal layout if memory were no limit
+            per_gpu = float(unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
+            least = max(least, goal.rate / per_gpu)
+            price = None if row.rates is None else row.rates.usd_per_gpu_hour
+            if goal.budget is not None and goal.tokens is not None and price is not None:
+                dollars = goal.tokens / per_gpu / HOUR * price
+                if dollars > goal.budget:
+                    why = f"no number of GPUs: at the best, {goal.tokens:.3g} tokens cost {dollars:,.0f} USD"
+                    return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
         if tried > MOST_SEARCHES or count > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
             break
     if row is None:
@@ -160,48 +155,35 @@ def _rounder(ask: Question, row: Row) -> str:
     return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""
 
 
-def _unlimited_rate(found: Best | None) -> float | None:
-    """Tokens per second and GPU of the fastest legal layout if memory were no limit."""
-    if found is None or found.finding is None or found.finding.unlimited is None:
-        return None
-    return float(found.finding.unlimited[1].tokens_per_second_per_gpu[0])
-
-
-def _least_dollars(ask: Question, row: Row, per_gpu: float) -> float | None:
-    price = None if row.rates is None else row.rates.usd_per_gpu_hour
-    return None if price is None or ask.goal.tokens is None else ask.goal.tokens / per_gpu / HOUR * price
-
-
 def longest_sequence(ask: Question) -> Row:
     """The longest sequence that fits, with as many sequences per step: doubled until it does not fit, then halved in
     between. Memory grows with the length, so what fits at one length fits below it; a test scans one job."""
-    length = int(ask.base.request.sequence_length or 0)
     best: Row | None = None
+    failed: Row | None = None
 
     def look(tokens: int) -> bool:
-        nonlocal best
+        nonlocal best, failed
         _, row = ask.with_count("sequence_length", tokens)
         if row.fits and (best is None or row.sequence_length > best.sequence_length):
             best = dataclasses.replace(row, label=f"longest sequence: {tokens}")
             ask.keep(best)
         if not row.fits and best is None:
-            failed.append(row)
+            failed = row
         return row.fits
 
-    failed: list[Row] = []
-    low = 1 << (length.bit_length() - 1)
+    low = 1 << (int(ask.base.request.sequence_length or 0).bit_length() - 1)
     while low >= 512 and not look(low):
         low //= 2
     if best is None:
-        return failed[-1].none("longest sequence", f"none from 512 tokens on: {failed[-1].why}")
-    high = low * 2
-    while high <= LONGEST and not (failed and high >= failed[-1].sequence_length) and look(high):
-        low, high = high, high * 2
-    piece = max(low // PIECES, 1)
+        assert failed is not None
+        return failed.none("longest sequence", f"none from 512 tokens on: {failed.why}")
+    most = LONGEST if failed is None else failed.sequence_length - 1
+    while low * 2 <= most and look(low * 2):
+        low *= 2
     below, above = PIECES, 2 * PIECES
     while above - below > 1:
         middle = (below + above) // 2
-        below, above = (middle, above) if look(middle * piece) else (below, middle)
+        below, above = (middle, above) if look(middle * max(low // PIECES, 1)) else (below, middle)
     return best
 
 
@@ -213,14 +195,12 @@ def largest_batch(ask: Question) -> Row:
         raise PlannerError("--largest-batch looks for the micro batch, which --micro-batch-size pins; leave one out")
     batch = int(ask.base.request.global_batch_size or 1)
     best: Row | None = None
-    last: Row | None = None
     for size in (n for n in range(1, batch + 1) if batch % n == 0):
         variant = dataclasses.replace(ask.base, label=f"micro batch {size}", number=None)
         _, last = ask.row(variant, Pins(values={**pinned, "micro_batch_size": size}))
         if last.fits:
             best = dataclasses.replace(last, label=f"largest micro batch: {size}")
             ask.keep(best)
-    assert last is not None
     return best or last.none("largest micro batch", last.why)
 
 
@@ -230,14 +210,11 @@ def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
         variant = apply(ask.base, Value(flag="hardware", text=name))
         if ask.goal.days is not None:
             row = fewest_gpus(dataclasses.replace(ask, base=variant), name)
-            gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
-            row = dataclasses.replace(row, label=f"{name}{gpus}")
         else:
             _, row = ask.row(variant)
-            row = dataclasses.replace(row, label=f"{name} x {row.num_gpus}")
-            if row.fits and (missed := ask.goal.missed(row)):
-                row = dataclasses.replace(row, why=missed)
-        yield row
+        gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
+        missed = ask.goal.missed(row) if row.fits else ""
+        yield dataclasses.replace(row, label=f"{name}{gpus}", why=missed or row.why)
 
 
 def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
