@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import json
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -234,15 +235,22 @@ def test_names_are_those_of_the_api_and_hide_no_module():
     assert all(getattr(planner, name) is getattr(api, name) for name in planner.__all__)
 
 
-def test_packages_of_the_wheel_are_those_of_the_tree():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
-    code = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "planner").rglob("*.py")}
-    data = {f"planner.{'.'.join(path.parent.relative_to(ROOT).parts)}" for path in (ROOT / "profiles").rglob("*.yaml")}
-    assert set(settings["packages"]) == code | data
-    assert set(settings["package-dir"]) == data
-    kinds = {pattern.removeprefix("*") for pattern in settings["package-data"]["*"]}
-    beside = {path for path in (ROOT / "planner").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
-    assert not {path for path in beside if path.name not in kinds and path.suffix not in kinds}
+def test_the_wheel_holds_the_package_and_its_data_and_no_more(monkeypatch):
+    """Every folder of planner/ and of profiles/ is a package of the wheel, and every file of them is in it."""
+    setuptools = pytest.importorskip("setuptools")
+    said = {}
+    monkeypatch.setattr(setuptools, "setup", said.update)
+    monkeypatch.chdir(ROOT)
+    runpy.run_path("setup.py")
+    folders = {path.parent.relative_to(ROOT) for path in (ROOT / "planner").rglob("*.py")}
+    data = {path.parent.relative_to(ROOT) for path in (ROOT / "profiles").rglob("*.yaml")}
+    assert set(said["packages"]) == {".".join(one.parts) for one in folders} | set(said["package_dir"])
+    assert said["package_dir"] == {".".join(("planner", *one.parts)): one.as_posix() for one in data}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    kinds = {pattern.removeprefix("*") for pattern in settings["tool"]["setuptools"]["package-data"]["*"]}
+    others = [path for path in (ROOT / "planner").rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")]
+    assert not [path for path in others if path.name not in kinds and path.suffix not in kinds]
+    assert settings["project"]["scripts"] == {"plan": "planner.commands.main:main_entry"}
 
 
 # ------------------------------------------------------------------------------------------------ commands only parse and print
