@@ -16,9 +16,9 @@ import pytest
 
 import planner
 from planner import api
-from planner.keywords import JOB, SEARCHED, Keywords
 from planner.commands.estimate import estimate as estimate_command
 from planner.commands.search import search as search_command
+from planner.keywords import JOB, SEARCHED, Keywords
 from planner.layout import FIELDS
 from planner.model import load_model
 from planner.units import GIB
