@@ -10,9 +10,9 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
-from planner.cost.memory.device_memory import StageBytes
 from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
+    StageBytes,
     communicator_bytes,
     host_bytes,
     state_bytes,

@@ -7,12 +7,11 @@ that are there from start to end (``buffered_points``), or made unit by unit (``
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.memory.peak_points import Peak, Point, on_demand_peak
+from planner.cost.memory.states import StageBytes
 from planner.hardware import HardwareProfile
 from planner.trainer import Trainer
 
@@ -27,54 +26,6 @@ HELD_GIVEN_BACK = 0.1
 
 Most likely value over the same layouts (0 to 0.2 within a factor of 8; 0.8 is exp(13) times less likely).
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageBytes:
-    """Bytes of the first, a middle and the last stage of N candidates, (3, N), and counts that decide them."""
-
-    stored: Floats
-    """That wait for the backward pass, per microbatch in flight."""
-    resident: Floats
-    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
-    transient: Floats
-    """The larger of the loss and one layer that recompute brings back."""
-    in_flight: Floats
-    """Microbatches that wait for their backward pass at the peak."""
-    accumulated_flight: Floats
-    """The same when all gradients are there."""
-    accumulated_share: Floats
-    """Share of the gradients that is there when most microbatches are in flight."""
-    logits_held: Floats
-    """Microbatches whose logits wait on the last stage."""
-    waiting_weights: Floats
-    """Microbatches whose weight gradients come later."""
-    shape_parts: Floats
-    """Of ``peak_points.SHAPE_PARTS``, (parts, 3, N); no parts where gradients are buffered."""
-    state_parts: Floats
-    """Of ``peak_points.STATE_PARTS``, likewise."""
-    workspace: Floats
-    held_launched: Floats
-    """Of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
-    held_most: Floats
-    """Most of it that is reserved at once."""
-    held_waiting: Floats
-    """What is reserved of it also where the host is never ahead."""
-    held_busy: Floats
-    """Part of the step in which the GPU does not wait for other stages."""
-    fresh: Floats
-    """Of gradients that take the place of a microbatch's activations when its backward pass has ended."""
-    step_end: Floats
-    """That take the place of all activations when the last backward pass has ended (``OwnTerms.end_bytes``)."""
-    pooled: Floats
-    """Of them that stay reserved, free, until an allocation would fail."""
-    weights: Floats
-    gradients: Floats
-    optimizer_states: Floats
-    host: Floats
-    """In host memory."""
-    buffers: Floats
-    """Of communicators."""
 
 
 def buffered_points(stages: StageBytes) -> list[Point]:

@@ -34,12 +34,12 @@ backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
+from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.pipeline.schedules import is_v_shaped
 from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
@@ -187,21 +187,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
     return np.where(is_v_shaped(layout)[..., None] == 1, ends, plain)
 
 
-class OnDemand(Protocol):
-    """Columns of ``device_memory.StageBytes`` that the points are made of."""
-
-    stored: Floats
-    in_flight: Floats
-    accumulated_flight: Floats
-    accumulated_share: Floats
-    logits_held: Floats
-    waiting_weights: Floats
-    shape_parts: Floats
-    state_parts: Floats
-    gradients: Floats
-
-
-def on_demand_peak(stages: OnDemand, library_workspace: float) -> Peak:
+def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = (
         dict(zip(SHAPE_PARTS, stages.shape_parts, strict=True)),
@@ -259,7 +245,7 @@ def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Flo
     ]  # fmt: skip
 
 
-def _pipelined(stored: Floats, stages: OnDemand, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
+def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
     """The program points of a step in a pipeline."""
     flights, share, held, waiting = (
         stages.in_flight,

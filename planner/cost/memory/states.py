@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.arrays import Floats
@@ -19,6 +21,54 @@ COMPONENTS = (
 )  # fmt: skip
 ALLOCATED = COMPONENTS[:5]
 RESERVED = COMPONENTS[:6]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageBytes:
+    """Bytes of the first, a middle and the last stage of N candidates, (3, N), and counts that decide them."""
+
+    stored: Floats
+    """That wait for the backward pass, per microbatch in flight."""
+    resident: Floats
+    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
+    transient: Floats
+    """The larger of the loss and one layer that recompute brings back."""
+    in_flight: Floats
+    """Microbatches that wait for their backward pass at the peak."""
+    accumulated_flight: Floats
+    """The same when all gradients are there."""
+    accumulated_share: Floats
+    """Share of the gradients that is there when most microbatches are in flight."""
+    logits_held: Floats
+    """Microbatches whose logits wait on the last stage."""
+    waiting_weights: Floats
+    """Microbatches whose weight gradients come later."""
+    shape_parts: Floats
+    """Of ``peak_points.SHAPE_PARTS``, (parts, 3, N); no parts where gradients are buffered."""
+    state_parts: Floats
+    """Of ``peak_points.STATE_PARTS``, likewise."""
+    workspace: Floats
+    held_launched: Floats
+    """Of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
+    held_most: Floats
+    """Most of it that is reserved at once."""
+    held_waiting: Floats
+    """What is reserved of it also where the host is never ahead."""
+    held_busy: Floats
+    """Part of the step in which the GPU does not wait for other stages."""
+    fresh: Floats
+    """Of gradients that take the place of a microbatch's activations when its backward pass has ended."""
+    step_end: Floats
+    """That take the place of all activations when the last backward pass has ended (``OwnTerms.end_bytes``)."""
+    pooled: Floats
+    """Of them that stay reserved, free, until an allocation would fail."""
+    weights: Floats
+    gradients: Floats
+    optimizer_states: Floats
+    host: Floats
+    """In host memory."""
+    buffers: Floats
+    """Of communicators."""
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
