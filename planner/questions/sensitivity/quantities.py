@@ -54,10 +54,10 @@ class Quantity:
 
 def _gemm(hardware: HardwareProfile, factor: float) -> HardwareProfile:
     """GEMM rates multiplied, launches kept; the curves themselves never pass the peak."""
-    curves = {}
-    for name, one in hardware.gemm.items():
-        rates = {"efficiency": one.efficiency * factor, "memory_efficiency": one.memory_efficiency * factor}
-        curves[name] = dataclasses.replace(one, **rates)
+    curves = dict(hardware.gemm)
+    for name, one in curves.items():
+        memory = one.memory_efficiency * factor
+        curves[name] = dataclasses.replace(one, efficiency=one.efficiency * factor, memory_efficiency=memory)
     return dataclasses.replace(hardware, gemm=curves)
 
 

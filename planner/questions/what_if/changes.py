@@ -238,7 +238,8 @@ def base_variant(resolved: ResolvedJob) -> Variant:
 def apply(base: Variant, value: Value) -> Variant:
     """The variant with one more change. Raises PlannerError when a factor makes no whole number."""
     flag, shown, figures, number = value.flag, value.text, base.figures, value.number
-    one, request, new = INPUTS[flag], base.request, {}
+    one, request = INPUTS[flag], base.request
+    new: dict[str, Any] = {}
     if one.check is not None:
         new = {one.field: value.text}
     elif not one.field:
@@ -250,10 +251,10 @@ def apply(base: Variant, value: Value) -> Variant:
         shown = f"{count} ({shown})" if value.factor else f"{count}"
     else:
         now = getattr(request, one.field) or one.now(load_hardware(str(request.hardware)))
-        new = {one.field: number if number is not None else now * (value.factor or 1.0)}
+        rate = number if number is not None else now * (value.factor or 1.0)
+        new = {one.field: rate}
         if flag == "network":
-            number = new[one.field]
-            shown = f"{shown} ({number * 8.0 / units.GIGA:g} Gb/s per GPU)" if value.factor else shown
+            number, shown = rate, f"{shown} ({rate * 8.0 / units.GIGA:g} Gb/s per GPU)" if value.factor else shown
     label = f"{flag.replace('_', ' ')} {shown}"
     return Variant(
         label=label if base.label == "base" else f"{base.label}, {label}", changed=(*base.changed, flag),
