@@ -200,6 +200,7 @@ WRONG = [
     (lambda: planner.what_if(network="x2"), "which job?"),
     (lambda: planner.what_if(model="llama-8b", gpus=8), "nothing to change"),
     (lambda: planner.what_if(model="llama-8b", gpus=8, networks="x2"), "nearest: network"),
+    (lambda: planner.what_if(model="llama-8b", gpus=[8, 16], days="30"), "days is '30'; it must be a number"),
     (lambda: planner.what_if(model="llama-8b", gpus=8, compute=1.5), "write it like x1.5"),
     (lambda: planner.what_if(model="llama-8b", gpus=8, memory=[-1.0]), "must be finite and not negative"),
 ]

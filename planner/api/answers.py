@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from planner.api.results import Imported, Plan
 from planner.api.shown import Answer
-from planner.errors import PlannerError
+from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
     SEARCHED,
@@ -88,6 +88,10 @@ def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, 
     flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
     for name in ("tokens", "budget"):
         flags[name] = None if changes.get(name) is None else str(changes[name])
+    for name in ("days", "power_share", "pue"):
+        value = changes.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise PlannerError(f"{name} is {shown(value)}; it must be a number")
     resolved = None if base is None else resolved_of(loaded(base).file)
     return Answer(answer(ask(resolved, flags, layout_values(changes)), progress), print_what_if)
 
