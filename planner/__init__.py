@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         import_config,
         load,
         plan,
+        plot_profile,
         sensitivity,
         show_profile,
         what_if,
@@ -48,6 +49,6 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
-    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "sensitivity", "show_profile",
-    "what_if",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile", "sensitivity",
+    "show_profile", "what_if",
 ]  # fmt: skip

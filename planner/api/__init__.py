@@ -18,6 +18,7 @@ from planner.api.answers import (
     doctor,
     import_config,
     load,
+    plot_profile,
     sensitivity,
     show_profile,
     silent,
@@ -69,6 +70,6 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
 
 __all__ = [
     "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
-    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "sensitivity", "show_profile",
-    "what_if",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile", "sensitivity",
+    "show_profile", "what_if",
 ]  # fmt: skip

@@ -180,6 +180,17 @@ def compare_profiles(first: File, second: File, *, everything: bool = False) -> 
     return Answer(found, partial(print_diff, everything=everything))
 
 
+def plot_profile(name: File, picture: File) -> None:
+    """Draw the curves of a hardware profile to a .png, .svg or .pdf file. Raises PlannerError."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.profile_plot import plot
+
+    path = Path(picture)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise PlannerError(f"{path}: name a picture that ends in .png, .svg or .pdf")
+    plot(load_hardware(fspath(name)), path)
+
+
 def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
     """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
     sequence_length, global_batch_size.
