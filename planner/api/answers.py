@@ -80,7 +80,7 @@ def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, 
 
     further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
     require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
-    flags = {
+    flags: dict[str, Any] = {
         name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
     }
     flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
