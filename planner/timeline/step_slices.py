@@ -18,7 +18,6 @@ from dataclasses import dataclass, replace
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.schedule_walk import Span, walk
 from planner.cost.price.stage_times import largest_stage
-from planner.cost.refine import chunks
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import STREAMS, Piece, Slice, rank_of_kind
@@ -129,7 +128,7 @@ def timeline_of(priced: Priced) -> Timeline:
     last_one = max(range(len(around)), key=lambda i: (around[i].end, not around[i].hidden))
     around[last_one] = replace(around[last_one], end=step)  # what rounding left
     return Timeline(
-        ranks=pp, stages=pp * chunks(priced.dealt), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
+        ranks=pp, stages=pp * int(priced.dealt.vpp), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
         pipeline_start=start, pipeline_end=end, actions=tuple(actions), pieces=pieces_by_action(priced),
         around=tuple(around), hand_over=hand_over,
         slowest=rank_of_kind(int(largest_stage(priced.times.forward + priced.times.backward)[0]), pp),
@@ -145,8 +144,8 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
 
     def run(later: float) -> tuple[list[Span], float]:
         spans = walk(
-            int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
-            every.forward + after, every.backward + after, every.weight, overlapped + later,
+            int(layout.schedule), int(layout.pp), int(layout.vpp), int(layout.num_microbatches),
+            (every.forward + after, every.backward + after, every.weight), overlapped + later,
         )  # fmt: skip
         return spans, max(one.end for one in spans)
 
@@ -210,7 +209,7 @@ def _with_traffic(walked: list[Span], ends: Ends, m: int, start: float) -> tuple
 
 
 def _later(one: Span, seconds: float) -> Span:
-    return replace(one, start=one.start + seconds, end=one.end + seconds)
+    return one._replace(start=one.start + seconds, end=one.end + seconds)
 
 
 def _sends(actions: list[Span], pp: int, seconds: float, step: float) -> list[Slice]:

@@ -200,7 +200,7 @@ def _of_points(points: Sequence[Shared], profiles: tuple[HardwareProfile, ...]) 
     found: list[Difference] = []
     for family, rows in families.items():
         drift = _drift(family, profiles)
-        found += _test(family, "all of them", rows, 0.0, [drift, _points_scatter(rows)], CHANCE / 3.0 / tests[0])
+        found += _test((family, "all of them"), rows, 0.0, [drift, _points_scatter(rows)], CHANCE / 3.0 / tests[0])
         slow = _slow_groups(family, groups[family], CHANCE / 3.0 / max(tests[1], 1))
         found += slow.values()
         for (group, curve), members in curves[family].items():
@@ -215,7 +215,7 @@ def _of_points(points: Sequence[Shared], profiles: tuple[HardwareProfile, ...]) 
                 each = sum((one - base) ** 2 for one in middles) / freedom
                 own = (each * (1.0 + 1.0 / len(others)), freedom)
                 name = ", ".join(part for part in (curve, group) if part)
-                found += _test(family, name, members, base, [own], CHANCE / 3.0 / tests[2])
+                found += _test((family, name), members, base, [own], CHANCE / 3.0 / tests[2])
     return found, sum(tests)
 
 
@@ -239,7 +239,7 @@ def _slow_groups(family: str, groups: Split, chance: float) -> dict[str, Differe
             others = [name for name in rest if name != group]
             base = fmean(means[name] for name in others)
             total = scatter[group] + fmean(scatter[name] for name in others) / len(others)
-            for one in _test(family, group, groups[group,], base, [(total, freedom)], chance, means[group]):
+            for one in _test((family, group), groups[group,], base, [(total, freedom)], chance, means[group]):
                 listed.append((abs(means[group] - base), group, one))
         if not listed:
             break
@@ -288,10 +288,10 @@ def _drift(family: str, profiles: tuple[HardwareProfile, ...]) -> Variance:
 
 
 def _test(
-    family: str, name: str, rows: Sequence[Shared], base: float, parts: Sequence[Variance], chance: float,
+    where: tuple[str, str], rows: Sequence[Shared], base: float, parts: Sequence[Variance], chance: float,
     change: float | None = None,
 ) -> list[Difference]:  # fmt: skip
-    """The difference if the change of some points (by default the median) is further from ``base`` than chance allows.
+    """The difference of a (family, name) if the change of its points (by default the median) is beyond chance from ``base``.
 
     ``parts`` are variances that add up; degrees of freedom by Welch and Satterthwaite. What changed less than half of its
     distance from the others is not what changed: they are.
@@ -309,7 +309,7 @@ def _test(
         return []
     mean = math.exp(fmean(math.log(one.first) for one in rows))
     return [Difference(
-        family=family, name=f"{name} ({count} point{'s' if count > 1 else ''})", first=mean,
+        family=where[0], name=f"{where[1]} ({count} point{'s' if count > 1 else ''})", first=mean,
         second=mean * math.exp(change), unit=rows[0].unit, percent=round(100.0 * math.expm1(change), 1),
         spread=round(100.0 * abs(math.expm1(math.copysign(limit, change))), 1), points=count,
     )]  # fmt: skip
