@@ -82,8 +82,8 @@ class Ordered:
 def ordered(pairs: Sequence[Pair]) -> list[Ordered]:
     """Every two measured layouts of one job of one source whose faster is predicted near the fastest of the job.
 
-    One job: same source, trainer, hardware, number of GPUs, workload. Runs that their source calls broken, or that
-    a simulator computed, are left out.
+    One job: same source, trainer, hardware, number of GPUs, workload. Runs that their source calls broken are left
+    out.
     """
     jobs: dict[Hashable, list[Pair]] = defaultdict(list)
     for pair in pairs:
