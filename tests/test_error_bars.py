@@ -12,10 +12,10 @@ from planner import error_bars, library
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model
-from planner.questions.accuracy import bars
-from planner.questions.accuracy.bars import Residual
 from planner.trainer import load_trainer
 from planner.workload import Workload
+from tools.evidence import bars
+from tools.evidence.bars import Residual
 
 
 def made(
