@@ -219,7 +219,9 @@ def _in_module(entry: Mapping[str, Any], where: str) -> float:
     if "value" not in entry or "unit" not in entry:
         raise PlannerError(f"{where}: a number of the cost model needs value and unit")
     if _number(entry["value"], f"{where}: value") != value:
-        raise PlannerError(f"{where}: the value is {entry['value']}, but {entry['file']} has {entry['key']} = {value:g}")
+        raise PlannerError(
+            f"{where}: the value is {entry['value']}, but {entry['file']} has {entry['key']} = {value:g}"
+        )
     return value
 
 

@@ -136,7 +136,7 @@ def _means(group: Sequence[Constant], runs: Sequence[Run]) -> Floats:
 def _likeliest(one: Constant, listed: Sequence[Constant], known: Mapping[str, float], runs: Sequence[Run]) -> Refit:
     """The value under which what ran out and what did not was most likely, by Bayes' rule on a grid in the logarithm.
 
-        ln p(x) = sum over runs of ln(chance of what happened) - x^2 / (2 w^2),     x = ln(value / default)
+    ln p(x) = sum over runs of ln(chance of what happened) - x^2 / (2 w^2),     x = ln(value / default)
     """
     grid = np.linspace(math.log(one.low / one.default), math.log(one.high / one.default), GRID)
     ran = np.array([bool(run.measured.fits) for run in runs])

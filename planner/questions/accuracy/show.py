@@ -27,7 +27,7 @@ def print_sweeps(console: Console, summary: dict[str, Any]) -> None:
 
 def print_worst(console: Console, pairs: Sequence[Pair], most: int) -> None:
     """The rows with the largest errors."""
-    _print(console, worst_table(pairs, (), most))
+    _print(console, worst_table(pairs, most))
 
 
 def _print(console: Console, one: Lines) -> None:

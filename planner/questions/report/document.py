@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "
 """What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
 
 Value = float | int | str | bool | None
+Spec = dict[str, Any]
+"""A piece of a Vega-Lite specification."""
 
 
 def rounded(value: Value) -> Value:
@@ -67,6 +69,16 @@ class Column:
     """The table for people shows it."""
 
 
+def columns(text: str) -> tuple[Column, ...]:
+    """Columns from words 'key kind title, key kind title ...': without a title the key, '-' before it: not in the table."""
+    found = []
+    for one in text.split(","):
+        key, kind, *title = one.split()
+        name = key.removeprefix("-")
+        found.append(Column(key=name, title=" ".join(title) or name, kind=kind, in_table=name == key))
+    return tuple(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One picture: what it says in a sentence, and the rows that it draws."""
@@ -87,6 +99,12 @@ class Chart:
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
+    spec: Callable[[Chart], Spec] | None = None
+    """Draws it: the body of its Vega-Lite specification (``specs``); None = a table alone."""
+    with_texts: bool = True
+    """Each number that is drawn comes with its text for people."""
+    more_rows: tuple[tuple[Value, ...], ...] = ()
+    """Rows that are drawn and say nothing new."""
 
     def records(self) -> list[dict[str, Value]]:
         """The rows as mappings."""
@@ -120,14 +138,10 @@ def chart(
     name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
 ) -> Chart:
     """A chart with every number rounded once, so that all formats show the same."""
-    for key in ("table",):
-        if more.get(key) is not None:
-            more[key] = tuple(tuple(rounded(value) for value in row) for row in more[key])
+    tables = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
+    once = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
     facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
-    return Chart(
-        name=name, title=title, reading=reading, columns=tuple(columns),
-        rows=tuple(tuple(rounded(value) for value in row) for row in rows), facts=facts, **more,
-    )  # fmt: skip
+    return Chart(name=name, title=title, reading=reading, columns=tuple(columns), facts=facts, **once, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -188,6 +202,3 @@ class Document:
             "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
             "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
         }  # fmt: skip
-
-
-__all__ = ["Chart", "Column", "Document", "Figure", "chart", "rounded", "shown"]
