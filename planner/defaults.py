@@ -75,7 +75,7 @@ def resolve(request: Request) -> ResolvedJob:
     no_flash = hardware.arch in NO_FLASH_ATTENTION
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if no_flash else TRAINER)
     trainer = load_trainer(trainer_name)
-    if no_flash and trainer.attention == "flash":
+    if no_flash and trainer.kernels.attention == "flash":
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {trainer_name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"

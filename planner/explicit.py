@@ -101,9 +101,9 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
         each = values["dp"] * values.get("micro_batch_size", 1)
         values["num_microbatches"] = max(batch // each, 1)
     if "sequence_parallel" not in values:
-        values["sequence_parallel"] = int(tp > 1 and job.trainer.sequence_parallel != "never")
+        values["sequence_parallel"] = int(tp > 1 and job.trainer.legal.sequence_parallel != "never")
     if "zero" not in values:
-        levels = job.trainer.zero if pp == 1 else job.trainer.zero_with_pp or (0,)
+        levels = job.trainer.legal.zero if pp == 1 else job.trainer.legal.zero_with_pp or (0,)
         values["zero"] = max(levels) if values["dp"] * cp > 1 else min(levels)
         if values["dp"] * cp > 1:
             why = f"the most that trainer {job.trainer.name} shards here"
@@ -112,7 +112,7 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
         values["schedule"] = int(Schedule.INTERLEAVED if values.get("vpp", 1) > 1 else Schedule.ONE_F_ONE_B)
     if values["schedule"] in (Schedule.ZBV, Schedule.DUALPIPE_V):
         values.setdefault("vpp", 2)
-    if "etp" not in values and job.model.is_moe and not job.trainer.etp and job.trainer.expert_parallel != "folded":
+    if "etp" not in values and job.model.is_moe and not job.trainer.legal.etp and job.trainer.legal.expert_parallel != "folded":
         values["etp"] = tp
     if values.get("recompute_modules") and "recompute" not in values:
         values["recompute"] = int(Recompute.SELECTIVE)

@@ -87,7 +87,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     plain = base.take(allowed(job, base))
     refused = {} if len(plain) else refusals(job, base)
     levers = recompute_levers(job, pins)
-    shares = OFFLOADS if job.trainer.offload_optimizer and "offload_optimizer" not in pins.values else ()
+    shares = OFFLOADS if job.trainer.legal.offload_optimizer and "offload_optimizer" not in pins.values else ()
     left = _with_recompute(run, plain, levers)
     _with_splits(run, pins)
     offloaded = len(plain) > 0 and _with_offload(run, left, shares, pins)
@@ -165,7 +165,7 @@ def _offloaded(job: Job, layout: Layout, share: int, free_zero: bool) -> Layout:
     The optimizer that can do that is the one that shards: where there is one replica, which shards nothing, it takes the
     lowest level of sharding unless the level is pinned.
     """
-    lowest = min((level for level in job.trainer.zero if level and free_zero), default=0)
+    lowest = min((level for level in job.trainer.legal.zero if level and free_zero), default=0)
     zero = np.asarray(layout.zero)
     alone = (zero == 0) & (np.asarray(layout.dp) * np.asarray(layout.cp) == 1)
     return layout.replace(offload_optimizer=share, zero=np.where(alone, lowest, zero))
@@ -208,7 +208,7 @@ def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layou
 
 def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], Layout] | None:
     """Every legal split of layers near an even one, with the row of its layout; None where there is none."""
-    if not job.trainer.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
+    if not job.trainer.legal.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
         return None
     stages = np.broadcast_to(np.asarray(layouts.pp), (len(layouts),))
     near = {int(pp): _near_even(job.model.num_layers, int(pp)) for pp in np.unique(stages)}
@@ -285,7 +285,7 @@ class _Run:
                 self.bound = max(one[0] for one in self._fast.values())
         elif not self._fast:
             self._close = self._merge(self._close, piece, found, np.arange(len(peak)), peak)
-        return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.fragmentation)
+        return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.stored.fragmentation)
 
     def _keep_uneven(self, piece: Layout, time: NDArray[np.float64], peak: NDArray[np.float64]) -> None:
         """Remember what another split of the layers over the stages could bring among the best: SPLITS layouts at most."""

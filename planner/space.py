@@ -41,10 +41,10 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     the micro batch a power of two. Not every row is legal: planner.rules says which are.
     """
     gpus, model, trainer = job.cluster.num_gpus, job.model, job.trainer
-    tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.tp else [1])
-    pps = pins.options("pp", [n for n in divisors(gpus) if n <= model.num_layers] if trainer.pp else [1])
+    tps = pins.options("tp", [n for n in divisors(gpus) if n <= model.num_heads] if trainer.legal.tp else [1])
+    pps = pins.options("pp", [n for n in divisors(gpus) if n <= model.num_layers] if trainer.legal.pp else [1])
     longest = max(1, job.workload.sequence_length // LEAST_TOKENS)
-    cps = pins.options("cp", [n for n in divisors(gpus) if n <= longest] if trainer.cp_methods else [1])
+    cps = pins.options("cp", [n for n in divisors(gpus) if n <= longest] if trainer.legal.cp_methods else [1])
     tables = []
     for tp, pp, cp in itertools.product(tps, pps, cps):
         if gpus % (tp * pp * cp) == 0:
@@ -79,12 +79,12 @@ def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np
     micro = [b for b in (1, 2, 4, 8, 16) if b <= LARGEST_MICRO_BATCH and batch % (dp * b) == 0]
     batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
     shards = pins.options("dp_shard", _shards(job, dp))
-    methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.cp_methods] if cp > 1 else [0]
-    always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.sequence_parallel] if tp > 1 else [0]
+    methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]
+    always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
     zero = (
-        [level for level in trainer.zero if pp == 1 or level in trainer.zero_with_pp]
+        [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
         if dp * cp > 1
-        else [min(trainer.zero)]
+        else [min(trainer.legal.zero)]
     )
     rows = [
         (tp, pp, cp, dp, shard, b, m, ep, etp, vpp, schedule, first, last, level, method, split)
@@ -98,7 +98,7 @@ def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np
 
 def _shards(job: Job, dp: int) -> list[int]:
     """0 (all of dp) and, with HSDP, the shard groups that end at a boundary of the fast local link."""
-    if not job.trainer.hsdp or dp == 1:
+    if not job.trainer.legal.hsdp or dp == 1:
         return [0]
     return [0, *(n for n in divisors(dp) if 1 < n < dp and n % 2 == 0)]
 
@@ -107,12 +107,12 @@ def _experts(job: Job, pins: Pins, tp: int, cp: int, dp: int) -> list[tuple[int,
     """(ep, etp): experts over the ranks of one stage, with their own tensor parallelism of 1 or tp."""
     if not job.model.is_moe:
         return [(1, 1)]
-    kind = job.trainer.expert_parallel
+    kind = job.trainer.legal.expert_parallel
     if kind == "none":
         return [(1, tp)]
     ranks = dp if kind in ("dp", "alone") else tp * cp * dp
     eps = pins.options("ep", [n for n in divisors(job.model.num_experts) if ranks % n == 0])
-    etps = [tp] if kind in ("dp", "alone") else [1, tp] if job.trainer.etp else [1]
+    etps = [tp] if kind in ("dp", "alone") else [1, tp] if job.trainer.legal.etp else [1]
     return [(ep, etp) for ep in eps for etp in pins.options("etp", etps)]
 
 
@@ -123,7 +123,7 @@ def _pipelines(job: Job, pins: Pins, pp: int) -> list[tuple[int, int, int, int]]
     found = []
     names = {name: number for number, name in NAMES["schedule"].items()}
     for first, last, largest in _splits(job.model, job.trainer, pins, pp):
-        for name in job.trainer.schedules:
+        for name in job.trainer.legal.schedules:
             schedule = names[name]
             if schedule == Schedule.INTERLEAVED:
                 vpps = [v for v in divisors(largest) if v > 1 and (v <= LARGEST_VPP or v == pins.values.get("vpp"))]
@@ -146,9 +146,9 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
         return [(first, last, max(1, -(-(total - first - last) // rest) if rest > 0 else max(first, last)))]
     if total % pp == 0:
         splits.append((0, 0, total // pp))
-    elif not trainer.drops_remainder:
+    elif not trainer.legal.drops_remainder:
         splits.append((0, 0, -(-total // pp)))
-    if trainer.uneven_stages:
+    if trainer.legal.uneven_stages:
         middles = {-(-total // pp), -(-(total + 2) // pp)}
         for middle in sorted(middles):
             ends = total - middle * (pp - 2)
@@ -181,13 +181,13 @@ class Lever:
 def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
     else the MLP, else the first module that the trainer knows."""
-    known = module_mask(list(trainer.recompute_modules)) & ~absent_modules(model, trainer)
-    wanted = int(Module.CORE_ATTENTION if trainer.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
+    known = module_mask(list(trainer.legal.recompute_modules)) & ~absent_modules(model, trainer)
+    wanted = int(Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
     if wanted & known == wanted:
         return wanted
     if known & Module.MLP:
         return int(Module.MLP)
-    return module_mask(list(trainer.recompute_modules[:1]))
+    return module_mask(list(trainer.legal.recompute_modules[:1]))
 
 
 def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
@@ -196,15 +196,15 @@ def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
     if {"recompute", "recompute_modules", "recompute_layers"} & set(pins.values):
         return []
     levers = []
-    if "selective" in trainer.recompute:
-        known = module_mask(list(trainer.recompute_modules))
+    if "selective" in trainer.legal.recompute:
+        known = module_mask(list(trainer.legal.recompute_modules))
         levers = [
             Lever(recompute=Recompute.SELECTIVE, recompute_modules=mask, recompute_layers_share=1.0)
             for mask in _module_sets(model, trainer)
             if mask and mask & known == mask
         ]
-    if "full" in trainer.recompute:
-        shares = (0.25, 0.5, 0.75, 1.0) if trainer.recompute_layers else (1.0,)
+    if "full" in trainer.legal.recompute:
+        shares = (0.25, 0.5, 0.75, 1.0) if trainer.legal.recompute_layers else (1.0,)
         levers += [
             Lever(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share) for share in shares
         ]
@@ -213,7 +213,7 @@ def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
 
 def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
     """Sets of modules worth repeating: cheap ones alone, cheap ones together, the whole MLP."""
-    core = Module.CORE_ATTENTION if trainer.attention == "unfused" else Module(0)
+    core = Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module(0)
     cheap = Module.NORM | Module.MLP_ACTIVATION | core
     up = Module.MLA_UP_PROJECTION if model.is_mla else Module(0)
     block = Module.MOE if model.is_moe else Module.MLP

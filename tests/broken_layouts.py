@@ -325,4 +325,4 @@ def sample(case: Broken) -> tuple[Job, Layout]:
 
 def zero_of(one: Job, layout: Layout) -> Layout:
     """The layout with a sharding level that the trainer has, unless sharding is what the case is about."""
-    return layout if layout.zero or 0 in one.trainer.zero else layout.replace(zero=max(one.trainer.zero))
+    return layout if layout.zero or 0 in one.trainer.legal.zero else layout.replace(zero=max(one.trainer.legal.zero))

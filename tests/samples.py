@@ -89,7 +89,7 @@ def legal_layouts(model_name: str, trainer: str, gpus: int, batch: int, most: in
     one = job(model_name, trainer, gpus, batch=batch)
     base = base_layouts(one, Pins())
     every = stack([base, *(lever.apply(base, one.model) for lever in recompute_levers(one, Pins()))])
-    if one.trainer.offload_optimizer:
+    if one.trainer.legal.offload_optimizer:
         every = stack([every, *(every.replace(offload_optimizer=share) for share in OFFLOADS)])
     every = every.take(allowed(one, every))
     rows = np.random.default_rng(0).permutation(len(every))[:most]

@@ -45,7 +45,7 @@ def test_megatron() -> None:
         "sequence_parallel": 1, "recompute": Recompute.NONE, "sizes": (4096, 32, 32, 8, 14336, 128256), "length": 8192,
         "batch": 128,
     }  # fmt: skip
-    assert run.trainer and run.trainer.name == "megatron" and "gradients" in run.trainer.overlap
+    assert run.trainer and run.trainer.name == "megatron" and "gradients" in run.trainer.traffic.overlap
     # 12 steps: two of warm-up (31.0 and 14.9 s) dropped, one with a checkpoint (19.2 s) outvoted by the median
     assert run.measured.step_time == pytest.approx(13.35, rel=0.01)
     assert run.measured.memory == pytest.approx(61234.5 * 2**20) and run.measured.memory_kind == "allocated"
@@ -122,7 +122,7 @@ def test_torchtitan() -> None:
         "length": 8192, "batch": 8,
     }  # fmt: skip
     assert run.layout and int(run.layout.recompute_modules) == Module.EVERY_SECOND_MATMUL
-    assert run.trainer and run.trainer.name == "torchtitan" and run.trainer.unfused == frozenset()
+    assert run.trainer and run.trainer.name == "torchtitan" and run.trainer.kernels.unfused == frozenset()
     # lines of steps 1 and 10 dropped; about 7050 tokens per second and GPU; the validation line is no step
     assert run.measured.step_time == pytest.approx(8192 / 7050, rel=0.01)
     assert run.measured.memory == pytest.approx(51.83 * 2**30) and run.measured.memory_kind == "reserved"

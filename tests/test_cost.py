@@ -180,7 +180,7 @@ def test_more_work_takes_longer(case: tuple[str, str, str, tuple[int, int], int]
     assert np.all(more.time["compute"] > found.time["compute"])
     m = np.asarray(layouts.num_microbatches)
     # Where gradients come as activations go, those of all but the first microbatch lie beside them: more of them if it is small.
-    late = one.trainer.late_gradients
+    late = one.trainer.stored.gradients_on_demand
     settled = (m > 4 * np.asarray(layouts.pp)) & (np.asarray(layouts.schedule) != Schedule.GPIPE) if late else m > 0
     even = layouts.take((m % 2 == 0) & settled)
     larger = even.replace(

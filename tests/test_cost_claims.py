@@ -55,7 +55,7 @@ def test_a_lever_never_makes_a_layout_faster(model: str, gpus: int, trainer: str
     base = base.take(np.random.default_rng(0).permutation(len(base))[:1500])
     plain = estimate(job.workload, job.cluster, job.trainer, base)
     changed = [lever.apply(base, job.model) for lever in recompute_levers(job, Pins())]
-    offloaded = [base.replace(offload_optimizer=share) for share in OFFLOADS if job.trainer.offload_optimizer]
+    offloaded = [base.replace(offload_optimizer=share) for share in OFFLOADS if job.trainer.legal.offload_optimizer]
     assert changed
     for layouts in (*changed, *offloaded):
         found = estimate(job.workload, job.cluster, job.trainer, layouts)
@@ -67,5 +67,5 @@ def test_a_lever_never_makes_a_layout_faster(model: str, gpus: int, trainer: str
 
 def test_a_layout_fits_up_to_nine_tenths_of_the_memory() -> None:
     """P <= SAFE with sigma 0.06 is a peak of exp(-0.06 ln(1/SAFE - 1) / 1.702) = 0.90 of what is usable."""
-    error = load_trainer("megatron").memory_error
+    error = load_trainer("megatron").stored.memory_error
     assert np.exp(-error * np.log(1 / SAFE - 1) / 1.702) == pytest.approx(0.9, abs=0.005)

@@ -56,7 +56,7 @@ def with_network(job: Job, share: float) -> Job:
 
 
 def with_host(job: Job, factor: float) -> Job:
-    return dataclasses.replace(job, trainer=job.trainer.replace(host_time=job.trainer.host_time * factor))
+    return dataclasses.replace(job, trainer=job.trainer.replace(host_time=job.trainer.host.host_time * factor))
 
 
 def measured(name: str, job: Job, **layout: int) -> float:

@@ -302,10 +302,10 @@ def test_trainer_of_the_library(name: str) -> None:
     trainer = load_trainer(name)
     assert trainer == trainer_from_dict(trainer_data(name), where=name)
     assert trainer.title and trainer.source
-    assert set(trainer.zero_with_pp) <= set(trainer.zero)
-    assert set(trainer.optimizers) <= set(trainer.optimizer_bytes)
-    assert ("selective" in trainer.recompute) == bool(trainer.recompute_modules)
-    assert bool(trainer.schedules)
+    assert set(trainer.legal.zero_with_pp) <= set(trainer.legal.zero)
+    assert set(trainer.optimizers) <= set(trainer.stored.optimizer_bytes)
+    assert ("selective" in trainer.legal.recompute) == bool(trainer.legal.recompute_modules)
+    assert bool(trainer.legal.schedules)
     assert trainer.replace(tp=False).tp is False
 
 

@@ -141,7 +141,7 @@ def test_nemotron_4_is_not_a_hybrid() -> None:
         assert run.measured is not None and run.measured.step_time is not None
         assert predict([run])[0].step_time == pytest.approx(run.measured.step_time, rel=0.12)
     small = [run for run in _runs("nv-dgxc-24.11-nemotron4-h100.yaml") if run.id == "340b-bf16-g128-b32"]
-    assert [run.trainer.optimizer_bytes["adam"] for run in small if run.trainer] == [
+    assert [run.trainer.stored.optimizer_bytes["adam"] for run in small if run.trainer] == [
         4
     ]  # its optimizer is bf16 throughout
     hybrids = [run for run in _runs("nv-mbridge-26.0*.yaml") if run.id.startswith("nemotron-3-")]

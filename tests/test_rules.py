@@ -118,10 +118,10 @@ def test_jobs_that_no_layout_can_run() -> None:
     refused("h100-sxm has no fp4 tensor cores", precision="nvfp4")
     refused("adam_bf16 in fp16: trainer megatron's .* use --precision bf16", precision="fp16", optimizer="adam_bf16")
     for trainer in TRAINERS.values():  # whatever a trainer lists, its own checks and its byte counts know
-        for precision in trainer.precisions:
-            lean = {"adam_bf16", "adam_8bit"} if precision == "fp16" and trainer.transformer_engine else set()
+        for precision in trainer.legal.precisions:
+            lean = {"adam_bf16", "adam_8bit"} if precision == "fp16" and trainer.kernels.transformer_engine else set()
             for optimizer in set(trainer.optimizers) - lean:
-                assert trainer.optimizer_bytes[optimizer] > 0
+                assert trainer.stored.optimizer_bytes[optimizer] > 0
                 work = Workload(
                     model=MODELS["gqa"],
                     sequence_length=4096,

@@ -182,10 +182,10 @@ def test_trainer_and_workload_of_a_row(runs: dict[str, Run]) -> None:
     plain = runs["oss-hagemann2023-llama13b-2k-64gpu/torch-full-tp2-pp2-mbs8"].trainer
     assert plain is not None and plain.attention == "unfused" and plain.norm_passes > 1
     overlap = runs["nv-mbridge-26.04.01-gb200/gpt-oss-120b-bf16-g64-b1280-m4-tp1pp1cp1vp1ep64"]
-    assert overlap.trainer is not None and "ep" in overlap.trainer.overlap
+    assert overlap.trainer is not None and "ep" in overlap.trainer.traffic.overlap
     assert overlap.workload is not None and overlap.workload.model.num_windowed_layers == 18
     graphs = runs["nv-mbridge-26.04.01-b200/deepseek-v3-mxfp8-g256-b4096-m1-tp1pp8cp1vp2ep32"]
-    assert graphs.trainer is not None and graphs.trainer.cuda_graphs and graphs.workload is not None
+    assert graphs.trainer is not None and graphs.trainer.host.graphs and graphs.workload is not None
     assert graphs.workload.precision == "mxfp8" and graphs.workload.model.kv_lora_rank == 512
     assert graphs.workload.model.mtp_layers == 1
     lora = runs["nv-mlperf-v50-lora-gb200/lora-144"].workload

@@ -156,7 +156,7 @@ def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
 def test_notes_say_what_the_trainer_did(notes: str, expected: dict[str, Any]) -> None:
     trainer = _with_recipe("any", "any", notes=notes).trainer
     assert trainer and {name: getattr(trainer, name) for name in expected} == expected
-    assert ("grouped_gemm" in trainer.unfused) != trainer.fused_experts
+    assert ("grouped_gemm" in trainer.kernels.unfused) != trainer.kernels.fused_experts
 
 
 def test_pipelines_of_deepseek_v3() -> None:

@@ -25,7 +25,7 @@ def all_layouts(one: Job) -> Layout:
     """Every legal layout from plain products of every field; nothing taken from space.base_layouts."""
     gpus, batch, moe = one.cluster.num_gpus, one.workload.global_batch_size, one.model.is_moe
     sizes = [n for n in range(1, gpus + 1) if gpus % n == 0]
-    levels = one.trainer.zero if gpus > 1 else (min(one.trainer.zero),)
+    levels = one.trainer.legal.zero if gpus > 1 else (min(one.trainer.legal.zero),)
     rows: list[Layout] = []
     for tp, pp, cp in itertools.product(sizes, repeat=3):
         if gpus % (tp * pp * cp):
@@ -61,7 +61,7 @@ def all_layouts(one: Job) -> Layout:
                 )
     plain = Layout.stack(rows)
     levers = stack([plain, *(lever.apply(plain, one.model) for lever in recompute_levers(one, Pins()))])
-    if one.trainer.offload_optimizer:
+    if one.trainer.legal.offload_optimizer:
         levers = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)])
     return levers.take(allowed(one, levers))
 
@@ -148,7 +148,7 @@ def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> N
     moved = np.asarray(layouts.offload_optimizer) > 0
     with_offload, without = found.memory_peak[moved].min(), found.memory_peak[~moved].min()
     assert with_offload * 1.2 < without
-    margin = math.exp(one.trainer.memory_error * math.log(1 / searching.SAFE - 1) / 1.702)  # usable over safe peak
+    margin = math.exp(one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702)  # usable over safe peak
     narrow = tight(one, margin * (with_offload + without) / 2)
     best = search(narrow)
     assert best.fit and all(layout.offload_optimizer > 0 for layout in best.layouts)

@@ -10,7 +10,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, held_by
+from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, record_stream_held
 from planner.cost.memory import peak_points as moments
 from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
 from planner.cost.price.compute import stage_straggling
@@ -190,7 +190,7 @@ def _estimate_chunk(
         reclaimed=at_stage(given, worst),
         first_reserved=np.sum([memory[name][0] for name in RESERVED], axis=0),
         usable_memory=cluster.hardware.usable_memory,
-        memory_error=trainer.memory_error,
+        memory_error=trainer.stored.memory_error,
     )
 
 
@@ -221,7 +221,7 @@ def largest_by_stage(
     priced = _by_stage(workload, cluster, trainer, layout, middle)
     found = stage_memory(trainer, priced, cluster.hardware)[0]
     largest = {name: found[name] for name in ALLOCATED} | {"gradients": priced.gradients}
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         largest["activations"] = _largest_moment(priced).largest_activations
     return largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
 
@@ -245,7 +245,7 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
     allocation would fail.  [torch, CUDACachingAllocator]
     """
     gradients, pooled = priced.gradients, priced.pooled
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         peak = _largest_moment(priced)
         activations, gradients = peak.activations, peak.gradients
         workspace = peak.workspace + hardware.workspace_memory
@@ -256,10 +256,10 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
         at_end = np.maximum(priced.step_end - activations - workspace, 0.0)
         workspace, pooled = workspace + at_end, np.maximum(pooled - at_end, 0.0)
     allocated = priced.weights + gradients + priced.optimizer_states + activations + workspace
-    lost = trainer.fragmentation * allocated
+    lost = trainer.stored.fragmentation * allocated
     room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
     host_share = priced.of_slowest("host_share") * priced.held_busy
-    held = held_by(priced.held_launched, priced.held_most, priced.held_waiting, host_share)
+    held = record_stream_held(priced.held_launched, priced.held_most, priced.held_waiting, host_share)
     held = np.minimum(held, np.maximum(room, 0.0))
     pooled = np.minimum(pooled, np.maximum(room - held, 0.0))
     return {
@@ -271,14 +271,6 @@ def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) 
         "fragmentation": lost + held + pooled,
         "communication_buffers": priced.buffers,
     }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK
-
-
-def polled_seconds(trainer: Trainer, layout: Layout) -> Floats:
-    """Seconds per microbatch that the host of a stage sleeps until its messages have arrived: poll_time min(p - 1, 2).
-
-    Of the slowest stage, and not of the idle time around it: the stages sleep beside each other while a pipeline fills.
-    """
-    return trainer.poll_time * np.minimum(np.asarray(layout.pp, dtype=float) - 1.0, 2.0)
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:
@@ -312,12 +304,12 @@ def _step_parts(
     )  # fmt: skip
     end = largest_stage(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
-        "pipeline_communication": m * (exposed_send + polled_seconds(trainer, layout)),
+        "pipeline_communication": m * exposed_send,
         "bubble": idle,
         "data_communication": at_stage(exposed, end),
         "optimizer": at_stage(priced.optimizer, end),
         "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
-        "overhead": np.full(len(m), trainer.step_overhead),
+        "overhead": np.full(len(m), trainer.host.step_overhead),
     }
     slowed = stage_straggling(
         layout.num_gpus, layout.pp, priced.forward + priced.backward, slowest["compute"] + slowest["recompute"]

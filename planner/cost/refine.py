@@ -9,7 +9,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.estimate import Estimate, estimate, polled_seconds
+from planner.cost.estimate import Estimate, estimate
 from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedule_walk import walked_time
 from planner.cost.pipeline.schedules import sends_beside
@@ -103,9 +103,8 @@ def refine(
             int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
             stage.forward + send, stage.backward + send, stage.weight, each * beside,
         )  # fmt: skip
-        asleep = float(polled_seconds(trainer, layout))  # the walk has no sleep
-        beside_passes = float(shared.of_slowest("waiting")[0]) - asleep
-        busy = sum(float(one.time[part][0]) for part in _BUSY) + int(layout.num_microbatches) * beside_passes
+        waiting = float(shared.of_slowest("waiting")[0])
+        busy = sum(float(one.time[part][0]) for part in _BUSY) + int(layout.num_microbatches) * waiting
         bubble = np.array([max(walked - busy, 0.0)])
         stragglers = one.time["stragglers"] + one.slowed * (bubble - one.time["bubble"])
         refined.append(dataclasses.replace(one, time={**one.time, "bubble": bubble, "stragglers": stragglers}))

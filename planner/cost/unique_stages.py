@@ -13,10 +13,7 @@ from planner.cost.layer.operators import Shard
 from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
     communicator_bytes,
-    end_bytes,
-    held_bytes,
     host_bytes,
-    kept_output_bytes,
     state_bytes,
     workspace_bytes,
 )
@@ -87,7 +84,7 @@ class Gathered:
     """Bytes of ``moments.STATE_PARTS``, likewise."""
     workspace: Floats
     held_launched: Floats
-    """Bytes of what collectives read in all passes until most is alive (``memory.held_bytes``)."""
+    """Bytes of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
     held_most: Floats
     """Most of it that is reserved at once."""
     held_waiting: Floats
@@ -97,7 +94,7 @@ class Gathered:
     fresh: Floats
     """Bytes of gradients that take the place of a microbatch's activations when its backward pass has ended."""
     step_end: Floats
-    """Bytes that take the place of all activations when the last backward pass has ended (``memory.end_bytes``)."""
+    """Bytes that take the place of all activations when the last backward pass has ended (``OwnTerms.end_bytes``)."""
     pooled: Floats
     """Bytes of them that stay reserved, free, until an allocation would fail."""
     weights: Floats
@@ -181,18 +178,20 @@ def _content_columns(
 ) -> dict[str, Floats]:
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
-    boundary = kept_output_bytes(workload, trainer, layout).T
+    kept = np.zeros((len(layout), 1))
+    for term in trainer.terms:
+        kept = kept + term.stored_bytes(workload, layout)
     nothing = np.zeros((0, *times.saved.shape))
     parts = (
         shape_parts(workload, trainer, layout, stages, times.last_layer, times.working, times.loss)
-        if trainer.late_gradients
+        if trainer.stored.gradients_on_demand
         else nothing
     )
     return {
         "slowest": times.slowest,
         "forward": times.forward,
         "backward": times.backward,
-        "stored": times.saved + times.embedding_saved + boundary,
+        "stored": times.saved + times.embedding_saved + kept.T,
         "resident": stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
         "transient": np.maximum(times.working, times.loss),
         "shape_parts": parts,
@@ -207,7 +206,10 @@ def _state_columns(
         workload, cluster, trainer, layout, stages, parameters
     )
     optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
-    fresh, step_end, pooled = end_bytes(workload, trainer, layout, parameters)
+    fresh = step_end = pooled = np.zeros_like(parameters.dense)
+    for term in trainer.terms:
+        more = term.end_bytes(workload, layout, parameters)
+        fresh, step_end, pooled = fresh + more[0], step_end + more[1], pooled + more[2]
     columns = {
         **state_bytes(workload, trainer, layout, parameters),
         "host": host_bytes(workload, trainer, layout, parameters),
@@ -230,9 +232,11 @@ def _space_columns(
 ) -> dict[str, Floats]:
     workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
-    if trainer.held_collectives:
+    for term in trainer.terms:
         flights = in_flight(layout, stage_positions(layout, middle))
-        launched, most, waiting, busy = held_bytes(workload, trainer, layout, held[0], flights)
+        found = term.record_stream_bytes(workload, layout, held[0], flights)
+        if found is not None:
+            launched, most, waiting, busy = found
     columns = {
         "workspace": workspace,
         "held_launched": launched,
@@ -241,7 +245,7 @@ def _space_columns(
         "held_busy": busy,
     }
     parts = np.zeros((0, 3, len(layout)))
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         parts = state_parts(workload, trainer, layout, *held)
     return {name: stages_first(values) for name, values in columns.items()} | {"state_parts": parts}
 
@@ -252,11 +256,11 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
         "last_stage_layers",
     )  # fmt: skip
-    if trainer.late_gradients:
+    if trainer.stored.gradients_on_demand:
         fields = (*fields, "vpp", "schedule", "sequence_parallel")
-    if trainer.held_collectives:
+    if trainer.terms:
         return (*fields, "num_microbatches", "schedule", "vpp")
-    return (*fields, "num_microbatches") if trainer.buffers_all_microbatches else fields
+    return (*fields, "num_microbatches") if trainer.stored.buffers_all_microbatches else fields
 
 
 def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
@@ -269,7 +273,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     """Seconds to hand one microbatch's activations to the next stage, once per virtual stage, shape (N,).
 
     T_s h elements with sequence parallelism; without it each tensor-parallel rank sends its 1/t and the receivers gather
-    the whole inside the node.  [Narayanan 2021, section 4.1] With ``whole_sends`` each rank sends T h and nothing is gathered.
+    the whole inside the node.  [Narayanan 2021, section 4.1] A trainer may send T h from each rank; nothing is gathered then.
     """
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     pp = np.asarray(layout.pp, dtype=float)
@@ -277,7 +281,7 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
         return np.zeros(len(layout))
     whole = shard.tokens * workload.model.hidden_size * shard.element
     split = np.asarray(layout.sequence_parallel) == 1
-    unsplit = trainer.whole_sends & ~split
+    unsplit = any(term.sends_whole_tensors() for term in trainer.terms) & ~split
     send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp), pp, np.asarray(strides(layout)["pp"]))
     gather = np.where(split | unsplit, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
     schedule = np.asarray(layout.schedule)

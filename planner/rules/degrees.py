@@ -14,7 +14,7 @@ def _kv_heads_hold(job: Job, layout: Layout) -> Any:
     tp, kv = np.asarray(layout.tp), job.model.num_kv_heads
     if job.model.is_mla:
         return np.ones(tp.shape, dtype=bool)
-    replicated = (tp % kv == 0) & job.trainer.kv_replication
+    replicated = (tp % kv == 0) & job.trainer.legal.kv_replication
     return (kv % np.maximum(tp, 1) == 0) | replicated
 
 
@@ -29,9 +29,9 @@ DEGREES: tuple[Rule, ...] = (
     ),
     Rule(
         name="trainer degrees",
-        holds=lambda job, x: ((np.asarray(x.tp) == 1) | job.trainer.tp) & ((np.asarray(x.pp) == 1) | job.trainer.pp),
+        holds=lambda job, x: ((np.asarray(x.tp) == 1) | job.trainer.legal.tp) & ((np.asarray(x.pp) == 1) | job.trainer.legal.pp),
         sentence=lambda job, x: (
-            f"trainer {job.trainer.name} has no {'tensor' if not job.trainer.tp and x.tp > 1 else 'pipeline'} "
+            f"trainer {job.trainer.name} has no {'tensor' if not job.trainer.legal.tp and x.tp > 1 else 'pipeline'} "
             "parallelism; set the degree to 1 or choose another trainer"
         ),
     ),
@@ -50,7 +50,7 @@ DEGREES: tuple[Rule, ...] = (
             f"tp {x.tp} does not fit the {job.model.num_kv_heads} key-value heads of {job.model.name}: "
             + (
                 "it must divide them or be a multiple of them"
-                if job.trainer.kv_replication
+                if job.trainer.legal.kv_replication
                 else f"trainer {job.trainer.name} does not replicate them, so tp must divide {job.model.num_kv_heads}"
             )
         ),

@@ -14,7 +14,7 @@ def _ep_holds(job: Job, layout: Layout) -> Any:
     ep, etp, tp = np.asarray(layout.ep), np.asarray(layout.etp), np.asarray(layout.tp)
     if not job.model.is_moe:
         return (ep == 1) & (etp == 1)
-    kind = job.trainer.expert_parallel
+    kind = job.trainer.legal.expert_parallel
     ranks = tp * np.asarray(layout.cp) * np.asarray(layout.dp)
     folded = ranks % np.maximum(ep * etp, 1) == 0
     if kind == "none":
@@ -22,7 +22,7 @@ def _ep_holds(job: Job, layout: Layout) -> Any:
     alone = (ep == 1) | (tp * np.asarray(layout.cp) == 1) | (kind != "alone")
     if kind in ("dp", "alone"):
         return alone & (np.asarray(layout.dp) % np.maximum(ep, 1) == 0) & (etp == tp)
-    return folded & ((job.trainer.etp & (not job.model.expert_bias)) | (etp == 1))
+    return folded & ((job.trainer.legal.etp & (not job.model.expert_bias)) | (etp == 1))
 
 
 EXPERTS: tuple[Rule, ...] = (
@@ -46,12 +46,12 @@ EXPERTS: tuple[Rule, ...] = (
                 if not job.model.is_moe
                 else {
                     "folded": "ep x etp must divide tp x cp x dp"
-                    + (" and etp must be 1" if not job.trainer.etp or job.model.expert_bias else "")
+                    + (" and etp must be 1" if not job.trainer.legal.etp or job.model.expert_bias else "")
                     + (", as its experts have biases" if job.model.expert_bias else ""),
                     "dp": "ep must divide dp and etp must equal tp",
                     "alone": "ep must divide dp, with tp 1 and cp 1 when it is above 1, and etp must equal tp",
                     "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
-                }[job.trainer.expert_parallel]
+                }[job.trainer.legal.expert_parallel]
             )
         ),
     ),
@@ -82,7 +82,7 @@ EXPERTS: tuple[Rule, ...] = (
             (not job.model.is_moe)
             | (np.asarray(x.tp) == 1)
             | (np.asarray(x.sequence_parallel) == 1)
-            | (job.trainer.sequence_parallel == "never")
+            | (job.trainer.legal.sequence_parallel == "never")
         ),
         sentence=lambda job, x: f"a mixture of experts with tp {x.tp} needs sequence_parallel: true",
     ),  # fmt: skip

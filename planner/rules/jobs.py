@@ -13,15 +13,15 @@ LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
 
 def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> None:
     """Raise PlannerError when no layout at all could run this job: precision or optimizer unknown to trainer or GPU."""
-    if workload.precision not in trainer.precisions:
+    if workload.precision not in trainer.legal.precisions:
         raise PlannerError(
-            f"trainer {trainer.name} does not train in {workload.precision}; it knows {', '.join(trainer.precisions)}"
+            f"trainer {trainer.name} does not train in {workload.precision}; it knows {', '.join(trainer.legal.precisions)}"
         )
     if workload.optimizer not in trainer.optimizers:
         raise PlannerError(
             f"trainer {trainer.name} has no optimizer {workload.optimizer}; it knows {', '.join(trainer.optimizers)}"
         )
-    if trainer.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
+    if trainer.kernels.transformer_engine and workload.precision == "fp16" and workload.optimizer in LEAN_OPTIMIZERS:
         raise PlannerError(
             f"optimizer {workload.optimizer} in fp16: trainer {trainer.name}'s optimizer with moments of less than 32 bits takes "
             "gradients in fp32 or bf16; use --precision bf16 or --optimizer adam"

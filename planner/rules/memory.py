@@ -15,25 +15,25 @@ from planner.trainer import Trainer
 
 def _zero_holds(job: Job, layout: Layout) -> Any:
     zero, alone = np.asarray(layout.zero), np.asarray(layout.dp) * np.asarray(layout.cp) == 1
-    return np.isin(zero, job.trainer.zero) & (
-        (np.asarray(layout.pp) == 1) | np.isin(zero, job.trainer.zero_with_pp) | alone
+    return np.isin(zero, job.trainer.legal.zero) & (
+        (np.asarray(layout.pp) == 1) | np.isin(zero, job.trainer.legal.zero_with_pp) | alone
     )
 
 
 def _shard_holds(job: Job, layout: Layout) -> Any:
     shard, dp = np.asarray(layout.shard), np.asarray(layout.dp)
-    return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.hsdp) & (shard <= dp)
+    return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.legal.hsdp) & (shard <= dp)
 
 
 def _recompute_holds(job: Job, layout: Layout) -> Any:
     mode, modules = np.asarray(layout.recompute), np.asarray(layout.recompute_modules)
-    modes = [number for number, name in NAMES["recompute"].items() if name in job.trainer.recompute]
-    known = module_mask(list(job.trainer.recompute_modules))
+    modes = [number for number, name in NAMES["recompute"].items() if name in job.trainer.legal.recompute]
+    known = module_mask(list(job.trainer.legal.recompute_modules))
     selective = mode == Recompute.SELECTIVE
     named = np.where(selective, (modules != 0) & ((modules & ~known) == 0), modules == 0)
     layers = np.asarray(layout.recompute_layers)
     partly = (layers == 0) | (
-        (mode == Recompute.FULL) & job.trainer.recompute_layers & (layers <= job.model.num_layers)
+        (mode == Recompute.FULL) & job.trainer.legal.recompute_layers & (layers <= job.model.num_layers)
     )
     return np.isin(mode, modes) & named & partly
 
@@ -49,10 +49,10 @@ def absent_modules(model: ModelSpec, trainer: Trainer) -> int:
         absent |= Module.MLA_UP_PROJECTION
     if not model.is_moe:
         absent |= Module.MOE | Module.SHARED_EXPERTS
-        absent |= Module.MLP_ACTIVATION if trainer.transformer_engine else Module(0)
+        absent |= Module.MLP_ACTIVATION if trainer.kernels.transformer_engine else Module(0)
     elif not model.shared_expert_ffn_size:
         absent |= Module.SHARED_EXPERTS
-    if trainer.transformer_engine and not (model.is_moe or model.is_mla):
+    if trainer.kernels.transformer_engine and not (model.is_moe or model.is_mla):
         absent |= Module.NORM
     return int(absent)
 
@@ -69,39 +69,39 @@ def _recompute_chunks_hold(job: Job, layout: Layout) -> Any:
 
 def _host_states_hold(job: Job, layout: Layout) -> Any:
     """Offload works on sharded optimizers, and so do Megatron's moments of less than 32 bits."""
-    lean = job.trainer.transformer_engine and job.workload.optimizer in LEAN_OPTIMIZERS
+    lean = job.trainer.kernels.transformer_engine and job.workload.optimizer in LEAN_OPTIMIZERS
     alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
     return alone | (np.asarray(layout.zero) > 0) | ((np.asarray(layout.offload_optimizer) == 0) & (not lean))
 
 
 def _fp16_stays(job: Job) -> bool:
     """Megatron's optimizer on the host clips gradients in fp32 or bf16 only.  [core/optimizer/clip_grads.py, decoupled_grad]"""
-    return job.trainer.transformer_engine and job.workload.precision == "fp16"
+    return job.trainer.kernels.transformer_engine and job.workload.precision == "fp16"
 
 
 def _offloadable(job: Job) -> str:
-    states = "optimizer states" if job.trainer.offload_optimizer else "no optimizer states"
-    return f"{states}, but not in fp16" if job.trainer.offload_optimizer and _fp16_stays(job) else states
+    states = "optimizer states" if job.trainer.legal.offload_optimizer else "no optimizer states"
+    return f"{states}, but not in fp16" if job.trainer.legal.offload_optimizer and _fp16_stays(job) else states
 
 
 def _offload_holds(job: Job, layout: Layout) -> Any:
-    able = job.trainer.offload_optimizer and not _fp16_stays(job)
+    able = job.trainer.legal.offload_optimizer and not _fp16_stays(job)
     optimizer = (np.asarray(layout.offload_optimizer) == 0) | able
     activations = (np.asarray(layout.offload_activations) == 0) | (
-        job.trainer.offload_activations & (np.asarray(layout.recompute) == Recompute.FULL)
+        job.trainer.legal.offload_activations & (np.asarray(layout.recompute) == Recompute.FULL)
     )
     return optimizer & activations
 
 
 def _part_of_optimizer_holds(job: Job, layout: Layout) -> Any:
-    share, level = np.asarray(layout.offload_optimizer), job.trainer.partial_offload_level
+    share, level = np.asarray(layout.offload_optimizer), job.trainer.legal.partial_offload_level
     part = (share > 0) & (share < 100)
     return (share == 0) | (np.asarray(layout.zero) >= np.where(part, level, min(level, 1)))
 
 
 def _offload_meshes_hold(job: Job, layout: Layout) -> Any:
     split = (np.asarray(layout.tp) > 1) & (np.asarray(layout.ep) > 1) & (np.asarray(layout.offload_optimizer) > 0)
-    return ~split | job.trainer.offload_with_tp_and_ep
+    return ~split | job.trainer.legal.offload_with_tp_and_ep
 
 
 MEMORY: tuple[Rule, ...] = (
@@ -110,7 +110,7 @@ MEMORY: tuple[Rule, ...] = (
         holds=_zero_holds,
         sentence=lambda job, x: (
             f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero "
-            f"{', '.join(map(str, job.trainer.zero))}, with a pipeline {', '.join(map(str, job.trainer.zero_with_pp)) or 'none'}"
+            f"{', '.join(map(str, job.trainer.legal.zero))}, with a pipeline {', '.join(map(str, job.trainer.legal.zero_with_pp)) or 'none'}"
         ),
     ),
     Rule(
@@ -120,7 +120,7 @@ MEMORY: tuple[Rule, ...] = (
             f"dp_shard {x.dp_shard} must divide dp {x.dp}"
             + (
                 ""
-                if job.trainer.hsdp
+                if job.trainer.legal.hsdp
                 else f", and trainer {job.trainer.name} shards over all of dp: leave dp_shard at 0"
             )
         ),
@@ -131,8 +131,8 @@ MEMORY: tuple[Rule, ...] = (
         sentence=lambda job, x: (
             f"recompute {NAMES['recompute'][int(x.recompute)]} with modules "
             f"{', '.join(module_names(int(x.recompute_modules))) or 'none'} and recompute_layers {x.recompute_layers}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.recompute)} "
-            f"(modules: {', '.join(job.trainer.recompute_modules) or 'none'}); "
+            f"{job.trainer.name} knows {', '.join(job.trainer.legal.recompute)} "
+            f"(modules: {', '.join(job.trainer.legal.recompute_modules) or 'none'}); "
             "selective needs modules, the others none; layers go with full only"
         ),
     ),
@@ -174,7 +174,7 @@ MEMORY: tuple[Rule, ...] = (
             f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: "
             f"trainer {job.trainer.name} offloads "
             f"{_offloadable(job)} and "
-            f"{'activations with full recompute' if job.trainer.offload_activations else 'no activations'}"
+            f"{'activations with full recompute' if job.trainer.legal.offload_activations else 'no activations'}"
         ),
     ),
     Rule(
@@ -182,7 +182,7 @@ MEMORY: tuple[Rule, ...] = (
         holds=_part_of_optimizer_holds,
         sentence=lambda job, x: (
             f"offload_optimizer {x.offload_optimizer} with zero {x.zero}: trainer {job.trainer.name} moves a part of the states "
-            f"to the host from zero {job.trainer.partial_offload_level} on, all of them from 1 on; use 100, or a higher zero"
+            f"to the host from zero {job.trainer.legal.partial_offload_level} on, all of them from 1 on; use 100, or a higher zero"
         ),
     ),
     Rule(

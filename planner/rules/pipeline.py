@@ -23,11 +23,11 @@ def _stages_hold(job: Job, layout: Layout) -> Any:
     rest = np.maximum(pp - given, 0)
     some = np.where(rest > 0, left >= rest, left == 0)
     even = np.where(rest > 0, left % np.maximum(rest, 1) == 0, True)
-    uneven_allowed = (given == 0) | job.trainer.uneven_stages
+    uneven_allowed = (given == 0) | job.trainer.legal.uneven_stages
     return (
         (pp <= job.model.num_layers)
         & some
-        & (even | (not job.trainer.drops_remainder))
+        & (even | (not job.trainer.legal.drops_remainder))
         & uneven_allowed
         & ((pp > 1) | (given == 0))
     )
@@ -44,7 +44,7 @@ def _chunks_hold(job: Job, layout: Layout) -> Any:
 
 def _schedule_holds(job: Job, layout: Layout) -> Any:
     schedule, pp, vpp = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.vpp)
-    numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.schedules]
+    numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.legal.schedules]
     known = np.isin(schedule, numbers) | ((pp == 1) & (schedule == Schedule.ONE_F_ONE_B))
     v_shaped = (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
     virtual = np.where(schedule == Schedule.INTERLEAVED, vpp > 1, np.where(v_shaped, vpp == 2, vpp == 1))
@@ -54,7 +54,7 @@ def _schedule_holds(job: Job, layout: Layout) -> Any:
 def _microbatches_hold(job: Job, layout: Layout) -> Any:
     schedule, pp, m = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.num_microbatches)
     interleaved = schedule == Schedule.INTERLEAVED
-    group = np.maximum(pp, 1) if job.trainer.interleaved_multiple else np.maximum(m // np.maximum(pp, 1), 1)
+    group = np.maximum(pp, 1) if job.trainer.legal.interleaved_multiple else np.maximum(m // np.maximum(pp, 1), 1)
     return (~interleaved | (m % group == 0)) & ((schedule != Schedule.DUALPIPE_V) | (m >= 2 * pp))
 
 
@@ -91,7 +91,7 @@ PIPELINE: tuple[Rule, ...] = (
         holds=_schedule_holds,
         sentence=lambda job, x: (
             f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
+            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
             "zbv and dualpipe_v need vpp 2, the others vpp 1"
         ),
     ),
@@ -101,7 +101,7 @@ PIPELINE: tuple[Rule, ...] = (
         sentence=lambda job, x: (
             f"{x.num_microbatches} microbatches with schedule {NAMES['schedule'][int(x.schedule)]} and pp "
             f"{x.pp}: interleaved_1f1b needs a multiple of "
-            f"{'pp' if job.trainer.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; "
+            f"{'pp' if job.trainer.legal.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; "
             "change micro_batch_size or the batch"
         ),
     ),

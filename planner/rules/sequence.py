@@ -13,7 +13,7 @@ from planner.workload import LOW_PRECISIONS
 
 def _cp_holds(job: Job, layout: Layout) -> Any:
     cp, method = np.asarray(layout.cp), np.asarray(layout.cp_method)
-    numbers = [number for number, name in NAMES["cp_method"].items() if name in job.trainer.cp_methods]
+    numbers = [number for number, name in NAMES["cp_method"].items() if name in job.trainer.legal.cp_methods]
     per_rank = job.model.num_heads // np.maximum(np.asarray(layout.tp), 1)
     keys = np.maximum(job.model.num_kv_heads // np.maximum(np.asarray(layout.tp), 1), 1)
     divides = (per_rank % np.maximum(cp, 1) == 0) & (keys % np.maximum(cp, 1) == 0)
@@ -24,7 +24,7 @@ def _cp_holds(job: Job, layout: Layout) -> Any:
 def _ring_holds(job: Job, layout: Layout) -> Any:
     """Transformer Engine's context parallelism: MLA only as a ring, sliding windows only without one."""
     method, cp = np.asarray(layout.cp_method), np.asarray(layout.cp)
-    if not job.trainer.transformer_engine:
+    if not job.trainer.kernels.transformer_engine:
         return np.ones(cp.shape, dtype=bool)
     ring = method == CpMethod.RING
     return (cp == 1) | ((ring | (not job.model.is_mla)) & (~ring | (job.model.window == 0)))
@@ -54,16 +54,16 @@ def low_precision_multiple(precision: str) -> int:
 
 def _sequence_holds(job: Job, layout: Layout) -> Any:
     s, cp, split = job.workload.sequence_length, np.asarray(layout.cp), np.asarray(layout.sequence_parallel)
-    chunks = (cp == 1) | (s % np.maximum(job.trainer.sequence_divisor * cp, 1) == 0)
+    chunks = (cp == 1) | (s % np.maximum(job.trainer.legal.sequence_divisor * cp, 1) == 0)
     whole = s % np.maximum(cp, 1) == 0
     return chunks & whole & ((split == 0) | (s // np.maximum(cp, 1) % np.maximum(np.asarray(layout.tp), 1) == 0))
 
 
 def _sp_holds(job: Job, layout: Layout) -> Any:
     tp, split = np.asarray(layout.tp), np.asarray(layout.sequence_parallel)
-    if job.trainer.sequence_parallel == "never":
+    if job.trainer.legal.sequence_parallel == "never":
         return split == 0
-    if job.trainer.sequence_parallel == "always":
+    if job.trainer.legal.sequence_parallel == "always":
         return split == (tp > 1)
     return (split == 0) | (tp > 1)
 
@@ -74,7 +74,7 @@ SEQUENCE: tuple[Rule, ...] = (
         holds=_cp_holds,
         sentence=lambda job, x: (
             f"cp {x.cp} with method {NAMES['cp_method'][int(x.cp_method)]}: trainer {job.trainer.name} "
-            f"knows {', '.join(job.trainer.cp_methods) or 'no context parallelism'}; a2a also needs cp to divide the "
+            f"knows {', '.join(job.trainer.legal.cp_methods) or 'no context parallelism'}; a2a also needs cp to divide the "
             f"{job.model.num_heads // max(1, int(x.tp))} heads of each tensor-parallel rank"
         ),
     ),
@@ -100,7 +100,7 @@ SEQUENCE: tuple[Rule, ...] = (
         holds=_sequence_holds,
         sentence=lambda job, x: (
             f"the sequence of {job.workload.sequence_length} tokens does not divide by "
-            f"{job.trainer.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; choose a length that does"
+            f"{job.trainer.legal.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; choose a length that does"
         ),
     ),
     Rule(
@@ -108,7 +108,7 @@ SEQUENCE: tuple[Rule, ...] = (
         holds=_sp_holds,
         sentence=lambda job, x: (
             f"sequence_parallel {bool(x.sequence_parallel)} with tp {x.tp}: trainer {job.trainer.name} uses it "
-            f"{job.trainer.sequence_parallel}, and only with tp > 1"
+            f"{job.trainer.legal.sequence_parallel}, and only with tp > 1"
         ),
     ),
 )

@@ -11,7 +11,7 @@ from planner.rules.rule import Job, Rule
 
 
 def _meshes_hold(job: Job, layout: Layout) -> Any:
-    return (np.asarray(layout.tp) == 1) | (np.asarray(layout.cp) == 1) | job.trainer.tp_with_cp
+    return (np.asarray(layout.tp) == 1) | (np.asarray(layout.cp) == 1) | job.trainer.legal.tp_with_cp
 
 
 def _split_backward_holds(job: Job, layout: Layout) -> Any:
@@ -21,7 +21,7 @@ def _split_backward_holds(job: Job, layout: Layout) -> Any:
     reshard_after_forward 0.966 for 1.372, dualpipe_v 1.301; without it, and with 1f1b or interleaved_1f1b either way, 1.372.
     """
     split = np.isin(np.asarray(layout.schedule), (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V))
-    return ~split | (np.asarray(layout.zero) < 3) | (job.trainer.weight_sharding_level != 1)
+    return ~split | (np.asarray(layout.zero) < 3) | (job.trainer.stored.weight_sharding_level != 1)
 
 
 def _late_weights_hold(job: Job, layout: Layout) -> Any:
@@ -31,23 +31,23 @@ def _late_weights_hold(job: Job, layout: Layout) -> Any:
     recompute leaves under 1f1b. That is not modelled.
     """
     split = np.isin(np.asarray(layout.schedule), (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V))
-    return ~split | (np.asarray(layout.recompute) != Recompute.FULL) | (not job.trainer.late_gradients)
+    return ~split | (np.asarray(layout.recompute) != Recompute.FULL) | (not job.trainer.stored.gradients_on_demand)
 
 
 def _experts_in_shards(job: Job, layout: Layout) -> Any:
     """FSDP takes the expert parallel ranks from those that shard the dense weights.  [torchtitan, ParallelDims]"""
     borrowed = np.asarray(layout.shard) * np.asarray(layout.cp) * np.asarray(layout.tp)
-    return (job.trainer.weight_sharding_level != 1) | (borrowed % np.maximum(np.asarray(layout.ep), 1) == 0)
+    return (job.trainer.stored.weight_sharding_level != 1) | (borrowed % np.maximum(np.asarray(layout.ep), 1) == 0)
 
 
 def _experts_whole(job: Job, layout: Layout) -> Any:
     """Without expert parallelism, such trainers split every expert over tp.  [torchtitan, moe_sharding.py]"""
-    splits = (not job.model.is_moe) | (job.trainer.expert_parallel != "folded") | job.trainer.etp
+    splits = (not job.model.is_moe) | (job.trainer.legal.expert_parallel != "folded") | job.trainer.legal.etp
     return splits | (np.asarray(layout.ep) > 1) | (np.asarray(layout.tp) == 1)
 
 
 def _tied_holds(job: Job, layout: Layout) -> Any:
-    return (np.asarray(layout.pp) == 1) | (not job.model.tied_embeddings) | job.trainer.tied_embeddings_with_pp
+    return (np.asarray(layout.pp) == 1) | (not job.model.tied_embeddings) | job.trainer.legal.tied_embeddings_with_pp
 
 
 TOGETHER: tuple[Rule, ...] = (

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from planner.runs.hardware import collective_check
 from planner.runs.names import notes_of, recipe_of
 from planner.runs.schema import Row
-from planner.trainer import OVERLAPS, Trainer, load_trainer
+from planner.trainer import OVERLAPS, PASSES, Trainer, load_trainer, merge_changes
 
 
 @cache
@@ -20,53 +20,43 @@ def shipped_trainer(name: str) -> Trainer:
 
 
 @cache
-def _variant(
-    name: str, changes: tuple[tuple[str, Any], ...], on: frozenset[str], off: frozenset[str], adam_bytes: float | None
-) -> Trainer:
-    """A trainer with some fields replaced, some overlaps switched on or off, and its own Adam."""
-    trainer = shipped_trainer(name)
-    values = dict(changes)
+def _variant(name: str, changes: str, on: frozenset[str], off: frozenset[str], adam_bytes: float | None) -> Trainer:
+    """A trainer with some facts replaced (as JSON), some overlaps switched on or off, and its own Adam."""
+    trainer = shipped_trainer(name).replace(**json.loads(changes))
     if adam_bytes is not None:
-        values["optimizer_bytes"] = {**trainer.optimizer_bytes, "adam": adam_bytes}
-    overlap = frozenset(values.pop("overlap", trainer.overlap))
-    unfused = frozenset(values.pop("unfused", trainer.unfused))
-    return trainer.replace(**values, unfused=unfused, overlap=(overlap | on) - off)
+        trainer = trainer.replace(optimizer_bytes={**trainer.stored.optimizer_bytes, "adam": adam_bytes})
+    return trainer.replace(overlap=(trainer.traffic.overlap | on) - off)
 
 
 def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
     notes, on, off = notes_of(row), set[str](), set[str]()
-    changes: dict[str, Any] = {**entry.get("changes", {}), **recipe_of(row).get("changes", {})}
-    if row.get("compile") is False:
-        changes |= entry.get("eager", {})
-    elif row.get("compile"):
-        changes |= entry.get("compiled", {})
+    compiled = {False: "eager", True: "compiled"}.get(row.get("compile"), "")
+    changes = merge_changes(entry.get("changes", {}), recipe_of(row).get("changes", {}), entry.get(compiled, {}))
+    base = shipped_trainer(entry["trainer"])
+    unfused = set(changes.get("unfused", base.kernels.unfused))
+    passes = changes["passes"] = dict(changes.get("passes", {}))
     if row.get("flash_attention") is not None:
         changes["attention"] = "flash" if row.get("flash_attention") else "unfused"
     if "RMS kernel" in notes:
-        changes |= {"norm_passes": 1.0, "saved_norm_bytes": 2.0}
+        passes["norm"] = 1.0
+        unfused.discard("norm")
     if "flash_attentionv1" in notes:
         changes["attention_kernel"] = "fa1"
     if re.search(r"kernel: torch\b", notes):
-        changes["unfused"] = [*changes.get("unfused", []), "softmax"]
+        unfused.add("softmax")
     if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
-        changes |= {
-            "logit_bytes": 0.0,
-            **dict.fromkeys(("norm_passes", "loss_passes", "elementwise_passes", "rope_passes"), 1.0),
-        }
+        changes["logit_bytes"] = 0.0
+        passes |= dict.fromkeys(PASSES, 1.0)
     if re.search(r"\bdropout 0\.[1-9]", notes):
         changes["dropout"] = True
     graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
     if graphs:  # an implementation of 'none' captures nothing, whatever the scope says
-        changes["cuda_graphs"] = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(0)))
-        changes["static_experts"] = changes["cuda_graphs"] and "full" in graphs.group(0)
+        captured = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(0)))
+        static = captured and "full" in graphs.group(0)
+        changes["cuda_graphs"] = "layers_and_experts" if static else "layers" if captured else "none"
     elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
-        changes["cuda_graphs"] = True
-    if "before the pipeline fix" in notes:
-        changes |= entry.get("before_fix", {})
-    checked = collective_check(row)
-    if checked:
-        changes["collective_check"] = checked
+        changes["cuda_graphs"] = "layers"
     if re.search(r"hybrid-?ep", notes, re.IGNORECASE):
         changes["expert_dispatch"] = "deduplicated"
     elif re.search(r"deep-?ep", notes, re.IGNORECASE):
@@ -78,18 +68,18 @@ def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
     if re.search(r"a2a overlap on|EP overlap( on|,|$)", notes):
         on.add("ep")
     if "fused grouped MLP" in notes:
-        whole = changes.get("unfused", shipped_trainer(entry["trainer"]).unfused)
-        apart = {"grouped_gemm", "expert_padding", "expert_bias", "clamp"}
-        changes |= {"fused_experts": True, "unfused": sorted({*whole} - apart)}
+        unfused -= {"grouped_gemm", "expert_padding", "expert_bias", "clamp"}
+        changes["fused_experts"] = True
     if "fp8 attention" in notes:
-        changes["attention_dtype"] = "fp8"
+        changes["fp8"] = sorted({*base.kernels.fp8, "attention"})
     if re.search(r"token-? ?drop", notes):
-        changes["static_experts"] = True
+        graphs_now = changes.get("cuda_graphs", base.host.cuda_graphs)
+        changes["cuda_graphs"] = "layers_and_experts" if graphs_now.startswith("layers") else "static_experts"
     if "CUDA_LAUNCH_BLOCKING=1" in notes:
         off.update(OVERLAPS)
-    frozen = tuple(sorted((k, tuple(v) if isinstance(v, list) else v) for k, v in changes.items()))
+    changes["unfused"] = sorted(unfused)
     adam_bytes = recipe_of(row).get("optimizer_bytes")
-    return _variant(entry["trainer"], frozen, frozenset(on), frozenset(off), adam_bytes)
+    return _variant(entry["trainer"], json.dumps(changes, sort_keys=True), frozenset(on), frozenset(off), adam_bytes)
 
 
 def precision_of(row: Row, entry: Mapping[str, Any]) -> str:

@@ -86,14 +86,14 @@ def _zero(row: Row, entry: Mapping[str, Any]) -> int:
 
 def _sequence_parallel(row: Row, entry: Mapping[str, Any]) -> bool:
     stated = row.get("parallel.sp")
-    return bool(stated) if stated is not None else shipped_trainer(entry["trainer"]).sequence_parallel == "always"
+    return bool(stated) if stated is not None else shipped_trainer(entry["trainer"]).legal.sequence_parallel == "always"
 
 
 def _cp_method(row: Row, entry: Mapping[str, Any]) -> int:
     """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
     if "Ulysses" in row.notes:
         return int(CpMethod.A2A)
-    methods = shipped_trainer(entry["trainer"]).cp_methods
+    methods = shipped_trainer(entry["trainer"]).legal.cp_methods
     if "ring attention" in row.notes or not methods:
         return int(CpMethod.RING)
     return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
@@ -119,9 +119,9 @@ _MODULES = {
 
 
 def trainer_keeps_attention(entry: Mapping[str, Any]) -> bool:
-    """Whether full recompute of the framework keeps what attention put out."""
-    kept = shipped_trainer(entry["trainer"]).recompute_keeps_attention
-    return bool(entry.get("changes", {}).get("recompute_keeps_attention", kept))
+    """The framework's full recompute keeps what attention put out."""
+    terms = entry.get("changes", {}).get("terms", {}).values()
+    return any(values.get("recompute_keeps_attention", False) for values in terms)
 
 
 def _recompute(row: Row, entry: Mapping[str, Any], pp: int) -> dict[str, int]:

@@ -42,7 +42,7 @@ def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]
     length: both, or the backward pass where the trainer overlaps nothing else (tp_backward).
     """
     passes, hidden = _seconds(priced)
-    overlap = priced.job.trainer.overlap
+    overlap = priced.job.trainer.traffic.overlap
     found: dict[tuple[int, str], tuple[Piece, ...]] = {}
     for stage in range(len(passes["F"]["compute"])):
         windows = {kind: float(parts["recompute"][stage] + parts["compute"][stage]) for kind, parts in passes.items()}

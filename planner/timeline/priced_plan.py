@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.estimate import PARTS, Estimate, polled_seconds
+from planner.cost.estimate import PARTS, Estimate
 from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedules import sends_beside
 from planner.cost.price.stage_times import StageTimes
@@ -63,7 +63,7 @@ class Priced:
     @property
     def polled(self) -> float:
         """Seconds that each forward and each backward pass of a virtual stage sleeps until its messages have arrived."""
-        return float(polled_seconds(self.job.trainer, self.dealt)) / (2.0 * chunks(self.dealt))
+        return 0.0
 
     def durations(self, times: StageTimes) -> StageDurations:
         """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""

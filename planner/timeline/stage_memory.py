@@ -142,7 +142,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     )
     workspace, step_end = max(workspace, fresh - stored - transient), max(step_end, fresh)
     static = {name: of_rank.memory[name] for name in STATIC}
-    if priced.job.trainer.late_gradients:
+    if priced.job.trainer.stored.gradients_on_demand:
         stored += float(shared.shape_parts[SHAPE_PARTS.index("outputs"), kind, 0])
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0

@@ -76,7 +76,7 @@ def ends_of(priced: Priced) -> Ends:
         gather_hidden=np.maximum(hidden - reduce_hidden, 0.0)[:, 0], reduce_hidden=np.minimum(reduce_hidden, hidden)[:, 0],
         optimizer=shared.optimizer[:, 0], offload=shared.offload[:, 0],
         stragglers=float(time["stragglers"][0]), overhead=float(time["overhead"][0]),
-        each=(single and zero >= max(job.trainer.weight_sharding_level, 2), single and zero >= 2),
+        each=(single and zero >= max(job.trainer.stored.weight_sharding_level, 2), single and zero >= 2),
         slowest=int(largest_stage(exposed + shared.optimizer + shared.offload)[0]),
     )  # fmt: skip
 

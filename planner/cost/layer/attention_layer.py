@@ -32,13 +32,6 @@ SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
 Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
 8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
 """
-MERGE_CHAIN = (38.0, 30.0)
-"""Bytes per element of the attention output and block of keys to merge blocks in plain fp32 operations, forward and backward.
-
-Forward: cast 2 + 4, difference 8 + 4, times a sigmoid 4 + 4, difference 8 + 4. Backward: the gradients of queries, keys and
-values are each added to an fp32 sum, 2 + 4 + 4. Balanced halves of the sequence make it three quarters of the rows.
-[torch, _SDPAMerger and _templated_ring_attention_backward]
-"""
 
 
 def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
@@ -48,7 +41,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     output_size = model.attention_output_size / tp
     operators: list[Operator] = [norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
     operators += _projections(shard)
-    apart = shard.trainer.separate_projections
+    apart = shard.trainer.kernels.separate_projections
     if model.is_mla:  # down projections are whole on every rank: their input is not gathered
         operators += input_gradient_sum(shard, "attention", 1.0 * apart, shard.tokens_split, reader="copy")
     else:
@@ -64,7 +57,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators.append(norm(shard, "attention_post_norm"))
     operators += rank_order(shard, "attention", NEVER)
     collectives = tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
-    return operators, collectives + _context_exchange(shard)
+    return operators, collectives + context_exchange(shard)
 
 
 def _projections(shard: Shard) -> list[Operator]:
@@ -75,7 +68,7 @@ def _projections(shard: Shard) -> list[Operator]:
     """
     model, e, tp, tokens = shard.model, shard.element, shard.tp, shard.tokens
     h = float(model.hidden_size)
-    passes = shard.trainer.rope_passes
+    passes = shard.trainer.kernels.rope_passes
     if not model.is_mla:
         query = model.query_size / tp
         key_value = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
@@ -127,12 +120,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
     packed = workload.sequence_length / (workload.document_length or workload.sequence_length)
     output = tokens * model.attention_output_size / tp
     kept = output * e
-    if shard.trainer.attention == "flash":
-        blocks = np.where(np.asarray(shard.layout.cp_method) == CpMethod.ALLGATHER, shard.cp - 1.0, 0.0)
-        merged = 0.75 * output * blocks * shard.trainer.merge_passes
-        merge = [MemoryBound(name="attention_merge", kind="elementwise", module=Module.CORE_ATTENTION,
-                             forward=MERGE_CHAIN[0] * merged, backward=MERGE_CHAIN[1] * merged,
-                             launches=(0.0, 0.0))] if np.any(merged > 0) else []  # fmt: skip
+    if shard.trainer.kernels.attention == "flash":
         return [
             Attention(
                 name="core_attention", module=Module.CORE_ATTENTION, heads=heads, kv_heads=kv_heads,
@@ -140,15 +128,14 @@ def _core_attention(shard: Shard) -> list[Operator]:
                 seq_kv=np.full_like(tp, float(workload.sequence_length) / packed), kept=kept + tokens * heads * head_split * 4,
                 launches=(1.0, 3.0),
             ),
-            *merge,
             *ring_merge(shard),
             *attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
-    mask = float(shard.trainer.dropout)
-    passes = shard.trainer.elementwise_passes
+    mask = float(shard.trainer.stored.dropout)
+    passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
-    chain = SOFTMAX_CHAIN if "softmax" in shard.trainer.unfused else (2 * e * passes, 3 * e * passes, e)
+    chain = SOFTMAX_CHAIN if "softmax" in shard.trainer.kernels.unfused else (2 * e * passes, 3 * e * passes, e)
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
@@ -163,18 +150,18 @@ def _core_attention(shard: Shard) -> list[Operator]:
     ]  # fmt: skip
 
 
-def _context_exchange(shard: Shard) -> list[Collective]:
+def context_exchange(shard: Shard, *, every_head: bool = False) -> list[Collective]:
     """How keys and values of the whole sequence reach every context-parallel rank.
 
-    ring: c - 1 hops of the local K and V, backward with their gradients as well [Liu 2023, ring attention]; c / 2 where
-    only what causal attention needs travels, idle ranks helping out [Li 2023, arXiv 2310.03294, section 3.1];
+    ring: c - 1 hops of the local K and V, backward with their gradients as well [Liu 2023, ring attention];
     allgather: K and V gathered, gradients reduce-scattered, gathered again backward [Dubey 2024, section 3.3.2];
     a2a: Q, K, V and the output change between a split of tokens and a split of heads [Jacobs 2023, Ulysses].
+    ``every_head``: keys and values are exchanged once for every query head.
     """
     model, e, tokens, cp, tp = shard.model, shard.element, shard.tokens, shard.cp, shard.tp
     method = np.asarray(shard.layout.cp_method)
     per_token = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
-    if model.is_mla or shard.trainer.repeats_key_values:
+    if model.is_mla or every_head:
         per_token = (model.query_size + model.attention_output_size) / tp
     key_value = tokens * per_token * e
     moved = tokens * (model.query_size + model.attention_output_size) / tp * e + key_value
@@ -187,7 +174,7 @@ def _context_exchange(shard: Shard) -> list[Collective]:
             count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "", beside=beside,
         )  # fmt: skip
 
-    hops = np.floor(cp / 2.0) if shard.trainer.causal_ring else np.maximum(cp - 1, 0.0)
+    hops = np.maximum(cp - 1, 0.0)
     return [
         one("ring", "send_recv", key_value, CpMethod.RING, False, hops),
         one("ring_gradient", "send_recv", 2 * key_value, CpMethod.RING, True, hops),

@@ -104,7 +104,7 @@ def qkv_copies(shard: Shard) -> list[Operator]:
     projection, a view.  [nanotron, models/llama.py, CausalSelfAttention: permute().contiguous(), cat, permute().contiguous();
     torch: the gradients of split and of unpacking are a cat and a stack, a view of a permuted gradient is a copy]
     """
-    if "qkv_copies" not in shard.trainer.unfused or shard.model.is_mla:
+    if "qkv_copies" not in shard.trainer.kernels.unfused or shard.model.is_mla:
         return []
     model = shard.model
     keys = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
@@ -118,7 +118,7 @@ def qkv_copies(shard: Shard) -> list[Operator]:
 
 def scaled_rope(shard: Shard) -> bool:
     """The rotary embedding is a chain, as it has a factor."""
-    return shard.model.scaled_rope and "scaled_rope" in shard.trainer.unfused
+    return shard.model.scaled_rope and "scaled_rope" in shard.trainer.kernels.unfused
 
 
 def rope_chain(rotated: Number, shard: Shard) -> Operator:
@@ -136,7 +136,7 @@ def clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
     The activation behind it copies a number to the GPU from memory that is not pinned: the host waits until the GPU is
     there.  [fused_bias_geglu.py, weighted_bias_quick_geglu_impl: torch.tensor(linear_offset, device=...)]
     """
-    if not shard.model.clamped_activation or "clamp" not in shard.trainer.unfused:
+    if not shard.model.clamped_activation or "clamp" not in shard.trainer.kernels.unfused:
         return []
     forward, backward = clamp_moved(shard.element)
     values = rows * width
@@ -151,9 +151,9 @@ def expert_bias(shard: Shard, rows: Number) -> list[Operator]:
     Backward also adds the gradients of both biases of every expert to the accumulated ones, a kernel each.
     [megatron/core/distributed: DistributedDataParallel._make_backward_post_hook]
     """
-    if not shard.model.expert_bias or "expert_bias" not in shard.trainer.unfused:
+    if not shard.model.expert_bias or "expert_bias" not in shard.trainer.kernels.unfused:
         return []
-    forward, backward = bias_moved(shard.element, shard.trainer.expert_dispatch != "alltoall")
+    forward, backward = bias_moved(shard.element, shard.trainer.kernels.expert_dispatch != "alltoall")
     local = np.maximum(shard.model.num_experts / shard.ep, 1.0)
     values = rows * shard.model.hidden_size
     return [MemoryBound(name="expert_bias", kind="elementwise", module=Module.MOE | REPEATED, captured=False,
@@ -167,7 +167,7 @@ def attention_bias(shard: Shard) -> list[Operator]:
     Output read and written, the bias broadcast; backward its gradient is a sum over tokens.  [TransformerConfig:
     bias_dropout_fusion is refused with biases in grouped experts]
     """
-    if not (shard.model.linear_bias and shard.model.expert_bias) or "expert_bias" not in shard.trainer.unfused:
+    if not (shard.model.linear_bias and shard.model.expert_bias) or "expert_bias" not in shard.trainer.kernels.unfused:
         return []
     values = shard.tokens_split * shard.model.hidden_size * shard.element
     return [MemoryBound(name="attention_bias", kind="elementwise", module=NEVER, forward=2 * STRIDED_SLOWDOWN * values,
@@ -184,7 +184,7 @@ def ring_merge(shard: Shard) -> list[Operator]:
     """
     model, cp = shard.model, shard.cp
     ring = (np.asarray(shard.layout.cp_method) == CpMethod.RING) & (cp > 1)
-    if not shard.trainer.transformer_engine or shard.trainer.attention != "flash" or not np.any(ring):
+    if not shard.trainer.kernels.transformer_engine or shard.trainer.kernels.attention != "flash" or not np.any(ring):
         return []
     queries = shard.tokens * model.attention_output_size / shard.tp * shard.element
     key_values = (
@@ -206,8 +206,8 @@ def attention_casts(shard: Shard) -> list[Operator]:
     """
     model, trainer = shard.model, shard.trainer
     if (
-        trainer.attention_dtype != "fp8"
-        or trainer.attention != "flash"
+        trainer.kernels.attention_dtype != "fp8"
+        or trainer.kernels.attention != "flash"
         or shard.workload.precision not in LOW_PRECISIONS
     ):
         return []

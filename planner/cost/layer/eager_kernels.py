@@ -69,7 +69,7 @@ def as_chains(operators: list[Operator], shard: Shard) -> list[Operator]:
     bytes = elements x bytes per element of the chain, elements = forward bytes / bytes per element of one fused kernel. The
     trainer's own passes must be 1. A layer norm is one kernel without a compiler too.
     """
-    if CHAINS not in shard.trainer.unfused:
+    if CHAINS not in shard.trainer.kernels.unfused:
         return operators
     return [_chained(one, shard) if isinstance(one, MemoryBound) else one for one in operators]
 

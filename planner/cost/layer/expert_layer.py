@@ -39,7 +39,7 @@ def distinct_share(places: Number, copies: float) -> Floats:
 
 def sent_once(shard: Shard) -> bool:
     """A token travels once per rank that needs it."""
-    return shard.trainer.expert_dispatch != "alltoall"
+    return shard.trainer.kernels.expert_dispatch != "alltoall"
 
 
 def before_experts(shard: Shard) -> list[Operator]:
@@ -91,7 +91,7 @@ def _weighted(shard: Shard) -> Number:
     exchanged it repeats the experts. So does it with the sorted input.
     """
     rows = shard.tokens_split * shard.model.top_k * shard.model.hidden_size * shard.element
-    return rows * shard.trainer.weighted_experts
+    return rows * shard.trainer.stored.weighted_experts
 
 
 def _padding(shard: Shard, name: str) -> list[Operator]:
@@ -99,7 +99,7 @@ def _padding(shard: Shard, name: str) -> list[Operator]:
 
     [Megatron Core, experts.py: Fp8Padding before and Fp8Unpadding after the experts, unless the router pads]
     """
-    aligned = shard.trainer.static_experts or "expert_padding" not in shard.trainer.unfused
+    aligned = shard.trainer.host.static_experts or "expert_padding" not in shard.trainer.kernels.unfused
     if aligned or shard.workload.precision not in LOW_PRECISIONS:
         return []
     moved = 2.0 * shard.expert_rows * shard.model.hidden_size * shard.element
@@ -116,8 +116,8 @@ def joined(shard: Shard) -> list[Operator]:
     model, trainer = shard.model, shard.trainer
     size = shard.tokens_split * model.hidden_size * shard.element
     shared = float(model.shared_expert_ffn_size > 0)
-    sums = (1.0 + shared) * ("gradient_sum" in trainer.unfused)
-    router = 10.0 * ("router_fp32" in trainer.unfused)
+    sums = (1.0 + shared) * ("gradient_sum" in trainer.kernels.unfused)
+    router = 10.0 * ("router_fp32" in trainer.kernels.unfused)
     return [MemoryBound(name="joined", kind="elementwise", forward=3.0 * shared * size,
                         backward=(3.0 * sums + router) * size, launches=(shared, sums))]  # fmt: skip
 
@@ -133,14 +133,13 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     copies = shard.tokens_split * shard.model.top_k * h * e
     busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
     once = sent_once(shard)
-    most = DEEPEP_BANDWIDTH if shard.trainer.expert_dispatch == "deepep" else np.inf
-    units = DISPATCH_UNITS[shard.trainer.expert_dispatch]
-    in_turn = float(shard.model.num_experts) * (shard.trainer.expert_routing == "neighbours")
+    most = DEEPEP_BANDWIDTH if shard.trainer.kernels.expert_dispatch == "deepep" else np.inf
+    units = DISPATCH_UNITS[shard.trainer.kernels.expert_dispatch]
 
     def one(name: str, op: str, size: Number, n: Number, stride: Number, backward: bool) -> Collective:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
                           copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most, units=units,
-                          neighbours=in_turn, module=Module.MOE,
+                          module=Module.MOE,
                           overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
 
     # What travels beside the tokens: a router weight for each copy, and before all how many copies go where.

@@ -47,6 +47,8 @@ class Operator:
     """Part of it that EVERY_SECOND_MATMUL repeats."""
     ends: bool = False
     """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
+    kept_by_recompute: bool = False
+    """Full recompute does not repeat it, and what it keeps stays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +141,8 @@ class Collective:
     """Bytes/s that its kernels cannot pass inside a node, whatever the link."""
     neighbours: float = 0.0
     """Routed experts of the model where the ``copies`` of a token go to neighbouring ones instead of random ones."""
+    kept_by_recompute: bool = False
+    """Full recompute does not repeat it."""
     chunked: bool = False
     """Split in n pieces pipelined with its GEMM: one piece is never hidden."""
 
@@ -206,14 +210,14 @@ class Shard:
     def input_element(self) -> float:
         """Bytes of one saved input of a linear layer: 1 in fp8, half and a scale byte per 16 in fp4."""
         precision = self.workload.precision
-        if precision not in LOW_PRECISIONS or not self.trainer.fp8_activations:
+        if precision not in LOW_PRECISIONS or "saved_inputs" not in self.trainer.kernels.fp8:
             return self.element
         return 0.5625 if precision == "nvfp4" else 1.0
 
     @property
     def gathered_element(self) -> float:
         """Bytes of one element of what tensor parallelism gathers for a linear layer."""
-        return 1.0 if self.trainer.fp8_gathers and self.workload.precision == "fp8" else self.input_element
+        return 1.0 if "gathers" in self.trainer.kernels.fp8 and self.workload.precision == "fp8" else self.input_element
 
     @property
     def quantising_ranks(self) -> Number:
@@ -243,7 +247,7 @@ def logit_bytes(shard: Shard) -> float:
     fp32: the compiled loss, 2 + 2 there, keeps logits and gradient 4 + 4; others need no fp32 copy, and so 2 less.
     [seen in the fake run of torch 2.13: 8 bytes]
     """
-    alive = shard.trainer.logit_bytes
+    alive = shard.trainer.stored.logit_bytes
     if shard.element < 4 or not alive:
         return alive
     return max(8.0, alive - 2.0)
@@ -255,7 +259,7 @@ def loss_bytes(shard: Shard) -> float:
     Half precision: 2 + 4 times ``loss_passes``. fp32: plain kernels do without the cast, 2 + 4 less; one kernel moves 4 + 4.
     [torch 2.13, F.cross_entropy of logits.float(): log_softmax reads and writes fp32, backward reads both and writes]
     """
-    passes = shard.trainer.loss_passes
+    passes = shard.trainer.kernels.loss_passes
     if shard.element < 4:
         return 6.0 * passes
     return 8.0 if passes < 2 else 6.0 * passes - 6.0

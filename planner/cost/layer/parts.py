@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from planner.cost.layer.operators import (
@@ -17,6 +19,23 @@ from planner.layout import Module
 from planner.workload import LORA_TARGETS
 
 
+ADAPTER_SCALE_BYTES = 4.0
+"""Bytes moved each way per output of a low-rank adapter to scale it, by a kernel of its own: read and write."""
+
+
+def scale_adapters(operators: list[Operator], each: float, shard: Shard) -> list[Operator]:
+    """Operators whose adapters move other bytes per output and pass than ADAPTER_SCALE_BYTES to scale it."""
+    if each == ADAPTER_SCALE_BYTES:
+        return operators
+    found = list(operators)
+    for number, one in enumerate(operators):
+        if isinstance(one, MemoryBound) and one.name.endswith("_lora_add"):
+            outputs = one.forward / (3 * shard.element + ADAPTER_SCALE_BYTES)
+            more = outputs * (each - ADAPTER_SCALE_BYTES)
+            found[number] = dataclasses.replace(one, forward=one.forward + more, backward=one.backward + more)
+    return found
+
+
 def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: bool = True) -> Operator:
     """One norm: reads and writes T_s h forward, three times that backward.
 
@@ -26,10 +45,10 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
     """
     model, e = shard.model, shard.element
     values = shard.tokens_split * model.hidden_size
-    gathered = shard.tokens if shard.trainer.gathered_inputs else shard.tokens_split
-    passes = shard.trainer.norm_passes
-    fused = inside is not None and shard.trainer.transformer_engine
-    width = shard.trainer.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
+    gathered = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
+    passes = shard.trainer.kernels.norm_passes
+    fused = inside is not None and shard.trainer.kernels.transformer_engine
+    width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
@@ -42,9 +61,9 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
 def residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
     """Dropout and residual addition: two reads and a write forward; backward the dropout mask is applied, and the
     gradient of the branch added to that of the residual: a read more beside the norm, two reads and a write apart."""
-    values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.elementwise_passes
-    mask = float(shard.trainer.dropout)
-    added = 3.0 if "gradient_sum" in shard.trainer.unfused else 1.0
+    values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.kernels.elementwise_passes
+    mask = float(shard.trainer.stored.dropout)
+    added = 3.0 if "gradient_sum" in shard.trainer.kernels.unfused else 1.0
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
         backward=(added * e + mask * (e + 1)) * values * passes, kept=mask * values, module=REPEATED, ends=ends,
@@ -69,19 +88,16 @@ def tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, e
     on = np.asarray(shard.layout.sequence_parallel) == 1
     split, whole = np.where(on, shard.tp, 1.0), np.where(on, 1.0, shard.tp)
 
-    twice = name == "mlp" and shard.model.gated and shard.trainer.separate_gate
-
     def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, beside: str) -> Collective:
         repeats = module | REPEATED if suffix == "gather" else module
         return Collective(
             name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n,
             stride=1.0, backward=backward, module=repeats,
-            count=2.0 if twice and suffix == "reduce_gradient" else 1.0,
             overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather",
             ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 
-    gather_again = [] if shard.trainer.gathered_inputs or (linear and shard.workload.lora_rank) else [
+    gather_again = [] if shard.trainer.stored.gathered_inputs or (linear and shard.workload.lora_rank) else [
         one("gather_again", "all_gather", split, True, "tp_backward", f"{column}.dgrad")
     ]  # fmt: skip
     return [
@@ -104,11 +120,11 @@ def rank_order(shard: Shard, name: str, module: Module) -> list[Operator]:
     into order for the weight gradient alone.  [torch, _symmetric_memory] Launches are left out: large tensors.
     """
     on = (np.asarray(shard.layout.sequence_parallel) == 1) & (shard.tp > 1)
-    if not shard.trainer.tp_copies or not np.any(on):
+    if not shard.trainer.kernels.tp_copies or not np.any(on):
         return []
     values = np.where(on, shard.tokens * shard.model.hidden_size, 0.0)
     gathered, scattered = 2.0 * shard.gathered_element, 2.0 * shard.element
-    if "tp" in shard.trainer.overlap:
+    if "tp" in shard.trainer.traffic.overlap:
         return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * scattered / 2.0,
                             backward=values * (gathered + scattered / 2.0), launches=(0.0, 0.0))]  # fmt: skip
     return [MemoryBound(name=f"{name}_rank_order", kind="copy", forward=values * (gathered + scattered),
@@ -128,14 +144,14 @@ def input_gradient_sum(shard: Shard, name: str, more: float, rows: Number, *, re
     trainer, size = shard.trainer, rows * shard.model.hidden_size * shard.element
     if not more:
         return []
-    if "gradient_sum" in trainer.unfused:
+    if "gradient_sum" in trainer.kernels.unfused:
         return [MemoryBound(name=f"{name}_gradient_sum", kind="elementwise", forward=0.0 * size, backward=3.0 * more * size,
                             launches=(0.0, more))]  # fmt: skip
     scattered = (np.asarray(shard.layout.sequence_parallel) == 1) & (shard.tp > 1) & (reader == "norm")
     once = scattered | (reader == "copy")
-    whole = np.where(scattered & ("tp" in trainer.overlap) & trainer.tp_copies, 1.0, 0.0)
+    whole = np.where(scattered & ("tp" in trainer.traffic.overlap) & trainer.kernels.tp_copies, 1.0, 0.0)
     return [MemoryBound(name=f"{name}_gradient_sum", kind="elementwise", forward=0.0 * size, launches=(0.0, 0.0),
-                        backward=(more * np.where(once, 1.0, trainer.norm_passes) + whole) * size)]  # fmt: skip
+                        backward=(more * np.where(once, 1.0, trainer.kernels.norm_passes) + whole) * size)]  # fmt: skip
 
 
 def linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
@@ -152,7 +168,7 @@ def linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: obj
     up = Gemm(name=f"{name}_lora_b", m=m, n=n, k=float(rank), kept=m * rank * shard.element, low_precision=False,
               launches=(1.0, 2.0))  # fmt: skip
     outputs, inputs, e = m * n, m * k, shard.element
-    scale = shard.trainer.adapter_scale_bytes
+    scale = ADAPTER_SCALE_BYTES
     joined = MemoryBound(name=f"{name}_lora_add", kind="elementwise", forward=outputs * (3 * e + scale),
                          backward=outputs * scale + 3 * e * inputs, launches=(2.0, 2.0))  # fmt: skip
     return [gemm, down, up, joined]

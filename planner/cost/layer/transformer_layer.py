@@ -28,19 +28,21 @@ from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_orde
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
 
-GATHERED_LOGITS = 6.0
-"""Bytes per logit that gathering adds: the shards received, their join, the gradient cast and cut, in half precision each.
-
-They are blocks of sizes that nothing else of the loss has, so the allocator does not reuse one for the other: layouts of
-runs/oss-hagemann2023-* that differ in tp alone run out of memory 5 to 8 bytes per logit apart.
-"""
-
 
 def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
     operators, collectives = attention_block(shard)
     more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
-    return as_chains(operators + more_operators, shard), collectives + more_collectives
+    return _own(shard, "layer", as_chains(operators + more_operators, shard), collectives + more_collectives)
+
+
+def _own(
+    shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
+) -> tuple[list[Operator], list[Collective]]:
+    """As the trainer's own terms have it."""
+    for one in shard.trainer.terms:
+        operators, collectives = one.layer(shard, part, operators, collectives)
+    return operators, collectives
 
 
 def _mlp(
@@ -53,29 +55,29 @@ def _mlp(
     activation frees the latter. SwiGLU as two kernels reads and writes 2 + 3 tensors of the inner width forward and
     3 + 3 + 3 backward (both factors of the product, SiLU), and keeps what SiLU put out.
     """
-    model, e, passes = shard.model, shard.element, shard.trainer.elementwise_passes
+    model, e, passes = shard.model, shard.element, shard.trainer.kernels.elementwise_passes
     h, inner = float(model.hidden_size), width / split
     up = inner * (model.num_mlp_matrices - 1)
     rows = m * groups
-    sums = float(model.gated and (shard.trainer.separate_projections or shard.trainer.separate_gate))
+    sums = float(model.gated and shard.trainer.kernels.separate_projections)
     grouped = bool(module & Module.MOE) and not module & Module.SHARED_EXPERTS
     alone = (
-        grouped or not shard.trainer.transformer_engine
+        grouped or not shard.trainer.kernels.transformer_engine
     )  # its activations are a unit of recompute in grouped experts only
     activation = (Module.MLP_ACTIVATION if alone else NEVER) | REPEATED | module
     share = 1.0 if grouped else 0.5 if model.gated else 0.0
     busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
     useful = 1.0 / busiest if grouped else 1.0
-    apart = model.gated and "swiglu" in shard.trainer.unfused
+    apart = model.gated and "swiglu" in shard.trainer.kernels.unfused
     moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
-    views = apart and "gate_views" in shard.trainer.unfused
+    views = apart and "gate_views" in shard.trainer.kernels.unfused
     if views:
         forward, backward = gated_moved()
         moved = (forward.as_plain * inner, backward.as_plain * inner)
-    if grouped and "router" in shard.trainer.unfused:  # the gradient of the router's weight reads both again
+    if grouped and "router" in shard.trainer.kernels.unfused:  # the gradient of the router's weight reads both again
         moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
-    fused = grouped and shard.trainer.fused_experts
+    fused = grouped and shard.trainer.kernels.fused_experts
     ranks = 1.0 if grouped else shard.quantising_ranks
     if fused:  # the activation is part of both kernels; backward the second reads what the first one multiplied
         moved = (0.0, up)
@@ -97,7 +99,7 @@ def _mlp(
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
     """Kernels of one linear layer of the experts: one each way, or one per expert where they are launched in a loop, and
     as many to quantise the rows of each.  [TransformerEngine, grouped_linear.py: cuBLAS in a loop, split_quantize]"""
-    each = groups if "grouped_gemm" in shard.trainer.unfused else np.ones_like(shard.tp)
+    each = groups if "grouped_gemm" in shard.trainer.kernels.unfused else np.ones_like(shard.tp)
     quantised = float(shard.workload.precision in LOW_PRECISIONS)
     return each * (1.0 + quantised), each * (2.0 + quantised)
 
@@ -160,10 +162,11 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     values, e = shard.tokens * shard.model.hidden_size, shard.element
     operators: list[Operator] = [
         MemoryBound(name="embedding", kind="copy", forward=2 * values * e, backward=3 * values * e,
-                    kept=shard.tokens * 8 + shard.trainer.dropout * values / shard.split, launches=(3.0, 3.0))
+                    kept=shard.tokens * 8 + shard.trainer.stored.dropout * values / shard.split, launches=(3.0, 3.0))
     ]  # fmt: skip
     pair = tp_pair(shard, "embedding", "", "", NEVER)
-    return operators, [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+    collectives = [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
+    return _own(shard, "embedding", operators, collectives)
 
 
 def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
@@ -171,25 +174,20 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
 
     The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward
     (``loss_bytes``); from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
-    peak: ``logit_bytes`` per logit. A trainer that gathers logits computes the loss of
-    all V columns on every rank.
+    peak: ``logit_bytes`` per logit.
     """
     model, trainer = shard.model, shard.trainer
     columns = model.vocab_size / shard.tp
-    logits = shard.tokens * (float(model.vocab_size) if trainer.gathered_logits else columns)
-    joined = GATHERED_LOGITS * (shard.tp > 1) * trainer.gathered_logits
+    logits = shard.tokens * columns
     operators: list[Operator] = [
         norm(shard, "final_norm"),
         Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
-        MemoryBound(name="loss", kind="cross_entropy" if trainer.loss_passes < 2 else "elementwise",
+        MemoryBound(name="loss", kind="cross_entropy" if trainer.kernels.loss_passes < 2 else "elementwise",
                     forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard),
-                    kept=logits * (logit_bytes(shard) + joined),
-                    launches=(6.0 * trainer.loss_passes, 3.0 * trainer.loss_passes)),
+                    kept=logits * logit_bytes(shard),
+                    launches=(6.0 * trainer.kernels.loss_passes, 3.0 * trainer.kernels.loss_passes)),
     ]  # fmt: skip
     pair = tp_pair(shard, "head", "logits", "logits", NEVER)
     collectives = [one for one in pair if not one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
-    if trainer.gathered_logits:
-        collectives.append(Collective(name="head_logits", group="tp", op="all_gather", size=logits * shard.element,
-                                      n=shard.tp, stride=1.0, backward=False))  # fmt: skip
-    return as_chains(operators, shard), collectives
+    return _own(shard, "head", as_chains(operators, shard), collectives)

@@ -95,7 +95,7 @@ def shape_parts(
     rows = shard.tokens * model.hidden_size * e
     boundary = rows / shard.split
     inner = shard.tokens * model.ffn_size / shard.tp * e
-    down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload, trainer)
+    down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload)
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
@@ -115,12 +115,12 @@ def shape_parts(
         after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
         forward = np.where(has_moe, np.maximum(beside, forward * (stages.dense.T > 0)), forward)
     at_head = np.minimum(stages.head.T, 1.0)
-    columns = model.vocab_size / (1.0 if trainer.gathered_logits else shard.tp)
+    columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e
     loss = shard.tokens * columns * logit_bytes(shard)
     parts = (
         stored, working, transient, forward, (head_saved - loss) * at_head, logits * at_head, loss * at_head,
-        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.kept_logits, after, waiting,
+        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.stored.kept_logits, after, waiting,
     )  # fmt: skip
     return np.stack([np.broadcast_to(one, has_moe.shape) for one in parts])
 
@@ -142,7 +142,7 @@ def state_parts(
 ) -> Floats:  # fmt: skip
     """STATE_PARTS of every stage, (parts, 3, N)."""
     model = workload.model
-    gathered, reduced = gathered_bytes(workload, trainer), trainer.gradient_reduce_bytes
+    gathered, reduced = gathered_bytes(workload), trainer.traffic.gradient_reduce_bytes
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
@@ -154,15 +154,15 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.whole_table_gradient else first
-    on = (zero >= trainer.weight_sharding_level).astype(float)
+    whole = stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
+    on = (zero >= trainer.stored.weight_sharding_level).astype(float)
     new_all = (dense / shard + expert / expert_shard) * reduced
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined * trainer.buffers_all_microbatches
+    received = boundary * micro * _received(layout, stages) * pipelined * trainer.stored.buffers_all_microbatches
     largest = np.maximum(unit, experts)
     alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     if workload.lora_rank:  # neither head nor embedding; of a layer its adapters

@@ -7,7 +7,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.state_traffic import column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.price.state_traffic import bucket_bytes, column, gathered_bytes, local_states, shard_groups, trained_parameters
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload
@@ -30,18 +30,18 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
     low_precision = workload.precision in LOW_PRECISIONS
-    weight_bytes = trainer.weight_bytes + trainer.fp8_weight_bytes * low_precision
+    weight_bytes = trainer.stored.weight_bytes + ("weight_copies" in trainer.kernels.fp8) * low_precision
     if workload.precision == "fp32":
         weight_bytes = max(weight_bytes, 4.0)
-    gradient_bytes, optimizer_bytes = trainer.gradient_bytes, trainer.optimizer_bytes[workload.optimizer]
+    gradient_bytes, optimizer_bytes = trainer.stored.gradient_bytes, trainer.stored.optimizer_bytes[workload.optimizer]
     if workload.precision == "fp16":
-        gradient_bytes = trainer.fp16_gradient_bytes
-        optimizer_bytes += trainer.fp16_main_gradient_bytes
+        gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
+        optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
     trained = trained_parameters(workload, parameters)
     on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
-    resident = per_rank(parameters.dense, parameters.expert, trainer.weight_sharding_level)
+    resident = per_rank(parameters.dense, parameters.expert, trainer.stored.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0)
-    buckets = sum(trained) * trainer.bucket_bytes * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
+    buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
     return {
         "weights": (resident + extra) * weight_bytes,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
@@ -51,7 +51,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
 
 def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
     """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
-    each = trainer.optimizer_bytes[workload.optimizer] + trainer.gradient_bytes + trainer.weight_bytes
+    each = trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     share = column(layout.offload_optimizer) / 100.0
     return local_states(workload, layout, parameters) * share * each
 
@@ -78,29 +78,31 @@ def workspace_bytes(
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)
-    is_sharded = (zero >= trainer.weight_sharding_level) & (dense_shard > 1)
+    is_sharded = (zero >= trainer.stored.weight_sharding_level) & (dense_shard > 1)
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
-    weight = gathered_bytes(workload, trainer)
-    one_by_one = trainer.gathered_units * unit * weight + unit * trainer.gradient_reduce_bytes
-    at_ends = table * (weight + trainer.gradient_reduce_bytes)
+    weight = gathered_bytes(workload)
+    units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
+    one_by_one = units * unit * weight + unit * trainer.traffic.gradient_reduce_bytes
+    at_ends = table * (weight + trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = trained_parameters(workload, parameters)
     learned = dense + expert
-    everything = parameters.all * weight + unit * trainer.gradient_reduce_bytes
+    everything = parameters.all * weight + unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
-    everything = everything + (learned - reduced) * trainer.gradient_bytes * pipelined
-    if trainer.whole_table_gradient:  # ``learned`` holds 1 / t of it
+    everything = everything + (learned - reduced) * trainer.stored.gradient_bytes * pipelined
+    if trainer.stored.whole_table_gradient:  # ``learned`` holds 1 / t of it
         uncut = model.vocab_size * float(model.hidden_size) - table
         several = column(layout.num_microbatches) > 1
-        everything = everything + stages.embedding * uncut * trainer.gradient_bytes * (pipelined & several)
+        everything = everything + stages.embedding * uncut * trainer.stored.gradient_bytes * (pipelined & several)
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
     buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
-    received = buffers if trainer.buffers_all_microbatches else 0.0
-    replicated = dense_shard * column(layout.dp) / column(layout.shard) > 1
-    joined = np.minimum(learned, trainer.joined_gradients) * trainer.gradient_reduce_bytes * replicated
-    return cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received + joined
+    received = buffers if trainer.stored.buffers_all_microbatches else 0.0
+    total = cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+    for term in trainer.terms:
+        total = total + term.workspace_bytes(workload, layout, parameters)
+    return total
 
 
 def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
@@ -108,71 +110,23 @@ def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Fl
 
     As plain torch operations in fp32 with the cast to half precision: 4 + 4 + 2 bytes.
     """
-    if trainer.attention == "flash":
+    if trainer.kernels.attention == "flash":
         return np.zeros_like(column(layout.tp))
     length = workload.sequence_length
     rows = column(layout.micro_batch_size) * workload.model.num_heads / column(layout.tp) * length / column(layout.cp)
-    each = 10.0 if "softmax" in trainer.unfused else 2.0 * workload.element
+    each = 10.0 if "softmax" in trainer.kernels.unfused else 2.0 * workload.element
     return rows * length * each
 
 
-def kept_output_bytes(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:
-    """Outputs of a stage that its pipeline engine keeps per microbatch in flight, T_s h each, (N, 1)."""
+def stage_output_bytes(workload: Workload, layout: Layout) -> Floats:
+    """Output of a stage, T_s h, (N, 1)."""
     split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) / split
-    each = tokens * workload.model.hidden_size * workload.element
-    return each * trainer.kept_outputs * (column(layout.pp) > 1)
+    return tokens * workload.model.hidden_size * workload.element
 
 
-def end_bytes(
-    workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters
-) -> tuple[Floats, Floats, Floats]:
-    """What is alive when activations are not, (N, 3) each:
-
-    fresh gradients   N fresh_gradient_bytes, where a microbatch's gradients are accumulated after its backward pass; they
-                      take the place of that microbatch's activations
-    updated weights   (2 N + N / d) gather_buffer_bytes under ZeRO 1 with replicas: flat copies of all weights, the
-                      library's own of all that it receives, and one of the rank's share; after the last backward pass
-    of these pooled   N gather_buffer_bytes: the library's copy is one block larger than any that activations gave back. It
-                      stays reserved, free, until an allocation would fail.
-    [nanotron, optim/zero.py, all_gather_coalesced in distributed.py; torch, ProcessGroupNCCL.cpp, allgather: newLikeFlat]
-    """
-    dense, expert = trained_parameters(workload, parameters)
-    trained = dense + expert
-    gathers = (column(layout.zero) == 1) & (shard_groups(layout)[0] > 1)
-    one = trained * trainer.gather_buffer_bytes * gathers
-    share = local_states(workload, layout, parameters) * trainer.gather_buffer_bytes * gathers
-    return trained * trainer.fresh_gradient_bytes, 2.0 * one + share, one
-
-
-def held_bytes(
-    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, flights: Floats
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Inputs of tensor-parallel collectives that are freed but not yet read, T h each, as bytes of shape (N, 3): those of all
-    passes of a step until most is alive, the most that a launch queue holds, and those held whether the host is ahead or not.
-    Last the part of a step in which the GPU is not waiting for other stages, m / (m + p - 1).
-
-    Collectives run on a stream of their own; the allocator keeps what they read until the GPU has passed them, and a host
-    that runs ahead allocates anew: two tensors per layer and pass. A host that needs a share r of the GPU's time gains 1 - r of
-    what was launched since the step began, 2 m - 1 passes when the last forward pass ends (``held_by``). In a pipeline,
-    whichever is slower, all but two of the microbatches in flight are launched while the GPU waits to send.
-    The allocator takes all of this back before it lets an allocation fail.
-    [torch, CUDACachingAllocator: record_stream, release_cached_blocks]
-    """
-    tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
-    each = tokens * workload.model.hidden_size * workload.element * (column(layout.tp) > 1)
-    waiting = np.where(column(layout.pp) > 1, np.maximum(flights - 2.0, 0.0), 0.0)
-    per_pass = 2.0 * (stages.dense + stages.moe)
-    most = trainer.held_collectives + 0.0 * per_pass
-    launched = 2.0 * column(layout.num_microbatches) - 1.0
-    busy = (
-        column(layout.num_microbatches) / (column(layout.num_microbatches) + column(layout.pp) - 1.0) + 0.0 * per_pass
-    )
-    return each * per_pass * launched, each * most, each * np.minimum(per_pass * waiting, most), busy
-
-
-def held_by(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
-    """Bytes of ``held_bytes`` for a host that needs ``host_share`` of the GPU's time: max(waiting, min((1 - r) launched, most)).
+def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
+    """Bytes of ``OwnTerms.record_stream_bytes`` for a host that needs ``host_share`` of the GPU's time: max(waiting, min((1 - r) launched, most)).
 
     Layouts of runs/oss-ultrascale-nanotron-* with one stage hold, beyond what is alive and fragmentation, in units of T h:
     r 0.10, 0.16, 0.31 and 0.44 with one microbatch of 64, 32, 32 and 32 tensors: 56, 36, 20 and 5; r 0.85 with 2 and with 32

@@ -47,28 +47,10 @@ NO_LAYERS = -1
 
 
 def deal_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
-    """The layout with the stages of a trainer that deals layers by cost; any other layout as it is.
-
-    Costs are multiplications per token: 4 a d h + 3 h f of a layer, V h of the head, 0 of all else. A stage takes blocks
-    until their sum since the first one exceeds its share (i + 1) / p of all; the block that exceeds it is its last. Where
-    the sum meets the share exactly the stage is full as well: 16 layers and a head of 4 are 10 and 6 on two stages, 5 first on
-    four, by what rank 0 has allocated (oss-ultrascale-nanotron-1p34b).
-    [nanotron, models/base.py, build_model, and models/llama.py, get_block_compute_costs]
-    """
-    pp = np.asarray(layout.pp)
-    if not trainer.stages_by_cost or np.all(pp == 1):
-        return layout
-    cost = 4.0 * model.attention_output_size * model.hidden_size + 3.0 * model.hidden_size * model.ffn_size
-    total = model.num_layers * cost + float(model.vocab_size) * model.hidden_size
-    stages = np.asarray(pp, dtype=float)
-    own = np.minimum(np.ceil(total / stages / cost - TIE), model.num_layers)
-    before = np.minimum(np.ceil(total * (stages - 1.0) / stages / cost - TIE), model.num_layers)
-    rest = np.where(model.num_layers - before > 0, model.num_layers - before, NO_LAYERS)
-    given = (np.asarray(layout.first_stage_layers) != 0) | (np.asarray(layout.last_stage_layers) != 0) | (pp == 1)
-    return layout.replace(
-        first_stage_layers=np.where(given, layout.first_stage_layers, own).astype(np.int64),
-        last_stage_layers=np.where(given, layout.last_stage_layers, rest).astype(np.int64),
-    )
+    """The layout with the stages of a trainer that assigns layers by a rule of its own; any other layout as it is."""
+    for term in trainer.terms:
+        layout = term.partition(model, layout)
+    return layout
 
 
 def split_stages(model: ModelSpec, layout: Layout) -> Stages:

@@ -121,7 +121,7 @@ def sends_beside(trainer: Trainer, layout: Layout) -> Floats:
     Megatron switches --overlap-p2p-communication off for schedules without virtual stages.  [megatron/training/arguments.py]
     """
     interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.vpp) > 1)
-    return (interleaved & ("pipeline" in trainer.overlap)).astype(float)
+    return (interleaved & ("pipeline" in trainer.traffic.overlap)).astype(float)
 
 
 def turns(layout: Layout, send: Floats) -> Floats:

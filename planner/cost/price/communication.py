@@ -148,7 +148,7 @@ def exposed_seconds(
     beside 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
     computation beside it (U - units) / U of its speed at most; ``slowdown`` is what every other collective leaves it.
     """
-    if collective.overlap not in trainer.overlap or collective.beside == "":
+    if collective.overlap not in trainer.traffic.overlap or collective.beside == "":
         return seconds
     if collective.beside == "layer":
         left = max(1.0 - collective.units / compute_units, 0.1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,8 +11,10 @@ from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, O
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
+from planner.trainer import Casts
 from planner.workload import LOW_PRECISIONS
 
+NO_CASTS = Casts(inputs=0.0)
 GRAPH_LAUNCHES = 1.0
 """Launches per layer and pass when a CUDA graph holds it."""
 
@@ -148,7 +149,7 @@ def _gemms(gemms: list[Gemm], shard: Shard, hardware: HardwareProfile, low_preci
     rows = np.size(shard.tp)
     m, n, k = (stacked([getattr(one, name) for one in gemms], rows) for name in ("m", "n", "k"))
     dtype = gemm_dtype(shard, low_precision, hardware)
-    times = hardware.gemm_times(m, n, k, dtype, True, shard.trainer.gradient_bytes) / hardware.sustained_clock
+    times = hardware.gemm_times(m, n, k, dtype, True, shard.trainer.stored.gradient_bytes) / hardware.sustained_clock
     if low_precision:
         times = times * hardware.block_scaling.get(shard.workload.precision, 1.0)
     return {one.name: _gemm(one, shard, hardware, times[:, number]) for number, one in enumerate(gemms)}
@@ -166,7 +167,7 @@ def _grouped(gemm: Gemm, shard: Shard, hardware: HardwareProfile) -> Work:
             dtype,
             pass_,
             quantised=True,
-            gradient_bytes=shard.trainer.gradient_bytes,
+            gradient_bytes=shard.trainer.stored.gradient_bytes,
         )  # fmt: skip
         for pass_ in ("forward", "dgrad", "wgrad")
     ]
@@ -207,9 +208,9 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
         dgrad = dgrad + hardware.memory_time(gradients * rows * gemm.n, "quantize")
         weights = gemm.n * gemm.k * gemm.groups
         cast = hardware.memory_time(
-            0.5 * _of_precision(shard.trainer.weight_quantise_bytes, shard) * weights, "quantize"
+            0.5 * _casts(shard).weights * weights, "quantize"
         )
-        rescale = _of_precision(shard.trainer.rescale_bytes, shard)
+        rescale = _casts(shard).outputs
         dgrad = dgrad + cast + hardware.memory_time(rescale * rows * gemm.k, "elementwise")
         forward = forward + cast
         second = second + hardware.memory_time(rescale * weights * gemm.trained, "elementwise")
@@ -230,19 +231,20 @@ def cast_bytes(each: float, ranks: Number, shard: Shard, hardware: HardwareProfi
     """
     if shard.workload.precision != "fp8":
         return each / ranks
-    if shard.trainer.transformer_engine and hardware.arch in ("Blackwell", "Blackwell Ultra"):
+    if shard.trainer.kernels.transformer_engine and hardware.arch in ("Blackwell", "Blackwell Ultra"):
         return (each - 1.0) / ranks
     return np.where(np.asarray(ranks) > 1.0, (each - 1.0) / ranks + 2.0, each)
 
 
 def quantise_bytes(shard: Shard, low_precision: bool) -> float:
-    """Bytes moved per element of X and of dY to quantise it (0 in bf16).  [Trainer.quantise_bytes]"""
+    """Bytes moved per element of X and of dY to quantise it (0 in bf16)."""
     precision = shard.workload.precision
-    return shard.trainer.quantise_bytes.get(precision, 0.0) if low_precision and precision in LOW_PRECISIONS else 0.0
+    return _casts(shard).inputs if low_precision and precision in LOW_PRECISIONS else 0.0
 
 
-def _of_precision(bytes_each: Mapping[str, float], shard: Shard) -> float:
-    return bytes_each.get(shard.workload.precision, 0.0)
+def _casts(shard: Shard) -> Casts:
+    """What quantising costs in the precision of the workload."""
+    return shard.trainer.kernels.casts.get(shard.workload.precision, NO_CASTS)
 
 
 def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:
@@ -255,7 +257,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     value_dim = model.attention_output_size / model.num_heads
     # fp32: where a profile measured it, else at the tf32 peak.
     plain = "fp32" if shard.workload.precision == "fp32" else "bf16"
-    dtype = shard.trainer.attention_dtype if shard.workload.precision in LOW_PRECISIONS else plain
+    dtype = shard.trainer.kernels.attention_dtype if shard.workload.precision in LOW_PRECISIONS else plain
 
     def seconds(pass_: str, window: int) -> Number:
         return hardware.attention_time(
@@ -272,7 +274,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
         if windowed > 0.0:
             whole = dtype == "fp8" and pass_ == "backward"
             time = time + windowed * seconds(pass_, 0 if whole else model.window)
-        return time * (FA1_SLOWDOWN if shard.trainer.attention_kernel == "fa1" else 1.0) / hardware.sustained_clock
+        return time * (FA1_SLOWDOWN if shard.trainer.kernels.attention_kernel == "fa1" else 1.0) / hardware.sustained_clock
 
     keys = np.where(windowed > 0, np.minimum(model.window, attention.seq_kv), attention.seq_kv)
     pairs = attention.seq_q * attention.seq_kv * 0.5
@@ -284,7 +286,7 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:
     """The trainer's kernel where the device has it; else the best, as torch picks cuDNN where flash attention 2 is absent."""
-    kernel = shard.trainer.attention_kernel.replace("fa1", "fa2")
+    kernel = shard.trainer.kernels.attention_kernel.replace("fa1", "fa2")
     kinds = {kind for kind, _, _ in hardware.attention} | {*hardware.kernels.get("same_as_best", ())}
     return kernel if kernel in kinds | {*hardware.kernels.get("slowdown", {})} else "best"
 

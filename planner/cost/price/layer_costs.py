@@ -15,7 +15,7 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer import transformer_layer as layers
-from planner.cost.layer.operators import Attention, Collective, Number, Operator, Shard
+from planner.cost.layer.operators import Collective, Number, Operator, Shard
 from planner.cost.price.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.price.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.price.deduplicate import distinct, stacked
@@ -99,10 +99,10 @@ class _Priced:
 def _price(operators: list[Operator], collectives: list[Collective], shard: Shard, cluster: Cluster) -> _Priced:
     seconds = collective_seconds(collectives, cluster, len(shard.layout))
     work = price(operators, shard, cluster.hardware)
-    wait = shard.trainer.tensor_wait
+    for term in shard.trainer.terms:
+        seconds = [term.collective_seconds(one, alone) for one, alone in zip(collectives, seconds, strict=True)]
     among_kernels = [
-        (one, alone * wait if one.group == "tp" else alone, slowdown_of(cluster, one.n, one.stride))
-        for one, alone in zip(collectives, seconds, strict=True)
+        (one, alone, slowdown_of(cluster, one.n, one.stride)) for one, alone in zip(collectives, seconds, strict=True)
     ]
     return _Priced(
         operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
@@ -110,11 +110,12 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
 
 
 def _layer(priced: _Priced, shard: Shard) -> Floats:
-    """The block of a layer, whose forward pass takes the host at least ``layer_host_time``, in kernels launched."""
+    """The block of a layer, whose forward pass may take the host a least time, counted in kernels launched."""
     table, trainer = _block(priced, shard), shard.trainer
-    if trainer.layer_host_time and not trainer.cuda_graphs:
+    least = max((term.least_forward_host_time() for term in trainer.terms), default=0.0)
+    if least and not trainer.host.graphs:
         row = INDEX["launches_forward"]
-        table[row] = np.maximum(table[row], trainer.layer_host_time / trainer.host_time)
+        table[row] = np.maximum(table[row], least / trainer.host.host_time)
     return table
 
 
@@ -126,7 +127,7 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     first_input = shard.tokens_split * shard.model.hidden_size * shard.element
     sums.add("input", first_input)
     sums.add("saved", sums.full * first_input)
-    if trainer.cuda_graphs:
+    if trainer.host.graphs:
         sums.add("launches_forward", GRAPH_LAUNCHES)
         sums.add("launches_backward", GRAPH_LAUNCHES)
     sums.routed()
@@ -164,15 +165,15 @@ class _Sums:
 
     def _again(self, freed: Floats, ends: bool) -> Floats:
         """The part that is really computed again: recompute may stop before what ends the layer, which nothing needs."""
-        return np.zeros_like(freed) if ends and self._shard.trainer.recompute_stops_early else freed
+        return np.zeros_like(freed) if ends and self._shard.trainer.stored.recompute_stops_early else freed
 
     def routed(self) -> None:
         """Forward, the host waits until it knows how many tokens each expert gets, and nothing is queued on the GPU then:
         what its launches for the experts exceed their own time stays, whatever time attention leaves later. So it is
         after every operator that the host waits for."""
         trainer, (seconds, launches) = self._shard.trainer, self._routed
-        each = trainer.host_time * np.where(self._shard.tp > 1, trainer.tensor_parallel_host_factor, 1.0)
-        if not trainer.static_experts:
+        each = trainer.host.host_time * np.where(self._shard.tp > 1, trainer.host.tensor_parallel_host_factor, 1.0)
+        if not trainer.host.static_experts:
             self.add("behind", np.maximum(each * launches - seconds, 0.0))
         self._routed = (0.0, 0.0)
 
@@ -180,7 +181,7 @@ class _Sums:
         freed = self._freed(operator.module, operator.share)
         again = self._again(freed, operator.ends)
         whole: Number = self._whole
-        if self._shard.trainer.recompute_keeps_attention and isinstance(operator, Attention):
+        if operator.kept_by_recompute:
             again, whole = again * whole, 1.0
         self.add("forward", work.forward)
         self.add("dgrad", work.dgrad)
@@ -191,7 +192,7 @@ class _Sums:
             self._routed = self._routed[0] + work.forward, self._routed[1] + operator.launches[0]
         if operator.waits:
             self.routed()
-        if not (trainer.cuda_graphs and (operator.captured or trainer.static_experts)):
+        if not (trainer.host.graphs and (operator.captured or trainer.host.static_experts)):
             self.add("launches_forward", operator.launches[0])
             self.add("launches_backward", operator.launches[1] + again * operator.launches[0])
         self.add("saved", (1.0 - freed) * operator.saved + whole * operator.kept)
@@ -202,14 +203,8 @@ class _Sums:
         again: Number = 0.0
         if not collective.backward:
             again = self._again(self._freed(collective.module), collective.ends)
-            if self._shard.trainer.recompute_keeps_attention and collective.group == "cp":
+            if collective.kept_by_recompute:
                 again = again * self._whole
-        checked = self._shard.trainer.collective_check
-        if checked:  # host work per rank of the group, in kernels launched: it holds up whatever comes after it
-            ranks = np.where(np.asarray(collective.n) > 1, collective.n, 0.0) * collective.count
-            launches = ranks * checked / self._shard.trainer.host_time
-            self.add("launches_forward", launches * (not collective.backward))
-            self.add("launches_backward", launches * (again if not collective.backward else 1.0))
         self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         self.add(f"{collective.group}_backward", again * added)
         self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))

@@ -126,7 +126,7 @@ def _sum_of(table: Floats, *names: str) -> Floats:
 
 def _launch_time(trainer: Trainer, layout: Layout) -> Floats:
     """Seconds of host work per kernel."""
-    return trainer.host_time * np.where(np.asarray(layout.tp) > 1, trainer.tensor_parallel_host_factor, 1.0)
+    return trainer.host.host_time * np.where(np.asarray(layout.tp) > 1, trainer.host.tensor_parallel_host_factor, 1.0)
 
 
 def launch_seconds(trainer: Trainer, layout: Layout, totals: Floats) -> Floats:

@@ -15,8 +15,6 @@ from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-TENSORS_PER_LAYER = 7.0
-"""Weight tensors of a layer: query-key-value and output projection, three of a gated MLP, two norms."""
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
     "offload_optimizer",
@@ -62,16 +60,16 @@ def last_unit(
     """
     model = workload.model
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
-    heads = (trainer.end_tables > 1 and not model.tied_embeddings) * np.minimum(stages.head, 1.0)
+    heads = (trainer.traffic.root_units > 1 and not model.tied_embeddings) * np.minimum(stages.head, 1.0)
     ends = stages.embedding * (1.0 + heads) * table
     experts = parameters.largest_expert_unit * (stages.moe > 0)
     larger = ends > parameters.largest_dense_unit + experts
     return np.where(larger, ends, parameters.largest_dense_unit), np.where(larger, 0.0, experts)
 
 
-def gathered_bytes(workload: Workload, trainer: Trainer) -> float:
+def gathered_bytes(workload: Workload) -> float:
     """Bytes per parameter of weights that are gathered: in fp32 the fp32 weights themselves."""
-    return max(trainer.gathered_weight_bytes, 4.0) if workload.precision == "fp32" else trainer.gathered_weight_bytes
+    return 4.0 if workload.precision == "fp32" else 2.0
 
 
 def data_parallel(
@@ -109,7 +107,7 @@ def data_parallel(
     longer = np.minimum(np.asarray(layout.pp, dtype=float), m)
 
     def hide(time: Floats, window: Floats, name: str, end: Floats) -> Floats:
-        if name not in trainer.overlap:
+        if name not in trainer.traffic.overlap:
             return time
         late = 1.0 - early
         last = exposed(time * late, window * late, end, slowdown)
@@ -119,10 +117,10 @@ def data_parallel(
     once = (zero <= 1) | (np.asarray(layout.pp) > 1)
     backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
     passes = np.where(once, 1.0, m)
-    gathers = np.where(once | (zero < trainer.weight_sharding_level), 1.0, m) * (zero >= 1)
+    gathers = np.where(once | (zero < trainer.stored.weight_sharding_level), 1.0, m) * (zero >= 1)
     reduced_last, gathered_first = ends[0] * gradients, ends[1] * weights
     beside = hide(backward_traffic, backward, "gradients", reduced_last)
-    if trainer.zero1_all_reduces:
+    if trainer.traffic.zero1_all_reduces:
         beside = np.where(zero == 1, backward_traffic, beside)
     added = passes * beside + gathers * hide(weights, forward, "parameters", gathered_first)
     hidden = passes * backward_traffic + gathers * weights - added
@@ -130,10 +128,10 @@ def data_parallel(
     dropped = np.where((zero == 3) & (np.asarray(layout.pp) > 1), m, 0.0)
     if np.any(dropped):
         more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
-        beyond = exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.overlap else weights
+        beyond = exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
         exposed_more = dropped * beyond
         added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
-    moved = (gathers + again) * trainer.gather_copy_bytes + passes * (zero >= 1) * trainer.reduce_copy_bytes
+    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied("reduce")
     return added + copies * moved, hidden
 
 
@@ -166,6 +164,8 @@ class _Part:
     """Groups that hold the same states (HSDP)."""
     distance: Floats
     """Between neighbours of the group."""
+    largest_dense_unit: Floats
+    """Parameters of a layer without its experts."""
 
 
 def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
@@ -176,10 +176,10 @@ def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
     which a tied table makes one. Each pays the latency of its ring, which grows with the ranks: on 512 H100 a unit of 50
     million parameters takes 3 ms.
     """
-    if not trainer.end_tables:
+    if not trainer.traffic.root_units:
         return np.ones_like(stages.dense)
     head = np.minimum(stages.head, 1.0)
-    together = trainer.end_tables > 1 or workload.model.tied_embeddings
+    together = trainer.traffic.root_units > 1 or workload.model.tied_embeddings
     ends = np.maximum(stages.embedding, head) if together else stages.embedding + head
     return np.maximum(stages.dense + stages.moe + ends, 1.0)
 
@@ -196,19 +196,19 @@ def _parts(
     ones = np.ones_like(parameters.dense)
     learned, resident = list(trained_parameters(workload, parameters)), [parameters.dense, parameters.expert]
     last, pieces = [ones, ones], [ones, ones]
-    if trainer.end_tables:
+    if trainer.traffic.root_units:
         last = list(last_unit(workload, trainer, layout, stages, parameters))
         pieces = [units(workload, trainer, stages), np.maximum(stages.moe, 1.0)]
         inside = (column(layout.ep) == 1) & (column(layout.zero) >= 1) & (shards[0] == shards[1]) & (near[0] == near[1])
         for both in (learned, resident, last):
             both[0], both[1] = both[0] + inside * both[1], np.where(inside, 0.0, both[1])
     ends, reductions = list(last), list(pieces)
-    if workload.lora_rank and trainer.end_tables:
+    if workload.lora_rank and trainer.traffic.root_units:
         reductions[0] = np.maximum(stages.dense + stages.moe, 1.0)
         ends = [learned[0] / reductions[0], learned[1]]
     dense, expert = (
         _Part(learned=learned[i], resident=resident[i], reduced_last=ends[i], gathered_first=last[i], reductions=reductions[i],
-              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i])
+              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i], largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
     return dense, expert
@@ -228,13 +228,13 @@ def reduce_and_gather(
         if not np.any(part.resident):
             continue
         gradients = gradients + _reduced(cluster, trainer, layout, parameters, part)
-        weights = weights + _gathered(workload, cluster, trainer, layout, parameters, part)
-        if trainer.end_tables:
+        weights = weights + _gathered(workload, cluster, trainer, layout, part)
+        if trainer.traffic.root_units:
             last = last + _scattered(cluster, trainer, part, part.reduced_last)
             first = first + _gathered_once(workload, cluster, trainer, layout, part, part.gathered_first)
-    bucket = trainer.bucket_parameters / np.maximum(parameters.all, trainer.bucket_parameters)
+    bucket = trainer.traffic.bucket_parameters / np.maximum(parameters.all, trainer.traffic.bucket_parameters)
     weights = np.where(zero == 0, 0.0, weights)
-    if not trainer.end_tables:
+    if not trainer.traffic.root_units:
         return gradients, weights, (bucket, bucket)
     ends = (np.where(zero == 0, bucket, np.minimum(end / np.maximum(time, np.finfo(float).tiny), 1.0))
             for end, time in ((last, gradients), (first, weights)))  # fmt: skip
@@ -244,7 +244,7 @@ def reduce_and_gather(
 
 def _scattered(cluster: Cluster, trainer: Trainer, part: _Part, parameters: Floats) -> Floats:
     """Seconds to reduce the gradients of so many parameters to the ranks that hold their states, over replicas as well."""
-    size = parameters * trainer.gradient_reduce_bytes
+    size = parameters * trainer.traffic.gradient_reduce_bytes
     seconds = cluster.collective_time("reduce_scatter", size, part.group, part.distance)
     if np.any(part.replicas > 1):
         piece = size / part.group
@@ -255,83 +255,84 @@ def _scattered(cluster: Cluster, trainer: Trainer, part: _Part, parameters: Floa
 def _buckets(trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
     """Buckets of an all-reduce of whole gradients; 1 where they are scattered."""
     matrix = parameters.largest_dense_unit / MATRICES
-    whole = np.ceil(part.learned / np.maximum(trainer.bucket_parameters, matrix))
+    whole = np.ceil(part.learned / np.maximum(trainer.traffic.bucket_parameters, matrix))
     buckets: Floats = np.where(column(layout.zero) == 0, whole, 1.0)
-    return np.maximum(buckets, 1.0) if trainer.bucket_bytes else buckets
+    return np.maximum(buckets, 1.0) if bucket_bytes(trainer) else buckets
+
+
+def bucket_bytes(trainer: Trainer) -> float:
+    """Bytes per parameter of buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
+    return sum(term.bucket_bytes() for term in trainer.terms)
 
 
 def _reduced(cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
     """Seconds to reduce all gradients of a part once."""
     zero, group = column(layout.zero), part.group * part.replicas
-    size, buckets = part.learned * trainer.gradient_reduce_bytes, _buckets(trainer, layout, parameters, part)
+    size, buckets = part.learned * trainer.traffic.gradient_reduce_bytes, _buckets(trainer, layout, parameters, part)
     replicated = cluster.collective_time("all_reduce", size, group, part.distance)
-    if trainer.bucket_bytes:  # torch DDP reduces its buckets one by one
+    if bucket_bytes(trainer):  # torch DDP reduces its buckets one by one
         one = cluster.collective_time("all_reduce", size / buckets, group, part.distance)
         replicated = np.where(zero == 0, buckets * one, replicated)
-    whole = (zero == 0) | (trainer.zero1_all_reduces & (zero == 1))
+    whole = (zero == 0) | (trainer.traffic.zero1_all_reduces & (zero == 1))
     count = part.reductions
     scattered = count * _scattered(cluster, trainer, part, part.learned / count)
     seconds: Floats = np.where(whole, replicated, scattered)
-    if trainer.collective_check:
-        ranks = np.where(group > 1, group, 0.0)
-        seconds = seconds + np.where(zero == 0, buckets, count) * ranks * trainer.collective_check
     return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gather:
+    """One all-gather of weights, as the terms of a trainer see it; (N, 3) or (N, 1)."""
+
+    cluster: Cluster
+    size: Floats
+    """Bytes gathered."""
+    group: Floats
+    distance: Floats
+    layers: Floats
+    """Layers of a stage."""
+    learned: Floats
+    """Parameters with gradients."""
+    largest_dense_unit: Floats
+    """Parameters of a layer without its experts."""
 
 
 def _gathered_once(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part, parameters: Floats
 ) -> Floats:
     """Seconds of one gather of so many parameters."""
-    size = parameters * gathered_bytes(workload, trainer)
-    return _spread_weights(workload, cluster, trainer, layout, size, part.group, part.distance)
-
-
-def _gathered(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part
-) -> Floats:
-    """Seconds to gather all weights of a part once; what is not trained only where resident weights are sharded."""
-    wanted = np.where(column(layout.zero) >= trainer.weight_sharding_level, part.resident, part.learned)
-    count = part.gathers
-    seconds = count * _gathered_once(workload, cluster, trainer, layout, part, wanted / count)
-    if trainer.gather_tensor_time:
-        tensors = (MATRICES + 2.0) * part.learned / parameters.largest_dense_unit
-        seconds = seconds + tensors * part.group * (part.group > 1) * trainer.gather_tensor_time
-    if trainer.collective_check:
-        group = part.group * part.replicas
-        seconds = seconds + np.where(group > 1, group, 0.0) * count * trainer.collective_check
+    gather = _gather(workload, cluster, layout, part, parameters)
+    seconds = cluster.collective_time("all_gather", gather.size, part.group, part.distance)
+    for term in trainer.terms:
+        seconds = term.gather_seconds(gather, seconds)
     return seconds
 
 
-def _spread_weights(
-    workload: Workload,
-    cluster: Cluster,
-    trainer: Trainer,
-    layout: Layout,
-    size: Floats,
-    group: Floats,
-    distance: Floats,
-) -> Floats:
-    """Seconds until all ranks of a group have all updated weights, ``size`` bytes: one all-gather.
+def _gather(workload: Workload, cluster: Cluster, layout: Layout, part: _Part, parameters: Floats) -> Gather:
+    return Gather(
+        cluster=cluster, size=parameters * gathered_bytes(workload), group=part.group, distance=part.distance,
+        layers=workload.model.num_layers / column(layout.pp), learned=part.learned, largest_dense_unit=part.largest_dense_unit,
+    )  # fmt: skip
 
-    A trainer whose ranks own whole tensors sends k = min(group, tensors of the stage) broadcasts of size / k, one after
-    the other; a layer has TENSORS_PER_LAYER. The latency of each grows with the ring: at a thousand ranks it is all.
-    """
-    if not trainer.zero1_broadcasts:
-        return cluster.collective_time("all_gather", size, group, distance)
-    tensors = TENSORS_PER_LAYER * workload.model.num_layers / column(layout.pp)
-    messages = np.minimum(group, np.maximum(tensors, 1.0))
-    return messages * cluster.collective_time("broadcast", size / messages, group, distance)
+
+def _gathered(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part) -> Floats:
+    """Seconds to gather all weights of a part once; what is not trained only where resident weights are sharded."""
+    wanted = np.where(column(layout.zero) >= trainer.stored.weight_sharding_level, part.resident, part.learned)
+    count = part.gathers
+    seconds = count * _gathered_once(workload, cluster, trainer, layout, part, wanted / count)
+    for term in trainer.terms:
+        seconds = seconds + term.gather_host_seconds(_gather(workload, cluster, layout, part, wanted))
+    return seconds
 
 
 def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
     """Bytes read and written per updated parameter: gradient in, states in and out, weight out.
 
-    Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm. Kernels beside these: ``update_copy_bytes``,
-    and ``fp16_unscale_bytes`` in fp16.
+    Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm. Other kernels: terms of the trainer.
     """
-    states = trainer.optimizer_bytes[workload.optimizer]
-    around = trainer.update_copy_bytes + (trainer.fp16_unscale_bytes if workload.precision == "fp16" else 0.0)
-    return 2.0 * trainer.gradient_bytes + 2.0 * states + trainer.weight_bytes + around
+    states = trainer.stored.optimizer_bytes[workload.optimizer]
+    around = sum(term.update_bytes(workload) for term in trainer.terms)
+    return 2.0 * trainer.stored.gradient_bytes + 2.0 * states + trainer.stored.weight_bytes + around
 
 
 def optimizer_seconds(
@@ -353,13 +354,13 @@ def optimizer_seconds(
     if not np.any(host_share > 0):
         return on_gpu, np.zeros_like(on_gpu)
     moved = updated * host_share
-    transfer = moved * (trainer.gradient_bytes + trainer.weight_bytes) / hardware.pcie_bandwidth
+    transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
     per_gpu = (
         hardware.host_memory_bandwidth
         * hardware.cpu_adam_bandwidth_fraction
         / min(hardware.gpus_per_node, cluster.num_gpus)
     )
-    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.offload_bytes) / per_gpu)
+    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
 
 
 def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
@@ -381,9 +382,9 @@ def accumulation_seconds(
     autograd, 4 + 4 + 4.  [torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed]
     """
     dense, expert = trained_parameters(workload, parameters)
-    in_pipeline = trainer.pipeline_accumulation_bytes + (2.0 if workload.element == 4 else 0.0)
-    waiting = (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.pipeline_accumulation_bytes > 0)
-    each = trainer.accumulation_bytes + np.where(waiting, in_pipeline, 0.0)
+    in_pipeline = trainer.traffic.copied("accumulate_in_pipeline") + (2.0 if workload.element == 4 else 0.0)
+    waiting = (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)
+    each = trainer.traffic.copied("accumulate") + np.where(waiting, in_pipeline, 0.0)
     return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 
 

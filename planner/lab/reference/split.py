@@ -135,7 +135,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
         dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
         stages=deal(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
-        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.unfused,
+        precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4,
     )  # fmt: skip
 

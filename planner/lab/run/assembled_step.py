@@ -132,7 +132,7 @@ def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | 
 def _without_copies(priced: Priced, *, gathers: bool) -> Trainer:
     """The trainer as if it moved nothing into and out of its communication buffers, or (``gathers``) only gathered weights."""
     trainer = priced.job.trainer
-    kept = trainer.gather_copy_bytes if gathers else 0.0
+    kept = trainer.traffic.copied("gather") if gathers else 0.0
     return dataclasses.replace(trainer, reduce_copy_bytes=0.0, gather_copy_bytes=kept)
 
 

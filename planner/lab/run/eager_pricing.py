@@ -76,7 +76,7 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
     if not split.fused:
         passes |= {"rope_passes": ROPE_PASSES, "loss_passes": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
-    unfused = trainer.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
+    unfused = trainer.kernels.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
     changed = trainer.replace(unfused=unfused, **passes)
     return _on_processor(changed, split) if on_cpu else changed
 
@@ -86,7 +86,7 @@ def _on_processor(trainer: Trainer, split: Split) -> Trainer:
     adds = 4.0 + 8.0 / split.dp_shard if reduces else 8.0
     return trainer.replace(
         accumulation_bytes=adds, pipeline_accumulation_bytes=0.0, host_time=0.0, step_overhead=0.0, tensor_parallel_host_factor=1.0,
-        reduce_copy_bytes=0.0 if reduces else trainer.reduce_copy_bytes,
+        reduce_copy_bytes=0.0 if reduces else trainer.traffic.copied("reduce"),
     )  # fmt: skip
 
 
@@ -202,7 +202,7 @@ def _against_bytes(
     block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, rows: Mapping[tuple[str, str], Sequence[Timed]]
 ) -> tuple[float, float]:
     """What the timed chains of a block take beyond their bytes over the bandwidth, forward and backward."""
-    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.unfused - {CHAINS}))
+    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {CHAINS}))
     named = {"moe": False} if block is layer else {}
     chains = {one.name: one for one in block(shard, **named)[0]}
     found = [0.0, 0.0]

@@ -115,7 +115,7 @@ def _of_blocks(shard: Shard, counts: dict[str, float]) -> list[tuple[Collective,
         for one in collectives:
             again = 0.0
             if block in ("dense", "moe") and not one.backward:
-                stops = one.ends and shard.trainer.recompute_stops_early
+                stops = one.ends and shard.trainer.stored.recompute_stops_early
                 again = 0.0 if stops else float(np.broadcast_to(repeated(int(one.module), shard), 1)[0])
             if int(np.asarray(shard.layout.recompute)[0]) == Recompute.NONE:
                 again = 0.0
@@ -136,6 +136,6 @@ def _states(asked: Question, layout: Layout, where: int, microbatches: int, add:
     for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
         if group > 1:
             add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload, trainer))
-            add("reduce_scatter", dimension, passes * size * trainer.gradient_reduce_bytes)
+            add("reduce_scatter", dimension, passes * size * trainer.traffic.gradient_reduce_bytes)
         if replicas > 1:
-            add("all_reduce", "replicas", passes * size / group * trainer.gradient_reduce_bytes)
+            add("all_reduce", "replicas", passes * size / group * trainer.traffic.gradient_reduce_bytes)

@@ -53,7 +53,7 @@ def devices(task: Task) -> tuple[int, float]:
     hardware, trainer = task.asked.cluster.hardware, task.asked.trainer
     if task.machine.device == "cpu":
         return ON_CPU, task.machine.memory / ON_CPU - full.LIBRARIES
-    return task.machine.gpus, hardware.usable_memory * math.exp(-trainer.memory_error)
+    return task.machine.gpus, hardware.usable_memory * math.exp(-trainer.stored.memory_error)
 
 
 def _job(task: Task) -> Job:

@@ -146,8 +146,8 @@ def highest(factor: Factor, hardware: HardwareProfile, trainer: Trainer) -> floa
         most = 1.0 / max(max(c.fast.efficiency, c.bulk.efficiency) for c in hardware.scale_out.values())
     elif factor.key == "scale_up":
         most = _link_room(hardware)
-    elif factor.key == "fragmentation" and trainer.fragmentation > 0:
-        most = 1.0 / trainer.fragmentation
+    elif factor.key == "fragmentation" and trainer.stored.fragmentation > 0:
+        most = 1.0 / trainer.stored.fragmentation
     return min(factor.high, most)
 
 

@@ -108,9 +108,9 @@ def layout_change(**changes: int) -> Change:
 def flash_off(base: Priced, size: str) -> list[Mechanism]:
     """Attention as plain matrices, where the trainer has it fused."""
     trainer = base.job.trainer
-    if trainer.attention != "flash":
+    if trainer.kernels.attention != "flash":
         return []
-    change = trainer_change(attention="unfused", unfused=trainer.unfused | {"softmax"})
+    change = trainer_change(attention="unfused", unfused=trainer.kernels.unfused | {"softmax"})
     return [
         switch(
             "attention", "flash attention is off", size, change, seen=1, source="Hagemann's rows 'torch' run it so",

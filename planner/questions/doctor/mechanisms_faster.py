@@ -53,7 +53,7 @@ def faster(base: Priced) -> list[Mechanism]:
 def _switches(base: Priced) -> Iterator[Mechanism]:
     job, layout = base.job, base.layout
     trainer, workload = job.trainer, job.workload
-    if trainer.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1:
+    if trainer.traffic.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1:
         yield switch(
             "overlap", "more communication is overlapped", "all of it beside computation",
             trainer_change(overlap=frozenset(OVERLAPS)), seen=1, check="a profile: NCCL kernels beside GEMMs",
@@ -68,7 +68,7 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
         )  # fmt: skip
     if (
         workload.precision not in LOW_PRECISIONS
-        and "fp8" in trainer.precisions
+        and "fp8" in trainer.legal.precisions
         and "fp8" in job.cluster.hardware.peak_flops
     ):
         yield switch(
@@ -82,7 +82,7 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
             source="packed SQuAD of DGX Cloud fine-tuning, 11 to 30 % too slow before it was priced",
             check="the attention mask of the data loader",
         )  # fmt: skip
-    if workload.model.is_moe and int(layout.ep) > 1 and trainer.expert_dispatch == "alltoall":
+    if workload.model.is_moe and int(layout.ep) > 1 and trainer.kernels.expert_dispatch == "alltoall":
         yield switch(
             "dispatch", "a token is sent once per node and GPU", "DeepEP or HybridEP",
             trainer_change(expert_dispatch="deduplicated"), seen=1, check="the dispatcher in the arguments",

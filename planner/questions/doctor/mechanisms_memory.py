@@ -37,18 +37,18 @@ def memory_mechanisms(base: Priced, more: bool) -> list[Mechanism]:
 def _more(base: Priced) -> Iterator[Mechanism]:
     trainer, layout = base.job.trainer, base.layout
     snapshot = "torch.cuda.memory._record_memory_history and _dump_snapshot: what is alive at the peak"
-    if trainer.fragmentation > 0:
+    if trainer.stored.fragmentation > 0:
         yield Mechanism(
             key="fragmentation", name="fragmentation of the allocator", sizes=(20.0,), width=WIDTHS["fragmentation"],
             size=times("the planned share"), change=factor("fragmentation", worse=True), seen=2,
             source="0.03 to 0.21 of the peak between frameworks (calibration factors)",
             check="torch.cuda.memory_stats: reserved against allocated; PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
         )  # fmt: skip
-    larger = tuple(x for x in (EAGER_LOGITS, GATHERED_LOGITS) if x > trainer.logit_bytes)
+    larger = tuple(x for x in (EAGER_LOGITS, GATHERED_LOGITS) if x > trainer.stored.logit_bytes)
     if larger:
         yield Mechanism(
             key="logits", name="logits and their copies in fp32", sizes=larger, width=0.0, seen=3, check=snapshot,
-            size=lambda base, x: f"{x:.0f} instead of {base.job.trainer.logit_bytes:.0f} bytes per logit",
+            size=lambda base, x: f"{x:.0f} instead of {base.job.trainer.stored.logit_bytes:.0f} bytes per logit",
             change=lambda base, x: with_trainer(base, base.job.trainer.replace(logit_bytes=x)),
             source="14 bytes in eager torch, 20 where shards are gathered (torchtitan, Hagemann, nanotron)",
         )  # fmt: skip
@@ -60,10 +60,10 @@ def _more(base: Priced) -> Iterator[Mechanism]:
             check="the arguments that the trainer prints; the step is then faster than planned",
         )  # fmt: skip
     yield from flash_off(base, "score matrices are kept")
-    if trainer.saved_norm_bytes < FP32 or "swiglu" not in trainer.unfused:
+    if trainer.kernels.saved_norm_bytes < FP32 or "swiglu" not in trainer.kernels.unfused:
         yield switch(
             "saved", "unfused kernels save what fused ones do not", "fp32 inputs of norms, output of SiLU",
-            trainer_change(saved_norm_bytes=FP32, unfused=trainer.unfused | {"swiglu"}), seen=3, check=snapshot,
+            trainer_change(saved_norm_bytes=FP32, unfused=trainer.kernels.unfused | {"swiglu"}), seen=3, check=snapshot,
             source="norms on fp32 copies and a separate SiLU (Hagemann, nanotron, InternEvo)",
         )  # fmt: skip
     yield from _more_states(base)
@@ -78,9 +78,9 @@ def _more_states(base: Priced) -> Iterator[Mechanism]:
             source="states that were larger than stated (nanotron's flat buffers)",
             check="the arguments that the trainer prints (Megatron: use_distributed_optimizer; DeepSpeed: stage)",
         )  # fmt: skip
-    if trainer.gradient_bytes < FP32:
+    if trainer.stored.gradient_bytes < FP32:
         yield switch(
-            "gradients", "gradients are kept in fp32", f"4 instead of {trainer.gradient_bytes:.0f} bytes per parameter",
+            "gradients", "gradients are kept in fp32", f"4 instead of {trainer.stored.gradient_bytes:.0f} bytes per parameter",
             trainer_change(gradient_bytes=FP32, fp16_gradient_bytes=FP32), seen=1,
             source="buckets and main gradients beside the states (nanotron: 20 bytes per parameter)",
             check="the arguments that the trainer prints (Megatron: accumulate_allreduce_grads_in_fp32)",
@@ -108,7 +108,7 @@ def _communicators(base: Priced, x: float) -> tuple[Job, Layout]:
 
 def _less(base: Priced) -> Iterator[Mechanism]:
     trainer, layout = base.job.trainer, base.layout
-    if trainer.fragmentation > 0:
+    if trainer.stored.fragmentation > 0:
         yield Mechanism(
             key="fragmentation", name="less fragmentation", sizes=(20.0,), width=WIDTHS["fragmentation"],
             size=times("less"), change=factor("fragmentation", worse=False), seen=1,
@@ -116,25 +116,25 @@ def _less(base: Priced) -> Iterator[Mechanism]:
             check="torch.cuda.memory_stats: reserved against allocated bytes",
         )  # fmt: skip
     all_layers = int(layout.recompute) == Recompute.FULL and not int(layout.recompute_layers)
-    if "full" in trainer.recompute and not all_layers:
+    if "full" in trainer.legal.recompute and not all_layers:
         yield switch(
             "recompute", "full recompute is on", "only the inputs of layers are kept",
             layout_change(recompute=int(Recompute.FULL), recompute_layers=0, recompute_modules=0), seen=3,
             source="recipes recomputed what their pages did not say (AutoModel, DGX Cloud)",
             check="the arguments that the trainer prints; the step is then slower than planned",
         )  # fmt: skip
-    if trainer.logit_bytes > FP32:
+    if trainer.stored.logit_bytes > FP32:
         yield switch(
             "logits", "the loss is compiled or done in pieces",
-            f"4 instead of {trainer.logit_bytes:.0f} bytes per logit", trainer_change(logit_bytes=FP32), seen=2,
+            f"4 instead of {trainer.stored.logit_bytes:.0f} bytes per logit", trainer_change(logit_bytes=FP32), seen=2,
             source="4 bytes where it is compiled (torchtitan)", check="a snapshot of memory at the loss",
         )  # fmt: skip
-    if int(layout.zero) < max(trainer.zero) and int(layout.dp) * int(layout.cp) > 1:
+    if int(layout.zero) < max(trainer.legal.zero) and int(layout.dp) * int(layout.cp) > 1:
         yield switch(
-            "zero", "more states are sharded", f"zero {max(trainer.zero)}", layout_change(zero=max(trainer.zero)),
+            "zero", "more states are sharded", f"zero {max(trainer.legal.zero)}", layout_change(zero=max(trainer.legal.zero)),
             seen=1, source="runs whose sharding was not stated", check="the arguments that the trainer prints",
         )  # fmt: skip
-    if not int(layout.offload_optimizer) and trainer.offload_optimizer:
+    if not int(layout.offload_optimizer) and trainer.legal.offload_optimizer:
         yield switch(
             "offload", "optimizer states are on the host", "all of them",
             layout_change(offload_optimizer=100, zero=max(int(layout.zero), 1)), seen=0,

@@ -124,8 +124,8 @@ def _host(base: Priced) -> list[Mechanism]:
     found = [
         Mechanism(
             key="host_time", name="launch-bound: the host is slow", sizes=(30.0,), width=WIDTHS["host_time"],
-            size=lambda base, x: f"{format_seconds(x * base.job.trainer.host_time)} instead of "
-            f"{format_seconds(base.job.trainer.host_time)} per kernel",
+            size=lambda base, x: f"{format_seconds(x * base.job.trainer.host.host_time)} instead of "
+            f"{format_seconds(base.job.trainer.host.host_time)} per kernel",
             change=factor("host_time", worse=True), seen=3,
             source="9 to 125 us between frameworks (compiled torchtitan, Megatron-Bridge Qwen3-30B, nanotron)",
             check="a profile of one step (torch.profiler or 'nsys profile'): gaps between kernels on the compute stream, "
@@ -134,13 +134,13 @@ def _host(base: Priced) -> list[Mechanism]:
         Mechanism(
             key="step_overhead", name="data loader, logging or checkpoint in every step", sizes=(500.0,),
             width=WIDTHS["step_overhead"], seen=1,
-            size=lambda base, x: f"{format_seconds(x * base.job.trainer.step_overhead)} instead of "
-            f"{format_seconds(base.job.trainer.step_overhead)} per step", change=factor("step_overhead", worse=True),
+            size=lambda base, x: f"{format_seconds(x * base.job.trainer.host.step_overhead)} instead of "
+            f"{format_seconds(base.job.trainer.host.step_overhead)} per step", change=factor("step_overhead", worse=True),
             source="10 to 20 ms assumed; 0 to seconds where data or logging waits (calibration factors)",
             check="run with synthetic data (Megatron: --mock-data) and without logging: the difference is what it costs",
         ),
     ]  # fmt: skip
-    return [one for one in found if one.key != "step_overhead" or base.job.trainer.step_overhead > 0]
+    return [one for one in found if one.key != "step_overhead" or base.job.trainer.host.step_overhead > 0]
 
 
 def _work(base: Priced) -> list[Mechanism]:
@@ -183,16 +183,16 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
     trainer, layout = base.job.trainer, base.layout
 
     def without(*names: str) -> Change:
-        return trainer_change(overlap=trainer.overlap - {*names})
+        return trainer_change(overlap=trainer.traffic.overlap - {*names})
 
-    if trainer.overlap & {"gradients", "parameters"}:
+    if trainer.traffic.overlap & {"gradients", "parameters"}:
         yield switch(
             "overlap_data", "gradients and weights not overlapped", "no overlap with the passes",
             without("gradients", "parameters"), seen=3,
             source="Megatron before v2.6 (SC'21), BigScience's fork and MegaScale's baseline had none",
             check=f"{BESIDE}; Megatron: --overlap-grad-reduce and --overlap-param-gather",
         )  # fmt: skip
-    kinds = trainer.overlap & {"tp", "tp_backward"}
+    kinds = trainer.traffic.overlap & {"tp", "tp_backward"}
     if kinds and int(layout.tp) > 1:
         yield switch(
             "overlap_tensor", "tensor-parallel communication not overlapped", "no overlap with GEMMs", without(*kinds),
@@ -202,13 +202,13 @@ def _switches(base: Priced) -> Iterator[Mechanism]:
     for kind, degree, text in (
         ("ep", "ep", "expert all-to-all"), ("cp", "cp", "context-parallel ring"), ("pipeline", "pp", "pipeline sends"),
     ):  # fmt: skip
-        if kind in trainer.overlap and int(getattr(layout, degree)) > 1:
+        if kind in trainer.traffic.overlap and int(getattr(layout, degree)) > 1:
             yield switch(
                 f"overlap_{kind}", f"{text} not overlapped", "no overlap with computation", without(kind), seen=0,
                 source="no published run is known for it", check=BESIDE,
             )  # fmt: skip
     all_layers = int(layout.recompute) == Recompute.FULL and not int(layout.recompute_layers)
-    if "full" in trainer.recompute and not all_layers:
+    if "full" in trainer.legal.recompute and not all_layers:
         yield switch(
             "recompute", "full recompute is on", "every forward pass runs twice",
             layout_change(recompute=int(Recompute.FULL), recompute_layers=0, recompute_modules=0), seen=3,

@@ -118,10 +118,10 @@ def _priced(job: Job, plain: Layout) -> tuple[Layout, Estimate | None]:
     levers = recompute_levers(job, Pins())
     if levers:
         _add(job, tables, prices, [lever.apply(some, job.model) for lever in levers])
-    if job.trainer.offload_optimizer:
+    if job.trainer.legal.offload_optimizer:
         table, found = stack(tables), join(prices)
         rows = _empty_cells(job, table, found)
-        level = min((one for one in job.trainer.zero if one), default=0)
+        level = min((one for one in job.trainer.legal.zero if one), default=0)
         left = table.take(rows)
         zero = np.where(
             (np.asarray(left.zero) == 0) & (np.asarray(left.dp) * np.asarray(left.cp) == 1), level, left.zero
@@ -176,7 +176,7 @@ def _empty_cells(job: Job, table: Layout, found: Estimate) -> NDArray[np.intp]:
     """Rows of cells where nothing fits that would fit, or come closest, with the optimizer states elsewhere."""
     key, fit = _key(table), fits(job, found)
     empty = ~np.isin(key, np.unique(key[fit]))
-    without = found.memory_needed - found.memory["optimizer_states"] * (1.0 + job.trainer.fragmentation)
+    without = found.memory_needed - found.memory["optimizer_states"] * (1.0 + job.trainer.stored.fragmentation)
     open_rows = np.flatnonzero(empty)
     could = open_rows[without[open_rows] <= found.usable_memory]
     ends = [_first_of_cells(table, could, found.step_time), _first_of_cells(table, open_rows, without)]

@@ -71,7 +71,7 @@ def _launch(resolved: ResolvedJob, factor: float) -> ResolvedJob:
     """Host work per kernel of the trainer, and the GPU's own floor per kernel."""
     hardware = resolved.job.cluster.hardware.scaled(launch_floor=factor, graph_launch_floor=factor)
     moved = on_cluster(resolved, hardware=hardware)
-    trainer = dataclasses.replace(moved.job.trainer, host_time=moved.job.trainer.host_time * factor)
+    trainer = dataclasses.replace(moved.job.trainer, host_time=moved.job.trainer.host.host_time * factor)
     return dataclasses.replace(moved, job=dataclasses.replace(moved.job, trainer=trainer))
 
 

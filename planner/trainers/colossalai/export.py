@@ -117,7 +117,7 @@ def plugin(job: ExportJob) -> dict[str, Any]:
         "enable_jit_fused": False,
         "parallel_output": True,
         "overlap_communication": int(layout.zero) > 0 and not model.is_moe,
-        "overlap_p2p": "pipeline" in job.trainer.overlap,
+        "overlap_p2p": "pipeline" in job.trainer.traffic.overlap,
         "make_vocab_size_divisible_by": ROWS,
         "initial_scale": 65536,
         "max_norm": 1.0,

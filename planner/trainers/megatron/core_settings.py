@@ -290,4 +290,4 @@ FLEX_BACKENDS = {"deduplicated": "hybridep", "deepep": "deepep"}
 
 def fused_loss(job: ExportJob) -> bool:
     """The plan was priced with the cross entropy as one kernel (Transformer Engine's), not in plain torch operations."""
-    return job.trainer.loss_passes < 2
+    return job.trainer.kernels.loss_passes < 2

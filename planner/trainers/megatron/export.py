@@ -116,7 +116,7 @@ def _experts(job: ExportJob) -> tuple[Words, ...]:
     if m.shared_expert_ffn_size:
         words.append(("--moe-shared-expert-intermediate-size", str(m.shared_expert_ffn_size)))
     words += [("--moe-router-pre-softmax",)] if m.top_k == 1 else []
-    backend = mcore.FLEX_BACKENDS.get(job.trainer.expert_dispatch)
+    backend = mcore.FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
     if backend:
         words += [("--moe-token-dispatcher-type", "flex"), ("--moe-flex-dispatcher-backend", backend)]
     else:
@@ -141,7 +141,7 @@ def _parallelism(job: ExportJob) -> tuple[Words, ...]:
 
 def overlaps_tensor(trainer: Trainer) -> bool:
     """The plan was priced with tensor-parallel collectives that run beside the GEMM they feed."""
-    return "tp" in trainer.overlap
+    return "tp" in trainer.traffic.overlap
 
 
 def _batch(job: ExportJob) -> tuple[Words, ...]:
@@ -172,9 +172,9 @@ def _optimizer(job: ExportJob) -> tuple[Words, ...]:
     layout, name = job.layout, job.workload.optimizer
     words: list[Words] = [("--optimizer", {"adam_bf16": "adam", "adam_8bit": "adam"}.get(name, name))]
     words += [("--use-distributed-optimizer",)] if mcore.shards_states(job) else []
-    if int(layout.dp) * int(layout.cp) > 1 and "gradients" in job.trainer.overlap:
+    if int(layout.dp) * int(layout.cp) > 1 and "gradients" in job.trainer.traffic.overlap:
         words.append(("--overlap-grad-reduce",))
-        if int(layout.zero) == 1 and "parameters" in job.trainer.overlap:
+        if int(layout.zero) == 1 and "parameters" in job.trainer.traffic.overlap:
             words.append(("--overlap-param-gather",))
     if mcore.lean_optimizer(job):
         moments = {"adam_bf16": "bf16", "adam_8bit": "fp8"}.get(name, "fp32")
@@ -229,7 +229,7 @@ def _refusals(job: ExportJob) -> list[str]:
         )
     if mcore.fused_loss(job):  # arguments.py: "disabled due to stability issues"
         found.append(
-            f"loss_passes {job.trainer.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer Engine's "
+            f"loss_passes {job.trainer.kernels.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer Engine's "
             "fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
         )
     schedule = int(job.layout.schedule)

@@ -64,7 +64,7 @@ def model_fields(job: ExportJob) -> Fields:
 
 def _expert_fields(job: ExportJob) -> Fields:
     m, layout = job.model, job.layout
-    backend = mcore.FLEX_BACKENDS.get(job.trainer.expert_dispatch)
+    backend = mcore.FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
     fields: Fields = {
         "num_moe_experts": str(m.num_experts), "moe_router_topk": str(m.top_k), "moe_ffn_hidden_size": str(m.expert_ffn_size),
         "moe_layer_freq": mcore.moe_layer_pattern(m), "expert_model_parallel_size": str(layout.ep),
@@ -109,8 +109,8 @@ def container_fields(job: ExportJob) -> Fields:
     layout, work = job.layout, job.workload
     shards = mcore.shards_states(job)
     many = int(layout.dp) * int(layout.cp) > 1
-    reduce = many and "gradients" in job.trainer.overlap
-    gather = reduce and int(layout.zero) == 1 and "parameters" in job.trainer.overlap
+    reduce = many and "gradients" in job.trainer.traffic.overlap
+    gather = reduce and int(layout.zero) == 1 and "parameters" in job.trainer.traffic.overlap
     form, recipe = mcore.precision_recipe(job)
     half = "torch.float16" if work.precision == "fp16" else "torch.bfloat16"
     narrow = f", fp4={form!r}, fp4_recipe={recipe!r}" if recipe == "nvfp4" else f", fp8={form!r}, fp8_recipe={recipe!r}"

@@ -59,7 +59,7 @@ def settings(job: ExportJob) -> dict[str, Any]:
         "tp": int(layout.tp), "pp": int(layout.pp), "dp": int(layout.dp), "dp_shard": int(layout.shard),
         "zero": int(layout.zero), "schedule": SCHEDULES[Schedule(int(layout.schedule))],
         "recompute": NAMES["recompute"][Recompute(int(layout.recompute))],
-        "compile": "swiglu" not in job.trainer.unfused,
+        "compile": "swiglu" not in job.trainer.kernels.unfused,
         "stages": [{"rank": rank, "layers": list(layers)} for rank, _, layers in job.virtual_stages()],
     }  # fmt: skip
 

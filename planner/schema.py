@@ -1,0 +1,233 @@
+"""The one reader of checked data: a mapping from a file becomes a frozen dataclass, or a sentence says what is wrong with it.
+
+    @dataclass(frozen=True, kw_only=True)
+    class Thing:
+        name: str                                              # a text
+        tp: bool                                               # true or false
+        divisor: Annotated[int, within(1, 1024)]               # a whole number; true is none, 8.0 is none
+        norm_passes: float                                     # not negative, at most 1e15
+        share: Positive                                        # above 0
+        host_time: Seconds                                     # text with a unit, as ``units.parse`` reads it
+        attention: Annotated[str, one_of("flash", "unfused")]
+        zero: tuple[Annotated[int, within(0, 3)], ...]         # a list; tuple[float, float]: exactly two
+        overlap: frozenset[Annotated[str, one_of(OVERLAPS)]]
+        optimizer_bytes: dict[str, float]                      # any names
+        fractions: Annotated[dict[str, Positive], keys(OPS)]   # exactly these names (``required=False``: some of them)
+        inner: Inner | None = None                             # a dataclass, or a class with ``from_dict(data, where=)``
+
+    thing = read(Thing, data, "file.yaml")       # PlannerError: unknown key with the nearest, missing key, wrong value
+    plain(thing)                                 # back to plain data: quantities with their unit, tuples as lists
+
+``check_keys`` is for mappings that are no dataclass, ``value_of`` for one value of any of these types, ``check`` for what a
+constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import types
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, TypeVar
+
+from planner import units
+from planner.errors import PlannerError, nearest_first, shown
+
+T = TypeVar("T")
+LARGEST = 1e15
+"""No number of a file without bounds of its own is larger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rule:
+    """What a value must be beyond its type; the second part of ``Annotated``."""
+
+    unit: str = ""
+    """A quantity of this dimension of ``units``."""
+    choices: tuple[str, ...] = ()
+    """The texts that are allowed; of a mapping the keys."""
+    required: bool = False
+    """Of a mapping: every one of the keys."""
+    least: float = 0.0
+    """Smallest number."""
+    most: float = LARGEST
+    """Largest number."""
+    above: bool = False
+    """The smallest number is refused itself."""
+    says: str = ""
+    """What the message says that the value must be, where the rule would say less."""
+    loose: bool = False
+    """A number or a date stands for its text."""
+
+
+def quantity(unit: str) -> Rule:
+    """A number with a unit: bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens."""
+    return Rule(unit=unit)
+
+
+def one_of(*names: str | Iterable[str]) -> Rule:
+    """One of some texts, given one by one or as a collection."""
+    return Rule(choices=tuple(text for name in names for text in ([name] if isinstance(name, str) else name)))
+
+
+def keys(names: Iterable[str], *, required: bool = True) -> Rule:
+    """A mapping with exactly these keys, or with some of them."""
+    return Rule(choices=tuple(names), required=required)
+
+
+def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
+    """A number from least to most."""
+    return Rule(least=least, most=most, says=says)
+
+
+Positive = Annotated[float, Rule(above=True)]
+Number = Annotated[float, within(-LARGEST)]
+Count = Annotated[int, within(1)]
+Text = Annotated[str, Rule(loose=True)]
+Seconds = Annotated[float, quantity("seconds")]
+Bytes = Annotated[float, quantity("bytes")]
+Bandwidth = Annotated[float, quantity("bytes/s")]
+FlopRate = Annotated[float, quantity("FLOP/s")]
+Watts = Annotated[float, quantity("watts")]
+HourlyPrice = Annotated[float, quantity("USD/h")]
+
+_SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "tokens": ""}
+
+
+@functools.cache
+def fields_of(cls: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Types of the fields of a dataclass by name, in their order; names of those without a default."""
+    hints, none = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING
+    own = dataclasses.fields(cls)
+    required = tuple(field.name for field in own if field.default is none and field.default_factory is none)
+    return {field.name: hints[field.name] for field in own}, required
+
+
+def mapping(data: object, where: str) -> Mapping[str, Any]:
+    """The data, if it is a mapping. Raises PlannerError."""
+    if not isinstance(data, Mapping):
+        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
+    return data
+
+
+def check_keys(
+    data: object, known: Collection[str], where: str, *, required: Iterable[str] = (), hint: str = ""
+) -> Mapping[str, Any]:
+    """The mapping, if it has no unknown key and every required one; ``hint`` ends the sentence on missing ones."""
+    found = mapping(data, where)
+    for key in found:
+        if key not in known:
+            text = key if isinstance(key, str) else shown(key)
+            raise PlannerError(f"{where}: unknown key {shown(text)}; nearest: {nearest_first(text, known)[0]}")
+    missing = [repr(key) for key in required if key not in found]
+    if missing:
+        raise PlannerError(f"{where}: missing key{'s' if len(missing) > 1 else ''} {', '.join(missing)}{hint}")
+    return found
+
+
+def read(cls: type[T], data: object, where: str, *, hint: str = "") -> T:
+    """An instance of a dataclass from a mapping. Raises PlannerError with place, key, value and what would be right."""
+    make: Any = cls
+    kinds, required = fields_of(make)
+    found = check_keys(data, kinds, where, required=required, hint=hint)
+    return make(**{key: value_of(kind, found[key], where, key) for key, kind in kinds.items() if key in found})
+
+
+def check(instance: Any, where: str = "") -> None:
+    """The values of a dataclass that hold no quantities, as its constructor was given them. Raises PlannerError."""
+    for key, kind in fields_of(instance.__class__)[0].items():
+        value_of(kind, getattr(instance, key), where, key)
+
+
+def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
+    """One value as the type of its field. Raises PlannerError."""
+    kind, rule, optional = _parts(kind)
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    place = f"{where}: {key}" if where else key
+    if kind is Any or (optional and value is None):
+        return value
+    if rule.unit:
+        return units.parse(value, rule.unit, what=place)
+    if origin in (tuple, list, frozenset):
+        return _sequence(origin, inner, value, where, key)
+    if origin in (dict, Mapping):
+        found = check_keys(value, rule.choices or mapping(value, place), place, required=rule.choices * rule.required)
+        return {str(name): value_of(inner[1], one, where, f"{key} {name}") for name, one in found.items()}
+    if hasattr(kind, "from_dict"):
+        return kind.from_dict(value, where=place)
+    if dataclasses.is_dataclass(kind):
+        return value if isinstance(value, typing.cast(type, kind)) else read(typing.cast(type, kind), value, place)
+    if not _fits(kind, rule, value):
+        nothing = ", or null" if optional else ""
+        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
+    return kind(value) if kind in (float, str) else value
+
+
+def plain(value: Any, kind: Any = Any) -> Any:
+    """Plain data that ``read`` takes back: of a dataclass every field, or what its own ``to_dict`` writes."""
+    kind, rule, _ = _parts(kind)
+    inner = (*typing.get_args(kind), Any, Any)
+    if rule.unit and value is not None:
+        return f"{value!r} {_SYMBOLS.get(rule.unit, rule.unit)}"
+    if hasattr(value, "to_dict"):
+        return value.to_dict()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {key: plain(getattr(value, key), own) for key, own in fields_of(value.__class__)[0].items()}
+    if isinstance(value, Mapping):
+        return {key: plain(one, inner[1]) for key, one in value.items()}
+    if isinstance(value, (tuple, list, frozenset)):
+        return [plain(one, inner[0]) for one in (sorted(value) if isinstance(value, frozenset) else value)]
+    return value
+
+
+def _parts(kind: Any) -> tuple[Any, Rule, bool]:
+    """Type, rule, and whether null is allowed."""
+    optional = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    if optional:
+        kind = next(one for one in typing.get_args(kind) if one is not type(None))
+    if typing.get_origin(kind) is Annotated:
+        return kind.__origin__, kind.__metadata__[0], optional
+    return kind, Rule(), optional
+
+
+def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str, key: str) -> Any:
+    """A list as a tuple, list or frozenset; a wrong scalar in it shows the whole list."""
+    element, rule, _ = _parts(inner[0])
+    pair = origin is tuple and inner[-1] is not Ellipsis
+    kinds = inner if pair else inner[:1] * (len(value) if isinstance(value, (list, tuple, frozenset)) else 0)
+    wrong = not isinstance(value, (list, tuple, frozenset)) or len(kinds) != len(value)
+    scalar = element in (bool, int, float, str) and not rule.unit
+    if wrong or (scalar and not all(_fits(element, rule, one) for one in value)):
+        many = ", ".join(rule.choices) or rule.says or (f"{len(inner)} values" if pair else "values")
+        each = f", each {_expected(element, rule)}" if scalar and not (rule.choices or rule.says) else ""
+        raise PlannerError(f"{where}: {key} is {shown(value)}; it must be a list of {many}{each}")
+    places = [key if scalar else f"{key} {number}" for number in range(1, len(value) + 1)]
+    return origin(value_of(one, item, where, at) for one, item, at in zip(kinds, value, places, strict=True))
+
+
+def _fits(kind: Any, rule: Rule, value: Any) -> bool:
+    """Whether a scalar has its type and keeps its rule."""
+    if kind is bool:
+        return isinstance(value, bool)
+    if kind is str:
+        loose = rule.loose and not isinstance(value, (Mapping, list, tuple, bool, bytes, set, type(None)))
+        return (isinstance(value, str) or loose) and (not rule.choices or value in rule.choices)
+    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int):
+        return False
+    return rule.least <= value <= rule.most and not (rule.above and value == rule.least)
+
+
+def _expected(kind: Any, rule: Rule) -> str:
+    """What a scalar must be, for a message."""
+    if rule.says or rule.choices:
+        return rule.says or f"one of {', '.join(rule.choices)}"
+    if kind in (bool, str):
+        return "true or false" if kind is bool else "a text"
+    noun = "a whole number" if kind is int else "a number"
+    if rule.above:
+        return f"{noun} above {rule.least:g}"
+    if rule.most < LARGEST:
+        return f"{noun} from {rule.least:.12g} to {rule.most:.12g}"
+    return {0.0: f"{noun} that is not negative", -LARGEST: noun}.get(rule.least, f"{noun} from {rule.least:g}")

@@ -1,0 +1,1 @@
+"""Aleph Alpha's training code of 2023."""

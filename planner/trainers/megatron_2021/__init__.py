@@ -1,0 +1,1 @@
+"""Megatron-LM of 2021 and 2022."""

@@ -1,0 +1,44 @@
+"""What Megatron-DeepSpeed alone does: outputs kept by the pipeline engine, joined gradients, late tensor-parallel ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.layer.operators import Collective, Number
+from planner.cost.memory.states import stage_output_bytes
+from planner.cost.own_terms import OwnTerms
+from planner.cost.pipeline.partition import StageParameters
+from planner.cost.price.state_traffic import column, shard_groups, trained_parameters
+from planner.layout import Layout
+from planner.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(OwnTerms):
+    """BigScience's fork of 2021 to 2022."""
+
+    kept_outputs: float
+    """Outputs of a stage that the pipeline engine keeps for each microbatch in flight, in addition to what the layers save."""
+    joined_bytes: float
+    """Bytes of gradients that are copied into one buffer to be reduced together."""
+    joined_parameters: float
+    """Parameters that such a buffer holds at the most."""
+    tensor_wait: float
+    """Time of a tensor-parallel collective among the kernels of a layer over its time in a loop of collectives: ranks arrive
+    one after the other, and each change of stream costs."""
+
+    def collective_seconds(self, collective: Collective, seconds: Number) -> Number:
+        """``tensor_wait`` times that of tensor parallelism."""
+        return seconds * self.tensor_wait if collective.group == "tp" else seconds
+
+    def stored_bytes(self, workload: Workload, layout: Layout) -> Number:
+        """Outputs of a stage, T_s h each."""
+        return stage_output_bytes(workload, layout) * self.kept_outputs * (column(layout.pp) > 1)
+
+    def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
+        """The buffer of joined gradients, where they have replicas."""
+        dense, expert = trained_parameters(workload, parameters)
+        replicated = shard_groups(layout)[0] * column(layout.dp) / column(layout.shard) > 1
+        return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes * replicated

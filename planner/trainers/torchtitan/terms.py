@@ -1,0 +1,46 @@
+"""What torchtitan alone does: blocks of keys merged by plain kernels, and key-value heads repeated in the models of 2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.cost.layer.attention_layer import context_exchange
+from planner.cost.layer.operators import Collective, MemoryBound, Operator, Shard
+from planner.cost.own_terms import OwnTerms
+from planner.layout import CpMethod, Module
+
+MERGE_BYTES = (38.0, 30.0)
+"""Bytes per element of the attention output and block of keys to merge blocks in plain fp32 operations, forward and backward.
+
+Forward: cast 2 + 4, difference 8 + 4, times a sigmoid 4 + 4, difference 8 + 4. Backward: the gradients of queries, keys and
+values are each added to an fp32 sum, 2 + 4 + 4. Balanced halves of the sequence make it three quarters of the rows.
+[torch, _SDPAMerger and _templated_ring_attention_backward]
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Terms(OwnTerms):
+    """torch.distributed.tensor.experimental's context parallelism."""
+
+    repeats_key_values: bool = False
+    """Key and value heads are repeated for all query heads before attention: context parallelism exchanges so many."""
+
+    def layer(
+        self, shard: Shard, part: str, operators: list[Operator], collectives: list[Collective]
+    ) -> tuple[list[Operator], list[Collective]]:
+        """Context parallelism works through blocks of keys whose outputs are merged by plain fp32 operations."""
+        if part != "layer":
+            return operators, collectives
+        blocks = np.where(np.asarray(shard.layout.cp_method) == CpMethod.ALLGATHER, shard.cp - 1.0, 0.0)
+        merged = 0.75 * (shard.tokens * shard.model.attention_output_size / shard.tp) * blocks
+        if shard.trainer.kernels.attention == "flash" and np.any(merged > 0):
+            merge = MemoryBound(name="attention_merge", kind="elementwise", module=Module.CORE_ATTENTION,
+                                forward=MERGE_BYTES[0] * merged, backward=MERGE_BYTES[1] * merged, launches=(0.0, 0.0))  # fmt: skip
+            after = next(number for number, one in enumerate(operators, 1) if one.name == "core_attention")
+            operators = [*operators[:after], merge, *operators[after:]]
+        if self.repeats_key_values:
+            exchange = iter(context_exchange(shard, every_head=True))
+            collectives = [next(exchange) if one.group == "cp" else one for one in collectives]
+        return operators, collectives
