@@ -31,7 +31,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.questions.accuracy.prediction import Predicted, predict
 from planner.questions.calibrate.run_pricing import Pair, changed
 from planner.runs import Run
-from planner.trainer import Trainer
+from planner.trainer import RECORD_OF, Trainer
 
 STRETCHED = {"ring_latency": ("rings", "all_gather"), "tree_latency": ("others", "all_reduce")}
 """Keys of frameworks.yaml that stretch latencies across nodes: what of a profile, and one of the collectives concerned."""
@@ -203,11 +203,17 @@ def _shipped(entry: Mapping[str, Any], where: str) -> float:
             )
     elif path.parent.name == "hardware" and not entry.get("arch"):
         raise PlannerError(f"{where}: a constant of hardware needs arch, the generations that share it")
-    for part in str(entry["key"]).split("."):
-        data = data.get(part) if isinstance(data, dict) else None
-    if data is None:
+    value = _in(data, str(entry["key"]))
+    if value is None:
         raise PlannerError(f"{where}: profiles/{entry['file']} has no key '{entry['key']}'")
-    return _number(data, f"{where}: {entry['key']}")
+    return _number(value, f"{where}: {entry['key']}")
+
+
+def _in(data: Any, key: str) -> Any:
+    """What stands under a dotted key; None = nothing."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
 
 
 def _in_module(entry: Mapping[str, Any], where: str) -> float:
@@ -262,13 +268,27 @@ def with_constants(runs: Sequence[Run], listed: Iterable[Constant], values: Mapp
 
     def change(hardware: HardwareProfile, trainer: Trainer) -> Pair:
         mine = [(one, value) for one, value in moved if applies(one, hardware, trainer)]
-        fields = {one.key: value for one, value in mine if one.file.startswith("trainers/")}
         for one, value in mine:
-            if one.key not in fields:
+            if one.file.startswith("trainers/"):
+                trainer = trainer.replace(**_facts(one.key, value))
+            else:
                 hardware = _hardware_with(hardware, one, value / one.value)
-        return hardware, trainer.replace(**fields) if fields else trainer
+        return hardware, trainer
 
     return changed(runs, change)
+
+
+def _facts(key: str, value: float) -> dict[str, Any]:
+    """A dotted key as the nested mapping that ``Trainer.replace`` takes."""
+    first, *rest = key.split(".")
+    return {first: _facts(".".join(rest), value) if rest else value}
+
+
+def _fact(trainer: Trainer, key: str) -> float:
+    """A fact of a trainer, or 'terms.<folder>.<field>': of what it alone does."""
+    *_, name = key.split(".")
+    owners = trainer.terms if key.startswith("terms.") else (getattr(trainer, RECORD_OF[name]),)
+    return float(next(getattr(one, name) for one in owners if hasattr(one, name)))
 
 
 def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> bool:
@@ -276,8 +296,8 @@ def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> 
     if constant.file.startswith("hardware/"):
         return hardware.arch in constant.arch and _nested(hardware, constant.key) is not None
     if constant.file.startswith("trainers/"):
-        same = math.isclose(float(getattr(trainer, constant.key)), constant.value, rel_tol=1e-9)
-        return same and trainer.name in _heirs(constant.file, constant.key)
+        mine = trainer.name in _heirs(constant.file, constant.key)
+        return mine and math.isclose(_fact(trainer, constant.key), constant.value, rel_tol=1e-9)
     if trainer.name != _entry_trainer(constant.entry):
         return False
     if constant.key in STRETCHED:
@@ -296,7 +316,7 @@ def _heirs(file: str, key: str) -> frozenset[str]:
         path: str | None = name
         while path is not None:
             data = library.read_yaml(directory / "trainers" / f"{path}.yaml")
-            if key in data:
+            if _in(data, key) is not None:
                 break
             path = data.get("extends")
         if path is not None and file == f"trainers/{path}.yaml":
@@ -319,8 +339,7 @@ def _latency(hardware: HardwareProfile, key: str) -> float:
 def _nested(hardware: HardwareProfile, key: str) -> float | None:
     first, *rest = key.split(".")
     value: Any = getattr(hardware, first, None)
-    for part in rest:
-        value = value.get(part) if isinstance(value, dict) else None
+    value = _in(value, ".".join(rest)) if rest else value
     return None if value is None else float(value)
 
 

@@ -56,9 +56,14 @@ def _work(pair: Pair, *, zero: bool = True, layers: bool = True) -> Hashable:
     )
     model = [value for key, value in vars(run.workload.model).items() if layers or key not in ("name", "num_layers")]
     rest = [value for key, value in vars(run.workload).items() if key != "model"]
-    # Host work before collectives was read off the job's own benchmark of its network.
-    trainer = run.trainer.replace(collective_check=0.0)
-    return run.source, run.cluster.hardware.name, layout, repr(model), repr(rest), repr(list(vars(trainer).values()))
+    return (
+        run.source,
+        run.cluster.hardware.name,
+        layout,
+        repr(model),
+        repr(rest),
+        repr(list(vars(run.trainer).values())),
+    )
 
 
 def _groups(pairs: Iterable[Pair], key: Callable[[Pair], Hashable], least: int) -> list[list[Pair]]:

@@ -18,7 +18,7 @@ from planner.hardware import HardwareProfile
 from planner.questions.calibrate.fit import Unknown
 from planner.questions.calibrate.run_pricing import Pair, changed
 from planner.runs import Run
-from planner.trainer import Trainer
+from planner.trainer import RECORD_OF, Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +135,11 @@ FACTORS: tuple[Factor, ...] = (
 """All of them, in the order of the report."""
 
 
+def fact(trainer: Trainer, key: str) -> float:
+    """A number of the trainer's file, by its name there."""
+    return float(getattr(getattr(trainer, RECORD_OF[key]), key))
+
+
 def highest(factor: Factor, hardware: HardwareProfile, trainer: Trainer) -> float:
     """Largest factor that stays physical: no faster than the burst, the memory, the line rate or the link."""
     most = factor.high
@@ -186,7 +191,7 @@ def achieved(hardware: HardwareProfile, trainer: Trainer, values: Mapping[str, f
     """Hardware and trainer with the factors applied."""
     scales = {one.key: values[one.key] for one in FACTORS if one.of == "hardware" and values.get(one.key, 1.0) != 1.0}
     fields: dict[str, Any] = {
-        one.key: getattr(trainer, one.key) * values[one.key]
+        one.key: fact(trainer, one.key) * values[one.key]
         for one in FACTORS
         if one.of == "trainer" and values.get(one.key, 1.0) != 1.0
     }

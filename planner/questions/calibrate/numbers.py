@@ -21,7 +21,7 @@ from planner import arrays as npt
 from planner.arrays import Floats
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.questions.calibrate.factors import FACTORS, Factor, highest, unknown, with_factors
+from planner.questions.calibrate.factors import FACTORS, Factor, fact, highest, unknown, with_factors
 from planner.questions.calibrate.fit import Solution, Unknown, held_back, solve, solve_near, total
 from planner.questions.calibrate.run_pricing import log_errors, usable
 from planner.runs import Run
@@ -155,7 +155,7 @@ def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> 
     if factor.of == "trainer":
         if trainer is None:
             return "your runs come from several trainers; calibrate them one trainer at a time"
-        if len({getattr(run.trainer, factor.key) for run in runs}) > 1:
+        if len({fact(run.trainer, factor.key) for run in runs if run.trainer}) > 1:
             return "your runs were set up with different values of it; calibrate them apart"
     if len(runs) < LEAST_RUNS:
         return f"only {len(runs)} of your runs measured what it shows in; at least {LEAST_RUNS} are needed"
@@ -248,8 +248,8 @@ class _Fit:
         x = float(best.x[index])
         top = highest(factor, *self.base)
         low, high = (math.exp(x + sign * Z90 * deviation) for sign in (-1.0, 1.0))
-        owner: Any = self.base[0] if factor.of == "hardware" else self.base[1]
-        before = getattr(owner, factor.key, math.nan)
+        hardware, trainer = self.base
+        before = fact(trainer, factor.key) if factor.of == "trainer" else getattr(hardware, factor.key, None)
         return Moved(
             factor=factor, value=math.exp(x), low=max(low, factor.low), high=min(high, top),
             before=float(before) if isinstance(before, (int, float)) else math.nan,
