@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.commands import main as cli
-from planner.questions.accuracy.numbers import Pair, pairs_of
+from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.runs import Run, read_runs
 
 hypothesis.settings.register_profile("same", derandomize=True)

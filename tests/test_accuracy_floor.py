@@ -10,8 +10,7 @@ import pytest
 
 from planner import library
 from planner.questions.accuracy.floor import deviations, floors, regrets, scatter_of, spread
-from planner.questions.accuracy.numbers import pairs_of
-from planner.questions.accuracy.prediction import Pair
+from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.questions.accuracy.ranking import ranking
 from planner.runs import read_runs
 

@@ -13,7 +13,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.questions.calibrate.factors import FACTORS, achieved, fact, highest, with_factors
 from planner.questions.calibrate.numbers import Calibration, calibrate
 from planner.questions.calibrate.output import profile_text, write

@@ -15,8 +15,8 @@ from planner.layout import Module, Recompute
 from planner.model import load_model
 from planner.questions.calibrate.sources import read_measured
 from planner.runs import Row, Run, to_run
-from planner.trainers.reading.log_facts import Log, Step, steady
 from planner.trainers.logs import Given, parse_log, read_log, row_of_log
+from planner.trainers.reading.log_facts import Log, Step, steady
 
 LOGS = Path(__file__).parent / "logs"
 LLAMA = load_model("llama-3.1-8b")

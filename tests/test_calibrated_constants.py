@@ -13,7 +13,7 @@ from planner import library
 from planner.cost.price.compute import straggling
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.runs import Run, read_runs
 from planner.trainer import load_trainer
 from tools.evidence.constants import Constant, _constant, applies, constants, in_modules, predict_with, with_constants

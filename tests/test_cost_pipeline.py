@@ -17,8 +17,8 @@ from planner.cost.pipeline.schedule_walk import actions, walk, walked_time
 from planner.cost.pipeline.schedules import in_flight, pipeline_time, turns
 from planner.cost.pipeline.v_schedules import v_order
 from planner.cost.price.compute import RATE_SPREAD, stage_straggling, straggling
-from planner.cost.unique_stages import StageTable
 from planner.cost.refine import durations, refine, stage_layers
+from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule
 
 needs_torch = pytest.mark.skipif(

@@ -16,7 +16,7 @@ from planner.cost.estimate import PARTS, Estimate, estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.rules import Job, allowed
 from planner.runs import Run, read_rows, rows_from_dict, to_run
 from planner.space import Pins, base_layouts, recompute_levers, stack

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.questions.accuracy.numbers import pairs_of
+from planner.questions.accuracy.prediction import pairs_of
 from planner.runs import read_runs
 from tools.update_readme import updated
 

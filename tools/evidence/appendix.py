@@ -57,8 +57,8 @@ def peers_section(peers: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
     )  # fmt: skip
     return "\n\n".join([
         "## Other predictors on the same runs", peers["text"].strip(),
-        markdown(Table(title="", headings=tuple(peers["headings"]), rows=rows)),
-        markdown(Table(title="", headings=("family", "best of these", "planner"), rows=best)),
+        markdown(Table(tuple(peers["headings"]), rows)),
+        markdown(Table(("family", "best of these", "planner"), best)),
     ])  # fmt: skip
 
 
@@ -86,7 +86,7 @@ def _bars(proofs: Proofs) -> Table:
         for quantity, one in proofs.items()
     )  # fmt: skip
     headings = ("", "runs", "held, of all runs", "held, mean over sources", "stretch", "high / low, median")
-    return Table(title="", headings=headings, rows=rows)
+    return Table(headings, rows)
 
 
 def _kinds(proofs: Proofs) -> str:
@@ -113,7 +113,7 @@ def _families(pairs: Sequence[Pair], held: Sequence[Pair]) -> Table:
         one, other = statistics(members, "time_error"), statistics(unseen[family], "time_error")
         if one["n"] and abs(one["median_abs"] - other["median_abs"]) > 5e-4:
             rows.append((family, str(one["n"]), percent(one["median_abs"]), percent(other["median_abs"])))
-    return Table(title="", headings=("", "runs", "median error", "own source left out"), rows=tuple(rows))
+    return Table(("", "runs", "median error", "own source left out"), tuple(rows))
 
 
 def _count(pairs: Sequence[Pair]) -> str:
@@ -131,4 +131,4 @@ def _constants(left: Sequence[LeftOut]) -> Table:
         without = [(out.source, out.refits[one.name]) for out in left if one.name in out.refits]
         values = "; ".join(f"{refit.value:.3g} without {source}" for source, refit in without)
         rows.append((one.name, f"{one.value:.3g}", f"{one.default:.3g}", values))
-    return Table(title="", headings=("constant", "value", "default", "with a source left out"), rows=tuple(rows))
+    return Table(("constant", "value", "default", "with a source left out"), tuple(rows))

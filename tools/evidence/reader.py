@@ -66,7 +66,7 @@ def families_table(summary: Mapping[str, Any]) -> Table:
     sources, rule = summary["mean_of_sources"], summary["rule"]["mean_of_sources"]
     rows.append(("mean over sources", "", percent(sources), "", "", percent(rule), ""))
     headings = ("", "runs", "median error", "bias", "90 % below", "rule for the head", "alike")
-    return Table(title="", headings=headings, rows=tuple(rows))
+    return Table(headings, tuple(rows))
 
 
 def _memory_table(summary: Mapping[str, Any]) -> Table:
@@ -74,7 +74,7 @@ def _memory_table(summary: Mapping[str, Any]) -> Table:
         (name, f"{one['n']:,}", percent(one["median_abs"]), percent(one["median_signed"], signed=True), percent(one["p90_abs"]))
         for name, one in summary["memory"].items()
     )  # fmt: skip
-    return Table(title="", headings=("peak memory", "runs", "median error", "bias", "90 % below"), rows=rows)
+    return Table(("peak memory", "runs", "median error", "bias", "90 % below"), rows)
 
 
 def _fits(summary: Mapping[str, Any]) -> str:

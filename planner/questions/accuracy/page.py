@@ -11,10 +11,9 @@ import numpy as np
 
 from planner import library
 from planner.errors import PlannerError
-from planner.questions.accuracy.floor import KINDS
-from planner.questions.accuracy.numbers import Pair, Table, summary_rows
-from planner.questions.accuracy.prediction import grouped
-from planner.questions.accuracy.tables import percent
+from planner.questions.accuracy.prediction import Pair, grouped
+from planner.questions.accuracy.summary import statistics
+from planner.questions.accuracy.tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 
 WORST = 20
 """Rows shown one by one."""
@@ -22,7 +21,7 @@ WORST = 20
 
 def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str:
     """The page as Markdown; ``picture`` is the file name of the scatter plot."""
-    coverage, time, memory, verdicts, chances, rule, choice = (markdown(one) for one in summary_rows(dict(summary)))
+    coverage, time, memory, verdicts, chances, rule, choice = (markdown(one) for one in summary_rows(summary))
     sections = [
         "# Accuracy: predicted against measured",
         headline(summary),
@@ -64,16 +63,6 @@ _CHOICE = (
 )
 
 
-def scatter_table(ranking: Mapping[str, Any]) -> Table:
-    """Scatter of each family whose runs tell it, and what it is read off."""
-    rows = tuple(
-        (family, KINDS[one["kind"]], str(one["n"]), percent(one["deviation"]), percent(one["p90"]))
-        for family, one in ranking["scatter"].items()
-    )
-    headings = ("", "scatter of", "runs", "standard deviation of the bulk", "90 % below")
-    return Table(title="", headings=headings, rows=rows)
-
-
 def headline(summary: Mapping[str, Any]) -> str:
     """The figures that matter most, in a paragraph."""
     coverage, overall, out = summary["coverage"], summary["overall"], summary["out_of_memory"]["overall"]
@@ -110,31 +99,16 @@ def link(where: str) -> str:
 
 def sources_table(pairs: Sequence[Pair]) -> Table:
     """Every source with its link, number of runs and errors of the step time."""
-    rows = []
-    for source, members in grouped((p for p in pairs if p.time_error is not None), lambda p: p.run.source).items():
-        errors = np.array([p.time_error for p in members], dtype=float)
-        rows.append((
-            source, link(members[0].run.where), str(len(errors)), percent(np.median(np.abs(errors))),
-            percent(np.median(errors), signed=True), percent(np.percentile(np.abs(errors), 90)),
-        ))  # fmt: skip
-    return Table(
-        title="", headings=("source", "published", "runs", "median error", "bias", "90 % below"), rows=tuple(rows)
+    sources = grouped((p for p in pairs if p.time_error is not None), lambda p: p.run.source)
+    lines = [
+        {"source": source, "link": link(members[0].run.where), **statistics(members, "time_error")}
+        for source, members in sources.items()
+    ]
+    return table(
+        lines,
+        "source = source; published = link; runs = n; median error = median_abs %; bias = median_signed +%; "
+        "90 % below = p90_abs %",
     )
-
-
-def sweeps_table(ranking: Mapping[str, Any]) -> Table:
-    """Every sweep with its regret and rank correlation."""
-    rows = tuple(
-        (
-            one["source"], one["job"], str(one["n"]), percent(one["regret"]),
-            "-" if one["tau"] is None else f"{one['tau']:.2f}", str(one["out_of_memory"]),
-            "ran out" if one["pick_ran_out"] else percent(one["pick_regret"]), percent(one["floor"]), one["pick"], one["best"],
-        )
-        for one in ranking["sweeps"]
-    )  # fmt: skip
-    headings = ("source", "job", "layouts", "regret", "Kendall tau", "rows that ran out", "regret with memory gate",
-                "of a perfect model", "pick", "best")  # fmt: skip
-    return Table(title="", headings=headings, rows=rows)
 
 
 def worst_table(pairs: Sequence[Pair], most: int = WORST) -> Table:
@@ -147,7 +121,7 @@ def worst_table(pairs: Sequence[Pair], most: int = WORST) -> Table:
         )
         for p, error in sorted(counted, key=lambda one: -abs(np.log1p(one[1])))[:most]
     )  # fmt: skip
-    return Table(title="", headings=("source", "run", "measured", "predicted", "error"), rows=rows)
+    return Table(("source", "run", "measured", "predicted", "error"), rows)
 
 
 def scatter(pairs: Sequence[Pair], path: Path) -> None:

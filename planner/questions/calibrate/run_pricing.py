@@ -1,4 +1,4 @@
-"""Runs with other constants, and what the cost model then says of them: what both fits share."""
+"""Runs with other constants, and what the cost model then says of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.hardware import HardwareProfile
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.runs import Run
 from planner.trainer import Trainer
 
-FITS = ("time", "memory")
-"""What constants are fitted to."""
 Pair = tuple[HardwareProfile, Trainer]
 
 
@@ -53,17 +51,9 @@ def predicted(runs: Sequence[Run], fits: str) -> Floats:
     return np.array([value or math.nan for value in found])
 
 
-def log_errors(runs: Sequence[Run], price: Callable[[Floats], Sequence[Run]], fits: str) -> Callable[[Floats], Floats]:
-    """ln(predicted / measured) as a function of the unknowns; ``price(x)`` gives the runs with the unknowns applied.
-
-    Every run must have been measured and must be one that the cost model can price (``usable``).
-    """
-    logs = np.log([float(measured(run, fits) or math.nan) for run in runs])
-
-    def residuals(x: Floats) -> Floats:
-        return np.log(predicted(price(x), fits)) - logs
-
-    return residuals
+def log_errors(runs: Sequence[Run], fits: str) -> Floats:
+    """ln(predicted / measured) of runs that were measured and that the cost model can price (``usable``)."""
+    return np.log(predicted(runs, fits)) - np.log([float(measured(run, fits) or math.nan) for run in runs])
 
 
 def usable(runs: Sequence[Run], fits: str) -> list[Run]:
