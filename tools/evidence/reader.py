@@ -42,7 +42,7 @@ _RULE = (
 )
 _COMMANDS = """```sh
 plan accuracy                        # predicts all published runs and prints the tables
-plan accuracy my-runs.yaml           # the same for runs of your own
+plan accuracy examples/my-runs.yaml  # the same for runs of your own
 python tools/update_accuracy.py      # writes these pages, the error bars and the stored predictions (minutes)
 python -m pytest -m proof            # fits every constant again without each of its sources
 ```"""

@@ -34,11 +34,7 @@ def scatter_of(pairs: Iterable[Pair]) -> tuple[str, Floats]:
     Runs count where one source measured the same model, batch, layout, trainer and GPU; what a job's own benchmark said
     about its network may differ inside a family. With one data-parallel rank every zero level does the same work.
     """
-    timed = [
-        p
-        for p in pairs
-        if p.time_error is not None and p.run.workload and p.run.layout and p.run.cluster and p.run.trainer
-    ]
+    timed = [p for p in pairs if p.time_error is not None and p.run.workload and p.run.layout and p.run.trainer]
     for kind, look in zip(KINDS, (_repeated, _depths, _zero_levels), strict=True):
         if len(found := look(timed)) >= LEAST[kind]:
             return kind, found
@@ -56,14 +52,8 @@ def _work(pair: Pair, *, zero: bool = True, layers: bool = True) -> Hashable:
     )
     model = [value for key, value in vars(run.workload.model).items() if layers or key not in ("name", "num_layers")]
     rest = [value for key, value in vars(run.workload).items() if key != "model"]
-    return (
-        run.source,
-        run.cluster.hardware.name,
-        layout,
-        repr(model),
-        repr(rest),
-        repr(list(vars(run.trainer).values())),
-    )
+    trainer = list(vars(run.trainer).values())
+    return run.source, run.cluster.hardware.name, layout, repr(model), repr(rest), repr(trainer)
 
 
 def _groups(pairs: Iterable[Pair], key: Callable[[Pair], Hashable], least: int) -> list[list[Pair]]:

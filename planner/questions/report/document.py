@@ -111,13 +111,23 @@ class Chart:
         keys = [column.key for column in self.columns]
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
+    @property
+    def table_rows(self) -> tuple[tuple[Value, ...], ...]:
+        """Rows of the table behind the chart."""
+        return self.rows if self.table is None else self.table
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the table behind the chart, for people."""
         columns = self.table_columns or self.columns
-        rows = self.rows if self.table is None else self.table
         picked = [number for number, column in enumerate(columns) if column.in_table]
-        headings = [columns[number].title for number in picked]
-        return headings, [[shown(row[number], columns[number].kind) for number in picked] for row in rows[:TABLE_ROWS]]
+        rows = [[shown(row[number], columns[number].kind) for number in picked] for row in self.table_rows[:TABLE_ROWS]]
+        return [columns[number].title for number in picked], rows
+
+    def filled_cells(self) -> tuple[list[Column], list[list[str]]]:
+        """The columns of the table in which anything stands, and their cells."""
+        columns, (_, rows) = [column for column in self.table_columns or self.columns if column.in_table], self.cells()
+        used = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
+        return [columns[at] for at in used], [[row[at] for at in used] for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -177,7 +187,7 @@ class Document:
     figures: tuple[Figure, ...]
     why: tuple[str, ...]
     """Why this layout, sentence by sentence."""
-    alternatives: Chart | None
+    alternatives: Chart
     """The best plans of a search of the same job."""
     charts: tuple[Chart, ...]
     assumptions: tuple[Mapping[str, str], ...]
@@ -198,7 +208,7 @@ class Document:
             "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
             "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
             "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
-            "alternatives": None if self.alternatives is None else self.alternatives.to_dict(),
+            "alternatives": self.alternatives.to_dict(),
             "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
             "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
         }  # fmt: skip

@@ -44,7 +44,7 @@ def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
             "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
             "mfu share MFU, -memory_gib gib memory, layout text best layout, why text why not"
         ),
-        rows, facts={"gpus": about.gpus}, spec=_scaling_spec,
+        rows, facts={"gpus": about.plan.num_gpus}, spec=_scaling_spec,
         notes=(
             "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
             "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
@@ -84,9 +84,9 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
     sentences = []
     if strong[0].num_gpus != scaled.strong[0].num_gpus:
         sentences.append(f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits.")
-    own = next((one for one in strong if one.num_gpus == about.gpus), None)
+    own = next((one for one in strong if one.num_gpus == about.plan.num_gpus), None)
     if own is None:
-        return " ".join([*sentences, f"At {plural(about.gpus, 'GPU')} no layout fits."])
+        return " ".join([*sentences, f"At {plural(about.plan.num_gpus, 'GPU')} no layout fits."])
     last = strong[-1]
     if last is not own:
         times = last.num_gpus // own.num_gpus
@@ -97,7 +97,7 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
             f"{shown(each, 'share')} of the throughput per GPU"
         )
         weak = [one for one in scaled.weak if one.tokens_per_second_per_gpu]
-        base = next((one for one in weak if one.num_gpus == about.gpus), None)
+        base = next((one for one in weak if one.num_gpus == about.plan.num_gpus), None)
         if base is not None and weak[-1].num_gpus == last.num_gpus:
             sentences[-1] += f"; with a batch that grows along, {shown(_ratio(weak[-1], base), 'share')}"
         sentences[-1] += "."

@@ -83,17 +83,11 @@ def page(document: Document, code: str) -> str:
         one.name: {"spec": specs.drawing(one), "data": specs.data(one), "canvas": specs.on_canvas(one)}
         for one in document.charts
     }
-    tables = {one.name: _table(one) for one in (*document.charts, *filter(None, [document.alternatives]))}
-    mine = next(
-        (
-            number for number, row in enumerate(document.alternatives.rows)
-            if "this plan" in str(row[0])
-        ), None,
-    ) if document.alternatives else None  # fmt: skip
+    tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
+    mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
-        tied=_tied,
-        ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
+        tied=_tied, ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
         code=Markup(_script(code)), charts=Markup(_json(drawn)),
@@ -102,23 +96,18 @@ def page(document: Document, code: str) -> str:
 
 def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
     """Headings, cells and the class of each column; columns without any value are left out."""
-    headings, cells = chart.cells()
-    columns = [column for column in chart.table_columns or chart.columns if column.in_table]
-    used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
-    kinds = [
-        "number" if columns[at].kind not in ("text", "flag") else "long" if max(len(row[at]) for row in cells) > LONG else "text"
-        for at in used
-    ]  # fmt: skip
-    return [headings[at] for at in used], [[row[at] for at in used] for row in cells], kinds
+    columns, cells = chart.filled_cells()
+    words = ["long" if any(len(row[at]) > LONG for row in cells) else "text" for at in range(len(columns))]
+    kinds = ["number" if one.kind not in ("text", "flag") else word for one, word in zip(columns, words, strict=True)]
+    return [column.title for column in columns], cells, kinds
 
 
 def _summary(chart: Chart) -> str:
-    rows = len(chart.rows if chart.table is None else chart.table)
-    return (
-        f"The numbers ({rows:,} row{'' if rows == 1 else 's'})"
-        if rows <= TABLE_ROWS
-        else f"The numbers (the first {TABLE_ROWS} of {rows:,} rows)"
+    rows = len(chart.table_rows)
+    some = (
+        f"{rows:,} row{'' if rows == 1 else 's'}" if rows <= TABLE_ROWS else f"the first {TABLE_ROWS} of {rows:,} rows"
     )
+    return f"The numbers ({some})"
 
 
 def _ticked(text: str) -> str:
@@ -133,14 +122,9 @@ def _tied(text: str) -> str:
 
 def _script(code: str) -> str:
     """JavaScript that cannot end its script element early."""
-    return re.sub(
-        r"</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code, flags=re.IGNORECASE
-    )
+    return re.sub(r"(?i)</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code)
 
 
 def _json(value: object) -> str:
     """JSON for a script element: no character of it can end the element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-
-
-__all__ = ["MISSING", "kept", "page", "start_library"]

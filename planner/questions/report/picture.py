@@ -28,6 +28,3 @@ def picture(document: Document, name: str) -> bytes:
     titled = {"text": f"{document.title}: {one.title}", "anchor": "start", "fontSize": 14, "color": "#1c2127"}
     spec = {**specs.filled(one), "background": "white", "padding": 14, "title": titled}
     return bytes(drawn_by().vegalite_to_png(spec, scale=SCALE))
-
-
-__all__ = ["picture"]
