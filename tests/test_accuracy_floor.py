@@ -59,23 +59,6 @@ def test_what_counts_as_repeated() -> None:
     assert scatter_of(many)[0] == "zero"
 
 
-def test_depths_lie_on_a_line_or_tell_the_scatter() -> None:
-    """Four depths of one model, 1 + 2 L seconds: no scatter; 5 % up and down around that line: about as much."""
-    first = next(p for p in pairs_of(read_runs([RUNS / "oss-zero-bubble-1f1b.yaml"])) if p.time_error is not None)
-    work = first.run.workload
-    assert work is not None
-
-    def deep(layers: int, batch: int, shake: float) -> Pair:
-        model = dataclasses.replace(work.model, num_layers=layers)
-        seconds = batch * (1.0 + 2.0 * layers) * (1.0 + shake * (-1) ** (layers + batch))
-        run = dataclasses.replace(first.run, workload=dataclasses.replace(work, model=model, global_batch_size=batch))
-        return timed(Pair(run=run, predicted=first.predicted), seconds)
-
-    for shake, low, high in ((0.0, 0.0, 1e-9), (0.05, 0.02, 0.15)):
-        kind, found = scatter_of([deep(layers, batch, shake) for layers in (12, 17, 22, 31) for batch in (1, 2, 4)])
-        assert kind == "depth" and len(found) == 12 and low <= spread(found) <= high
-
-
 def test_floors_stand_in_the_ranking() -> None:
     """Sweeps of a family with repeated runs have a floor, the same every time, below the worst; others have none."""
     runs = read_runs([RUNS / f"{name}.yaml" for name in ("oss-bloom-prequel-sweep", "oss-ultrascale-nanotron-80p0b")])

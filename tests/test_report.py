@@ -32,8 +32,7 @@ from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
-from planner.questions.report.page import kept, page, start_library
-from planner.questions.report.picture import picture
+from planner.questions.report.page import kept, page, picture, start_library
 from planner.questions.report.scaling import scaling
 from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search

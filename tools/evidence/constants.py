@@ -29,7 +29,7 @@ from planner.curves import column
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile, load_hardware
 from planner.questions.accuracy.prediction import Predicted, predict
-from planner.questions.calibrate.run_pricing import Pair, changed
+from planner.questions.calibrate.factors import Pair, changed
 from planner.runs import Run
 from planner.trainer import RECORD_OF, Trainer
 

@@ -19,9 +19,18 @@ import numpy as np
 from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.questions.calibrate.factors import FACTORS, Factor, fact, highest, unknown, with_factors
+from planner.questions.calibrate.factors import (
+    FACTORS,
+    Factor,
+    Pair,
+    fact,
+    highest,
+    log_errors,
+    unknown,
+    usable,
+    with_factors,
+)  # fmt: skip
 from planner.questions.calibrate.fit import Residuals, Solution, Unknown, held_back, solve, solve_near, total
-from planner.questions.calibrate.run_pricing import Pair, log_errors, usable
 from planner.runs import Run
 from planner.trainer import Trainer
 

@@ -100,14 +100,13 @@ def _trace(plan: Plan) -> str:
 
 def _document(plan: Plan, kind: str, chart: str | None) -> str | bytes:
     """The report as a page, Markdown or JSON, or the picture of one chart."""
-    from planner.questions.report import picture
     from planner.questions.report.build import build
     from planner.questions.report.markdown import markdown
-    from planner.questions.report.page import page, start_library
+    from planner.questions.report.page import drawn_by, page, picture, start_library
     from planner.questions.report.scaling import scaled
 
     if kind == "png":
-        picture.drawn_by()
+        drawn_by()
     with nullcontext() if chart not in (None, "scaling") else scaled(plan) as sizes, progress("report") as say:
         code = start_library() if kind == "html" else None
         document = build(plan, sizes, say)
@@ -116,7 +115,7 @@ def _document(plan: Plan, kind: str, chart: str | None) -> str | bytes:
             return page(document, code())
         if chart is not None:
             say("drawing")
-            return picture.picture(document, chart)
+            return picture(document, chart)
     return (
         markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
     )

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: text, tables, and charts with their numbers inside."""
+"""The report as one HTML page that needs nothing else, text, tables and charts with their numbers inside; one chart as a PNG."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.costs import LEFT_OUT
@@ -24,6 +25,8 @@ LONG = 24
 """Characters of a cell from which its column is kept wide."""
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
 """What the page takes from the drawing library."""
+SCALE = 2.0
+"""Pixels of the picture for one of the specification."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
@@ -128,3 +131,20 @@ def _script(code: str) -> str:
 def _json(value: object) -> str:
     """JSON for a script element: no character of it can end the element."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def drawn_by() -> Any:
+    """The library that draws pictures. Raises PlannerError when it is not installed."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise PlannerError(MISSING) from error
+    return vl_convert
+
+
+def picture(document: Document, name: str) -> bytes:
+    """The PNG of one chart, on white, with its title. Raises PlannerError when vl-convert-python is not installed."""
+    one = document.chart(name)
+    titled = {"text": f"{document.title}: {one.title}", "anchor": "start", "fontSize": 14, "color": "#1c2127"}
+    spec = {**specs.filled(one), "background": "white", "padding": 14, "title": titled}
+    return bytes(drawn_by().vegalite_to_png(spec, scale=SCALE))
