@@ -125,7 +125,7 @@ def test_pages_of_the_project_say_what_the_notes_hold(pairs: list[Pair]) -> None
     assert "| Hagemann | 13 % |" in whole and "the power limit is not stated" in whole and "rows a and b" in whole
     short = reader(some, summary, some, proofs, notes)
     columns_are_equal(short)
-    assert "torchtitan: asked 6 %, reached 9 %. Why: few rows." in short and "rows a and b" not in short
+    assert "torchtitan: 9 % (asked: 6 %); few rows." in short and "rows a and b" not in short
     assert f"{summary['overall']['n']:,}" in short
 
 

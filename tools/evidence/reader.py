@@ -17,14 +17,14 @@ def reader(
 ) -> str:
     """Markdown; arguments as of ``appendix``."""
     limits = [
-        f"- {one['what']}: asked {one['asked']}, reached {one['reached']}. Why: {' '.join(one['short'].split())}."
+        f"- {one['what']}: {one['reached']} (asked: {one['asked']}); {' '.join(one['short'].split())}."
         for one in notes["limits"]
     ]
     return "\n\n".join([
         "# Accuracy: predicted against measured", _wrapped(headline(summary)), _wrapped(_ERRORS),
         "![Predicted against measured step time](accuracy.png)",
         "## Step time, by family of runs", markdown(families_table(summary)), _wrapped(_RULE),
-        "## Memory", markdown(_memory_table(summary)), _wrapped(_fits(summary)),
+        "## Memory", _wrapped(f"{_memory(summary)} {_fits(summary)}"),
         "## Choice of a layout", _wrapped(_choice(summary["ranking"])),
         "## Does it hold for what was never seen?", _wrapped(_unseen(proofs) + " " + left_out(pairs, held)),
         "## What is not reached, and why", "\n".join(_wrapped(line, "  ") for line in limits),
@@ -38,7 +38,7 @@ _ERRORS = (
 )
 _RULE = (
     "The rule for the head: FLOP over half the peak, times the pipeline bubble. *Alike*: runs that state the same and measured "
-    "different times; no model can do better on them. Families of nanotron differ in what the job's own benchmark said of its network."
+    "different times; no model can do better on them."
 )
 _COMMANDS = """```sh
 plan accuracy                        # predicts all published runs and prints the tables
@@ -69,12 +69,12 @@ def families_table(summary: Mapping[str, Any]) -> Table:
     return Table(headings, tuple(rows))
 
 
-def _memory_table(summary: Mapping[str, Any]) -> Table:
-    rows = tuple(
-        (name, f"{one['n']:,}", percent(one["median_abs"]), percent(one["median_signed"], signed=True), percent(one["p90_abs"]))
+def _memory(summary: Mapping[str, Any]) -> str:
+    kinds = ", ".join(
+        f"{name} {percent(one['median_abs'])} ({percent(one['p90_abs'])}) over {one['n']:,} runs"
         for name, one in summary["memory"].items()
-    )  # fmt: skip
-    return Table(("peak memory", "runs", "median error", "bias", "90 % below"), rows)
+    )
+    return f"Median error of the peak (in nine of ten runs below): {kinds}."
 
 
 def _fits(summary: Mapping[str, Any]) -> str:
@@ -83,7 +83,7 @@ def _fits(summary: Mapping[str, Any]) -> str:
     low, high = bins[0], bins[-1]
     return (
         f"Of {verdict['ran_out']:,} runs that ran out of memory {verdict['called_safe_but_ran_out']} were called safe, of "
-        f"{verdict['ran']:,} that ran {verdict['called_impossible_but_ran']} impossible; {percent(verdict['right'])} were told right. "
+        f"{verdict['ran']:,} that ran {verdict['called_impossible_but_ran']} impossible; {percent(verdict['right'])} of these verdicts were right. "
         f"The stated chance is true: where it was below 5 %, {percent(low['ran_out'])} of {low['n']:,} ran out; where it was "
         f"above 95 %, {percent(high['ran_out'])} of {high['n']:,}."
     )
@@ -96,8 +96,7 @@ def _choice(ranking: Mapping[str, Any]) -> str:
         f"{percent(one['mean_pick_regret'])} longer than the best on average; {one['picks_that_ran_out']} of "
         f"{one['with_out_of_memory']} picks ran out of memory where others did. By step time alone: {percent(one['best_found'])} of the "
         f"best layouts found, mean regret {percent(one['mean_regret'])}, median {percent(one['median_regret'])}, worst "
-        f"{percent(one['worst_regret'])}, Kendall's tau {one['mean_tau']:.2f}. A picker who knows the true times but not the scatter of "
-        f"repeated runs has {percent(one['mean_floor'])} ({one['with_floor']} sweeps)."
+        f"{percent(one['worst_regret'])}, Kendall's tau {one['mean_tau']:.2f}."
     )
 
 
