@@ -112,7 +112,12 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
         values["schedule"] = int(Schedule.INTERLEAVED if values.get("vpp", 1) > 1 else Schedule.ONE_F_ONE_B)
     if values["schedule"] in (Schedule.ZBV, Schedule.DUALPIPE_V):
         values.setdefault("vpp", 2)
-    if "etp" not in values and job.model.is_moe and not job.trainer.legal.etp and job.trainer.legal.expert_parallel != "folded":
+    if (
+        "etp" not in values
+        and job.model.is_moe
+        and not job.trainer.legal.etp
+        and job.trainer.legal.expert_parallel != "folded"
+    ):
         values["etp"] = tp
     if values.get("recompute_modules") and "recompute" not in values:
         values["recompute"] = int(Recompute.SELECTIVE)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.layout import FIELDS, NAMES, Layout, Module, Recompute, Schedule, module_mask
+from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, module_mask
 from planner.model import ModelSpec
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
@@ -65,9 +65,9 @@ _VARIED = (
 
 def _constant(job: Job, pins: Pins) -> dict[str, int]:
     """Fields that one search does not vary at this level."""
-    order = next(number for number, name in NAMES["order"].items() if name == job.trainer.order)
     levers = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")
-    return {"order": order} | {name: value for name, value in pins.values.items() if name not in (*levers, *_VARIED)}
+    pinned = {name: value for name, value in pins.values.items() if name not in (*levers, *_VARIED)}
+    return {"order": int(Order.TP_CP_EP_DP_PP)} | pinned
 
 
 def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np.int64]:
@@ -182,7 +182,9 @@ def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
     else the MLP, else the first module that the trainer knows."""
     known = module_mask(list(trainer.legal.recompute_modules)) & ~absent_modules(model, trainer)
-    wanted = int(Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION)
+    wanted = int(
+        Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION
+    )
     if wanted & known == wanted:
         return wanted
     if known & Module.MLP:

@@ -36,7 +36,7 @@ CASES = [
     Broken(
         rule="trainer degrees",
         layout=PIPE,
-        job={"trainer": TRAINERS["megatron"].replace(pp=False)},
+        job={"trainer": TRAINERS["megatron"].replace(schedules=())},
         says=("no pipeline parallelism", "another trainer"),
     ),
     Broken(

@@ -11,7 +11,7 @@ from samples import HARDWARE, MODELS, TRAINERS, job, priced
 from test_cost_layers import shard_of
 
 from planner.cluster import Cluster
-from planner.cost.layer import eager_chains as chains
+from planner.cost.layer import eager_kernels as kernels
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.expert_layer import DEEPEP_BANDWIDTH, distinct_share
 from planner.cost.layer.operators import Collective, MemoryBound, Operator, Shard
@@ -60,7 +60,9 @@ def test_tokens_that_travel_once_are_copied_once() -> None:
 
 @pytest.mark.parametrize(("precision", "static", "there"), [("bf16", False, 0), ("fp8", False, 2), ("fp8", True, 0)])
 def test_rows_are_padded_in_low_precision_only(precision: str, static: bool, there: int) -> None:
-    shard = with_trainer(precision=precision, trainer=MEGATRON.replace(static_experts=static))
+    shard = with_trainer(
+        precision=precision, trainer=MEGATRON.replace(cuda_graphs="static_experts" if static else "none")
+    )
     assert sum(name in operators(shard) for name in ("pad", "unpad")) == there
 
 
@@ -93,20 +95,43 @@ def test_views_of_nanotron_by_hand() -> None:
     assert float(np.max(other.backward / one.backward)) == pytest.approx(19 / 9)
 
 
-def test_chains_move_what_the_code_reads_and_writes() -> None:
-    """Counted by hand, half precision: clamp 8 bytes per gate and up forward, 15 backward; bias 12 and 16 per output, all in
-    fp32 28 and 40; rotary embedding with a factor 24 and 28. Views and broadcast operands take twice as long per byte."""
-    for found, expected, strided in (
-        (chains.clamp_moved(2.0), (8, 15), (4, 9.5)),
-        (chains.bias_moved(2.0, False), (12, 16), (2, 8)),
-        (chains.bias_moved(2.0, True), (28, 40), (14, 22)),
-        (chains.rope_moved(2.0), (24, 28), (14, 14)),
-    ):
-        assert tuple(one.bytes for one in found) == expected
-        assert tuple(one.as_plain for one in found) == tuple(a + b for a, b in zip(expected, strided, strict=True))
+Hand = tuple[float, float, float, float, float, float, float]
+BY_HAND: dict[str, dict[float, Hand]] = {
+    # bytes by contiguous and by strided kernels forward, the same backward, saved, kernels forward and backward; by element size
+    "clamp": {2.0: (4, 4, 5.5, 9.5, 2, 3, 9), 4.0: (8, 8, 9.5, 16.5, 4, 3, 9)},
+    "expert_bias": {2.0: (10, 2, 8, 8, 0, 0, 0), 4.0: (20, 4, 16, 16, 0, 0, 0)},
+    "expert_bias_fp32": {2.0: (14, 14, 18, 22, 0, 0, 0), 4.0: (16, 16, 24, 24, 0, 0, 0)},
+    "scaled_rope": {2.0: (10, 14, 14, 14, 0, 24, 16), 4.0: (20, 28, 28, 28, 0, 24, 16)},
+    "swiglu": {2.0: (10, 0, 18, 0, 2, 2, 3), 4.0: (20, 0, 36, 0, 4, 2, 3)},
+    "gate_views": {2.0: (0, 10, 14, 12, 2, 2, 4), 4.0: (0, 20, 28, 24, 4, 2, 4)},
+    "softmax": {2.0: (28, 0, 32, 0, 7, 0, 0), 4.0: (28, 0, 32, 0, 7, 0, 0)},
+    "norm": {2.0: (40, 0, 94, 0, 0, 8, 12), 4.0: (28, 0, 76, 0, 0, 6, 9)},
+    "swiglu uncompiled": {2.0: (30, 0, 118, 0, 0, 4, 13), 4.0: (20, 0, 96, 0, 0, 2, 9)},
+    "rope": {2.0: (48, 0, 48, 0, 0, 18, 18), 4.0: (36, 0, 36, 0, 0, 14, 14)},
+    "cross_entropy": {2.0: (28, 0, 36, 0, 0, 6, 10), 4.0: (24, 0, 24, 0, 0, 4, 8)},
+}
 
 
-def test_chains_of_gpt_oss() -> None:
+def test_every_row_of_eager_kernels_by_hand() -> None:
+    """What each series of kernels reads and writes, saves and launches; views and broadcast operands take twice as long."""
+    uncompiled = {
+        name if name not in kernels.EAGER else f"{name} uncompiled": row for name, row in kernels.UNCOMPILED.items()
+    }
+    table = {**kernels.EAGER, **uncompiled}
+    assert set(table) == set(BY_HAND)
+    for name, row in table.items():
+        for element, (plain, strided, back, strided_back, saved, forward, backward) in BY_HAND[name].items():
+            at = int(element > 2)
+            assert (row.forward.bytes(element), row.backward.bytes(element)) == (
+                plain + strided,
+                back + strided_back,
+            ), name
+            assert row.forward.as_plain(element) == plain + 2 * strided, name
+            assert row.backward.as_plain(element) == back + 2 * strided_back, name
+            assert (row.saved[at], row.launches[0][at], row.launches[1][at]) == (saved, forward, backward), name
+
+
+def test_eager_kernels_of_gpt_oss() -> None:
     """In Megatron only; router weights are fp32 where DeepEP or HybridEP carry them. Nothing where they are fused."""
     rows = TOKENS * 2
     shard = gpt_oss()
@@ -132,16 +157,16 @@ def test_host_waits_twice_where_the_clamp_is_apart() -> None:
     def behind() -> float:
         return float(price_blocks(workload, moe.cluster, MEGATRON, layout).moe[INDEX["behind"]][0])
 
-    plain = chains.clamp
+    plain = layers._clamp
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layers, "clamp", lambda *sizes: [dataclasses.replace(one, waits=False) for one in plain(*sizes)])
+        patch.setattr(layers, "_clamp", lambda *sizes: [dataclasses.replace(one, waits=False) for one in plain(*sizes)])
         once = behind()
     assert behind() > 1.05 * once > 0
 
 
 def test_experts_are_launched_one_by_one() -> None:
     """16 local experts: a GEMM each forward and two backward, and as many casts in fp8; one kernel where they are grouped."""
-    grouped = MEGATRON.replace(unfused=frozenset(), accumulation_bytes=0.0)
+    grouped = MEGATRON.replace(unfused=frozenset(), copy_bytes={"accumulate": 0.0})
     for trainer, precision, expected in (
         (MEGATRON, "bf16", (16, 32)), (MEGATRON, "fp8", (32, 48)), (grouped, "bf16", (1, 2)), (grouped, "fp8", (2, 3)),
     ):  # fmt: skip
@@ -156,8 +181,8 @@ def test_graphs_hold_experts_only_when_their_rows_are_fixed() -> None:
         blocks = price_blocks(moe.workload, moe.cluster, trainer, Layout.stack([Layout(dp=8, num_microbatches=4)]))
         return float(blocks.moe[INDEX["launches_forward"]][0])
 
-    eager, captured = launches(), launches(cuda_graphs=True)
-    assert launches(cuda_graphs=True, static_experts=True) == 1.0
+    eager, captured = launches(), launches(cuda_graphs="layers")
+    assert launches(cuda_graphs="layers_and_experts") == 1.0
     assert 32 < captured < eager
 
 
@@ -179,7 +204,10 @@ def test_attention_in_fp8_is_faster_in_fp8_jobs_only() -> None:
     for precision, faster in (("fp8", True), ("bf16", False)):
         times = []
         for dtype in ("bf16", "fp8"):
-            shard = with_trainer(precision=precision, trainer=MEGATRON.replace(attention_dtype=dtype))
+            shard = with_trainer(
+                precision=precision,
+                trainer=MEGATRON.replace(fp8=MEGATRON.kernels.fp8 | ({"attention"} if dtype == "fp8" else set())),
+            )
             found = price(layers.layer(shard, moe=True)[0], shard, hardware)["core_attention"]
             times.append(float(np.max(found.forward)))
         assert (times[1] < times[0]) == faster
@@ -193,7 +221,7 @@ def test_the_gpu_waits_for_the_host_after_routing() -> None:
         found = price_blocks(moe.workload, moe.cluster, MEGATRON.replace(**changes), layout)
         return float(found.moe[INDEX["behind"]][0])
 
-    assert behind(static_experts=True) == behind(host_time=0.0) == 0.0
+    assert behind(cuda_graphs="static_experts") == behind(host_time=0.0) == 0.0
     assert behind(host_time=80e-6) - behind(host_time=40e-6) > 32 * 40e-6
     wait = behind(host_time=1e-3)
     slow = dataclasses.replace(moe, trainer=MEGATRON.replace(host_time=1e-3))
@@ -312,10 +340,11 @@ def test_python_of_a_layer_bounds_its_forward_pass() -> None:
         return float(found.time["host"][0]), float(found.step_time[0])
 
     layers_count = one.workload.model.num_layers
-    plain, slow = seconds(), seconds(layer_host_time=20e-3)
+    slow_layers = {"nemo": {"layer_host_time": 20e-3}}
+    plain, slow = seconds(), seconds(terms=slow_layers)
     assert slow[1] == pytest.approx(4 * layers_count * 20e-3, rel=0.2)
     assert slow[1] - plain[1] == pytest.approx(slow[0] - plain[0], rel=0.05)
-    assert seconds(layer_host_time=20e-3, cuda_graphs=True) == seconds(cuda_graphs=True)
+    assert seconds(terms=slow_layers, cuda_graphs="layers") == seconds(cuda_graphs="layers")
 
 
 def test_fp8_attention_casts_and_looks_back_further() -> None:
@@ -329,8 +358,8 @@ def test_fp8_attention_casts_and_looks_back_further() -> None:
         found = {one.name: one for one in layers.layer(shard, moe=False)[0]}
         return found.get("attention_casts"), price([found["core_attention"]], shard, cluster.hardware)["core_attention"]
 
-    casts, windowed = priced_with(model, attention_dtype="fp8")
-    _, full = priced_with(MODELS["gqa"], attention_dtype="fp8")
+    casts, windowed = priced_with(model, fp8=MEGATRON.kernels.fp8 | {"attention"})
+    _, full = priced_with(MODELS["gqa"], fp8=MEGATRON.kernels.fp8 | {"attention"})
     values = TOKENS * (2 * model.query_size + 2 * model.key_size)
     assert isinstance(casts, MemoryBound)
     assert float(np.max(casts.forward)) == float(np.max(casts.backward)) == 3 * values

@@ -333,8 +333,8 @@ def test_neighbouring_experts_meet_fewer_places() -> None:
 
 def test_kept_attention_is_not_repeated() -> None:
     """Full recompute that keeps the attention output repeats neither attention nor its ring, and saves one tensor more."""
-    plain = dataclasses.replace(TRAINERS["megatron"], recompute_stops_early=False)
-    kept = dataclasses.replace(plain, recompute_keeps_attention=True)
+    plain = TRAINERS["megatron"].replace(recompute_stops_early=False, terms={"distflashattn": {}})
+    kept = plain.replace(terms={"distflashattn": {"recompute_keeps_attention": True}})
     one = job("gqa")
     layout = Layout(cp=4, num_microbatches=1, recompute=Recompute.FULL, cp_method=CpMethod.RING)
     columns = [price_blocks(one.workload, one.cluster, t, Layout.stack([layout])).dense[:, 0] for t in (plain, kept)]

@@ -52,7 +52,7 @@ def test_what_nothing_hides_is_that_unit() -> None:
     layout = Layout(dp=64, zero=3, micro_batch_size=8, num_microbatches=1)
 
     def traffic(tables: int) -> float:
-        trainer = load_trainer("fsdp").replace(end_tables=tables)
+        trainer = load_trainer("fsdp").replace(root_units=tables)
         return float(np.ravel(estimate(work, cluster, trainer, layout).time["data_communication"])[0])
 
     size = total_parameters(MODEL)
@@ -66,7 +66,7 @@ def test_every_unit_pays_the_latency_of_its_ring() -> None:
     """Without overlap a step gathers 32 layers and the root twice, and reduces them once."""
     cluster = Cluster(hardware=load_hardware("h100-sxm"), num_gpus=512)
     work = Workload(model=MODEL, global_batch_size=512, sequence_length=4096)
-    trainer = load_trainer("fsdp").replace(overlap=frozenset(), reduce_copy_bytes=0.0)
+    trainer = load_trainer("fsdp").replace(overlap=frozenset(), copy_bytes={"reduce": 0.0})
     found = estimate(work, cluster, trainer, Layout(dp=512, zero=3, micro_batch_size=1, num_microbatches=1))
     size = total_parameters(MODEL) / 33
     gathered, reduced = (
@@ -124,9 +124,17 @@ def test_rows_of_april_2023_ran_on_torch_1(runs: dict[str, Run]) -> None:
         runs[f"oss-llm-foundry-a100-80/{name}"].trainer
         for name in ("70b-seq2048-64gpu-mb8-ga4-ckpt", "13b-seq2048-8gpu-mb2-ga3-none")
     )
-    assert (april.recompute_stops_early, april.gradient_reduce_bytes, april.reduce_copy_bytes) == (False, 2, 8)
-    assert (october.recompute_stops_early, october.gradient_reduce_bytes, october.reduce_copy_bytes) == (True, 4, 18)
-    assert april.loss_passes == october.loss_passes == pytest.approx((2 * 22 + 4 + 4) / 12, abs=0.01)
+    assert (
+        april.stored.recompute_stops_early,
+        april.traffic.gradient_reduce_bytes,
+        april.traffic.copied("reduce"),
+    ) == (False, 2, 8)
+    assert (
+        october.stored.recompute_stops_early,
+        october.traffic.gradient_reduce_bytes,
+        october.traffic.copied("reduce"),
+    ) == (True, 4, 18)
+    assert april.kernels.loss_passes == october.kernels.loss_passes == pytest.approx((2 * 22 + 4 + 4) / 12, abs=0.01)
 
 
 @pytest.mark.parametrize(("framework", "reduced"), [("fms-fsdp (PyTorch FSDP)", 2.0), ("PyTorch FSDP", 4.0)])
@@ -144,6 +152,9 @@ def test_compiled_rows_fuse_what_eager_ones_do_not(framework: str, reduced: floa
         return to_run(row)
 
     eager, compiled = run(None).trainer, run(True).trainer
-    assert compiled.gradient_reduce_bytes == eager.gradient_reduce_bytes == reduced
-    assert compiled.norm_passes < eager.norm_passes and compiled.rope_passes == 1 < eager.rope_passes
-    assert not compiled.unfused and "swiglu" in eager.unfused
+    assert compiled.traffic.gradient_reduce_bytes == eager.traffic.gradient_reduce_bytes == reduced
+    assert (
+        compiled.kernels.norm_passes < eager.kernels.norm_passes
+        and compiled.kernels.rope_passes == 1 < eager.kernels.rope_passes
+    )
+    assert compiled.kernels.unfused == {"projections"} and "swiglu" in eager.kernels.unfused

@@ -14,7 +14,7 @@ from planner.cluster import Cluster
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import MemoryBound, Shard, loss_bytes
 from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.price.state_traffic import accumulation_seconds
+from planner.cost.price.update import accumulation_seconds
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
@@ -26,7 +26,7 @@ needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
 )
 TITAN = load_trainer("torchtitan")
-EAGER = TITAN.replace(unfused=frozenset({"swiglu", "gradient_sum"}))
+EAGER = TITAN.replace(unfused=frozenset({"swiglu", "gradient_sum", "projections"}))
 LENGTH = 1024
 
 
@@ -52,12 +52,12 @@ def test_by_hand() -> None:
         "mlp_gradient_sum": 3 * tensor, "mlp_residual": 3 * tensor,
     }  # fmt: skip
     compiled = sums(TITAN)
-    assert compiled["attention_gradient_sum"] == pytest.approx(2 * TITAN.norm_passes * tensor)
-    assert compiled["mlp_gradient_sum"] == pytest.approx(TITAN.norm_passes * tensor)
+    assert compiled["attention_gradient_sum"] == pytest.approx(2 * TITAN.kernels.norm_passes * tensor)
+    assert compiled["mlp_gradient_sum"] == pytest.approx(TITAN.kernels.norm_passes * tensor)
     # All ranks have all rows before the reduce-scatter; its copy in rank order reads them, once each.
     assert sums(TITAN, tp=8, sequence_parallel=1)["attention_gradient_sum"] == pytest.approx(2 * tensor)
     # Asynchronous: no GEMM puts out the sum, so none is pipelined with it, and the copy of a half becomes a whole one.
-    asynchronous = TITAN.replace(overlap=TITAN.overlap | {"tp"})
+    asynchronous = TITAN.replace(overlap=TITAN.traffic.overlap | {"tp"})
     assert sums(asynchronous, tp=8, sequence_parallel=1)["mlp_gradient_sum"] == pytest.approx(2 * tensor)
     assert set(sums(load_trainer("megatron"))) == {"attention_residual", "mlp_residual"}
     assert set(sums(load_trainer("automodel"))) == {"attention_residual", "mlp_residual"}
@@ -95,7 +95,7 @@ def test_bytes_of_the_loss() -> None:
         return loss_bytes(shard)
 
     assert each(TITAN, "bf16") == pytest.approx(4.0, rel=1e-3) and each(TITAN, "fp32") == 8.0
-    eager = TITAN.replace(loss_passes=4.0)
+    eager = TITAN.replace(passes={"loss": 4.0})
     assert each(eager, "bf16") == 24.0 and each(eager, "fp32") == 18.0
 
 

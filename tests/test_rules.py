@@ -90,7 +90,7 @@ def test_mask_of_many_is_the_check_of_each(model: str, trainer: str, seed: int) 
     values["dp"] = np.where(rng.random(rows) < 0.9, np.maximum(room, 1), values["dp"])
     left = 32 // (values["dp"] * values["micro_batch_size"])
     values["num_microbatches"] = np.where(rng.random(rows) < 0.9, np.maximum(left, 1), values["num_microbatches"])
-    values["zero"] = np.where(rng.random(rows) < 0.8, max(TRAINERS[trainer].zero), values["zero"])
+    values["zero"] = np.where(rng.random(rows) < 0.8, max(TRAINERS[trainer].legal.zero), values["zero"])
     values["sequence_parallel"] = np.where(
         rng.random(rows) < 0.8, values["tp"] > 1, values["sequence_parallel"]
     ).astype(np.int64)

@@ -176,11 +176,15 @@ def test_slow_allocation_gets_its_measured_network(runs: dict[str, Run]) -> None
 
 def test_trainer_and_workload_of_a_row(runs: dict[str, Run]) -> None:
     sync = runs["oss-bloom-prequel-sweep/launch-sync-80gpu-gbs512"].trainer
-    assert sync is not None and sync.overlap == frozenset() and sync.attention == "unfused"
+    assert sync is not None and sync.traffic.overlap == frozenset() and sync.kernels.attention == "unfused"
     kernel = runs["oss-hagemann2023-llama13b-2k-64gpu/fa2rms-none-tp2-pp2-mbs1"].trainer
-    assert kernel is not None and (kernel.attention, kernel.norm_passes, kernel.dropout) == ("flash", 1.0, False)
+    assert kernel is not None and (kernel.kernels.attention, kernel.kernels.norm_passes, kernel.stored.dropout) == (
+        "flash",
+        1.0,
+        False,
+    )
     plain = runs["oss-hagemann2023-llama13b-2k-64gpu/torch-full-tp2-pp2-mbs8"].trainer
-    assert plain is not None and plain.attention == "unfused" and plain.norm_passes > 1
+    assert plain is not None and plain.kernels.attention == "unfused" and plain.kernels.norm_passes > 1
     overlap = runs["nv-mbridge-26.04.01-gb200/gpt-oss-120b-bf16-g64-b1280-m4-tp1pp1cp1vp1ep64"]
     assert overlap.trainer is not None and "ep" in overlap.trainer.traffic.overlap
     assert overlap.workload is not None and overlap.workload.model.num_windowed_layers == 18

@@ -134,9 +134,9 @@ def _with_recipe(source: str, row_id: str, **changes: Any) -> Run:
 def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
     """Facts of a release are found by its source and the row's id, and are read like notes of the row."""
     flex = _with_recipe("nv-mbridge-25.11-gb200", "qwen3-235b-a22b-bf16").trainer
-    assert flex and flex.expert_dispatch == "deduplicated" and flex.cuda_graphs and not flex.static_experts
+    assert flex and flex.kernels.expert_dispatch == "deduplicated" and flex.host.cuda_graphs == "layers"
     plain = _with_recipe("nv-mbridge-25.11-b200", "qwen3-235b-a22b-bf16").trainer
-    assert plain and plain.expert_dispatch == "alltoall" and not plain.cuda_graphs
+    assert plain and plain.kernels.expert_dispatch == "alltoall" and not plain.host.graphs
     tuned = _with_recipe("nv-mbridge-25.11-h100", "gpt-oss-120b").layout
     assert tuned and tuned.recompute_modules == Module.NORM | Module.MLP_ACTIVATION
     packed = _with_recipe("nv-dgxc-25.04-llama3-finetune-h100", "8b-lora").workload
@@ -148,17 +148,17 @@ def test_recipes_of_releases_fill_what_pages_leave_out() -> None:
 @pytest.mark.parametrize(
     ("notes", "expected"),
     [
-        ("dispatcher deepep", {"expert_dispatch": "deepep", "cuda_graphs": False, "fused_experts": False}),
-        ("cuda graphs transformer_engine/['attn']", {"cuda_graphs": True, "static_experts": False}),
-        ("cuda graphs none/full_iteration", {"cuda_graphs": False, "static_experts": False}),
-        ("cuda graphs full_iteration/[]", {"cuda_graphs": True, "static_experts": True}),
-        ("fused grouped MLP, fp8 attention", {"fused_experts": True, "attention_dtype": "fp8"}),
-        ("tokendrop", {"static_experts": True}),
+        ("dispatcher deepep", {"expert_dispatch": "deepep", "cuda_graphs": "none", "fused_experts": False}),
+        ("cuda graphs transformer_engine/['attn']", {"cuda_graphs": "layers"}),
+        ("cuda graphs none/full_iteration", {"cuda_graphs": "none"}),
+        ("cuda graphs full_iteration/[]", {"cuda_graphs": "layers_and_experts"}),
+        ("fused grouped MLP, fp8 attention", {"fused_experts": True}),
+        ("tokendrop", {"cuda_graphs": "static_experts"}),
     ],
 )
 def test_notes_say_what_the_trainer_did(notes: str, expected: dict[str, Any]) -> None:
     trainer = _with_recipe("any", "any", notes=notes).trainer
-    assert trainer and {name: getattr(trainer, name) for name in expected} == expected
+    assert trainer and {name: trainer.fact(name) for name in expected} == expected
     assert ("grouped_gemm" in trainer.kernels.unfused) != trainer.kernels.fused_experts
 
 

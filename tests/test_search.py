@@ -81,12 +81,12 @@ def brute_force(name: str) -> tuple[Layout, list[float], list[float]]:
 
 
 # Even stages only: splits of layers have tests of their own below.
-EVEN = TRAINERS["megatron"].replace(uneven_stages=False, recompute_layers=False, recompute_modules=("mlp", "moe"))
+EVEN = TRAINERS["megatron"].replace(layer_split="equal", recompute_layers=False, recompute_modules=("mlp", "moe"))
 JOBS: dict[str, Job] = {
-    "dense": job("gqa", EVEN.replace(offload_optimizer=False), gpus=4, batch=4),
-    "experts": job("moe", EVEN.replace(cp_methods=("ring",), offload_optimizer=False), gpus=4, batch=2),
+    "dense": job("gqa", EVEN.replace(offload=frozenset()), gpus=4, batch=4),
+    "experts": job("moe", EVEN.replace(cp_methods=("ring",), offload=frozenset()), gpus=4, batch=2),
     "sharded": job(
-        "gpt", TRAINERS["torchtitan"].replace(uneven_stages=False, hsdp=False), gpus=4, batch=4, hardware="l40s"
+        "gpt", TRAINERS["torchtitan"].replace(layer_split="spread", hsdp=False), gpus=4, batch=4, hardware="l40s"
     ),
     "offload": job("gqa", "deepspeed", gpus=2, batch=4),
 }
@@ -148,7 +148,9 @@ def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> N
     moved = np.asarray(layouts.offload_optimizer) > 0
     with_offload, without = found.memory_peak[moved].min(), found.memory_peak[~moved].min()
     assert with_offload * 1.2 < without
-    margin = math.exp(one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702)  # usable over safe peak
+    margin = math.exp(
+        one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702
+    )  # usable over safe peak
     narrow = tight(one, margin * (with_offload + without) / 2)
     best = search(narrow)
     assert best.fit and all(layout.offload_optimizer > 0 for layout in best.layouts)
@@ -264,14 +266,14 @@ def test_uneven_stages() -> None:
     even = search(one, Pins(values={**pins, "first_stage_layers": 0, "last_stage_layers": 0}))
     assert 0 < best.layouts[0].last_stage_layers < 4
     assert best.estimates[0].step_time[0] < 0.97 * even.estimates[0].step_time[0]
-    plain = EVEN.replace(drops_remainder=True)
+    plain = EVEN
     assert search(dataclasses.replace(one, trainer=plain), Pins(values=pins)).layouts[0].last_stage_layers == 0
 
 
 @pytest.mark.parametrize("memory", [1.0, 0.85, 0.6])
 def test_no_split_of_any_layout_is_faster(memory: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every split within two layers of an even one, of every layout: also those that fit only because they are split."""
-    trainer = TRAINERS["megatron"].replace(offload_optimizer=False, recompute=("none",))
+    trainer = TRAINERS["megatron"].replace(offload=frozenset(), recompute_modules=())
     one = job("gqa", trainer, gpus=8, batch=512, sequence=8192)
     one = dataclasses.replace(one, workload=one.workload.replace(model=load_model("llama-8b")))
     one = tight(one, one.cluster.hardware.usable_memory * memory)

@@ -10,7 +10,7 @@ import pytest
 from fresh import fresh
 from validate_samples import entry, needs_torch, plan_file, task
 
-from planner.cost.layer.eager_kernels import BACKWARD, FORWARD
+from planner.cost.layer.eager_kernels import UNCOMPILED
 from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
 from planner.lab.run.full_result import result
 from planner.lab.run.predicted_ranks import question
@@ -69,12 +69,13 @@ for dtype in (torch.float32, torch.bfloat16):
 def test_chains_are_counted_as_torch_runs_them() -> None:
     """cost.uncompiled by a dispatch mode that sees every kernel: its tensors' bytes, and how many there are."""
     rows = [json.loads(line) for line in fresh(CHAINS).splitlines()]
-    assert len(rows) == 2 * 2 * 4 and {row[0] for row in rows} == set(FORWARD) == set(BACKWARD)
+    assert len(rows) == 2 * 2 * 4 and {row[0] for row in rows} == set(UNCOMPILED)
     for name, backward, half, moved, kernels in rows:
-        chain, twice = (BACKWARD if backward else FORWARD)[name], 2.0 if name == "rope" else 1.0  # q and k
-        element = 2.0 if half else 4.0
-        assert moved == pytest.approx(chain.bytes(element), rel=1e-9), (name, backward, half)
-        assert twice * kernels == pytest.approx(chain.launches(element), abs=4 if name == "cross_entropy" else 0), name
+        series, twice, element = UNCOMPILED[name], 2.0 if name == "rope" else 1.0, 2.0 if half else 4.0  # q and k
+        pass_ = series.backward if backward else series.forward
+        assert moved == pytest.approx(pass_.bytes(element), rel=1e-9), (name, backward, half)
+        launches = series.launches[bool(backward)][not half]
+        assert twice * kernels == pytest.approx(launches, abs=4 if name == "cross_entropy" else 0), name
 
 
 def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_changes_of_a_trainer_are_checked_like_a_file() -> None:
     cases = [
         ({**changes, "extends": None}, "extends is None; it must name a trainer"),
         ({**changes, "extends": "torchtitn"}, "torchtitan"),
-        ({**changes, "norm_pases": 1}, "unknown key 'norm_pases'; nearest: norm_passes"),
+        ({**changes, "norm_pases": 1}, "unknown key 'norm_pases'; nearest: passes"),
         ({**changes, "host_time": 1.0}, "host_time"),
         ({**changes, "unfused": ["swiglou"]}, "unfused"),
     ]

@@ -10,8 +10,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED, record_stream_held
-from planner.cost.memory import peak_points as moments
+from planner.cost.memory.device_memory import peak, stage_memory
+from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
@@ -29,17 +29,6 @@ PARTS = (
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
 """Communication that runs beside computation, in seconds per step; not part of the step time."""
-GIVEN_BACK = 0.8
-"""Part of the memory in free blocks of other streams and of gathered weights that the allocator can really give back: blocks
-that are split stay.
-
-Over 1088 layouts of runs/oss-ultrascale-nanotron-*, 261 of which ran out, 0.5 to 1 are equally likely (within a factor of 3).
-"""
-HELD_GIVEN_BACK = 0.1
-"""The same of the inputs of collectives in flight, which other tensors are cut out of while the GPU catches up.
-
-Most likely value over the same layouts (0 to 0.2 within a factor of 8; 0.8 is exp(13) times less likely).
-"""
 CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
@@ -169,7 +158,7 @@ def join(pieces: list[Estimate]) -> Estimate:
 def _estimate_chunk(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, priced: Gathered
 ) -> Estimate:
-    memory, given = stage_memory(trainer, priced, cluster.hardware)
+    memory, given = _memory(trainer, priced, cluster.hardware)
     time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - given)
@@ -210,7 +199,7 @@ def memory_by_stage(
     """Bytes by component but for the context on the first, a middle and the last stage, (3, N): what ``estimate`` takes the
     largest of. ``middle`` is the number of the middle one."""
     priced = _by_stage(workload, cluster, trainer, layout, middle)
-    return stage_memory(trainer, priced, cluster.hardware)[0]
+    return _memory(trainer, priced, cluster.hardware)[0]
 
 
 def largest_by_stage(
@@ -219,58 +208,14 @@ def largest_by_stage(
     """Most bytes of each component that the allocator hands out, each at a moment of its own, and "peak", the most of all
     together; (3, N). ``middle`` as in ``memory_by_stage``."""
     priced = _by_stage(workload, cluster, trainer, layout, middle)
-    found = stage_memory(trainer, priced, cluster.hardware)[0]
+    found = _memory(trainer, priced, cluster.hardware)[0]
     largest = {name: found[name] for name in ALLOCATED} | {"gradients": priced.gradients}
-    if trainer.stored.gradients_on_demand:
-        largest["activations"] = _largest_moment(priced).largest_activations
+    largest["activations"] = peak(trainer, priced, cluster.hardware).largest_activations
     return largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
 
 
-def _largest_moment(priced: Gathered) -> moments.Peak:
-    return moments.peak_of(
-        priced.stored, priced.in_flight, priced.accumulated_flight, priced.accumulated_share, priced.logits_held,
-        priced.waiting_weights, priced.shape_parts, priced.state_parts,
-    )  # fmt: skip
-
-
-def stage_memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
-    """Peak bytes of each stage by component but for the context, and the part that is given back when needed, (3, N).
-
-    Where gradients come late: the parts of the largest moment (``moments``). Elsewhere activations: in_flight * (layers +
-    embedding) + max(one layer brought back by recompute, logits and their gradient), and workspace, or what takes the place
-    of one microbatch's activations when it is through, or of all at the end of the step, where that is more.
-    Fragmentation: a share of all that; beside it, as far as the
-    device has room, memory held by collectives in flight, and blocks of other streams that are not in use at the peak
-    (gradients put out by reductions, buffers of gathered weights): the allocator keeps free blocks by stream, until an
-    allocation would fail.  [torch, CUDACachingAllocator]
-    """
-    gradients, pooled = priced.gradients, priced.pooled
-    if trainer.stored.gradients_on_demand:
-        peak = _largest_moment(priced)
-        activations, gradients = peak.activations, peak.gradients
-        workspace = peak.workspace + hardware.workspace_memory
-        pooled = np.maximum(priced.gradients - peak.sharded_gradients, 0.0) + peak.pooled
-    else:
-        activations = np.minimum(priced.in_flight, priced.resident) * priced.stored + priced.transient
-        workspace = np.maximum(priced.workspace, priced.fresh - priced.stored - priced.transient)
-        at_end = np.maximum(priced.step_end - activations - workspace, 0.0)
-        workspace, pooled = workspace + at_end, np.maximum(pooled - at_end, 0.0)
-    allocated = priced.weights + gradients + priced.optimizer_states + activations + workspace
-    lost = trainer.stored.fragmentation * allocated
-    room = hardware.usable_memory - hardware.context_memory - priced.buffers - allocated - lost
-    host_share = priced.of_slowest("host_share") * priced.held_busy
-    held = record_stream_held(priced.held_launched, priced.held_most, priced.held_waiting, host_share)
-    held = np.minimum(held, np.maximum(room, 0.0))
-    pooled = np.minimum(pooled, np.maximum(room - held, 0.0))
-    return {
-        "weights": priced.weights,
-        "gradients": gradients,
-        "optimizer_states": priced.optimizer_states,
-        "activations": activations,
-        "workspace": workspace,
-        "fragmentation": lost + held + pooled,
-        "communication_buffers": priced.buffers,
-    }, held * HELD_GIVEN_BACK + pooled * GIVEN_BACK
+def _memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
+    return stage_memory(trainer, priced, hardware, priced.of_slowest("host_share"))
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:

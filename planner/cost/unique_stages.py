@@ -12,6 +12,7 @@ from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
 from planner.cost.memory.peak_points import shape_parts, state_parts
 from planner.cost.memory.states import (
+    StageBytes,
     communicator_bytes,
     host_bytes,
     state_bytes,
@@ -29,15 +30,10 @@ from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.stage_times import SLOWEST, StageTimes, stage_times, stages_first
-from planner.cost.price.state_traffic import (
-    TRAFFIC_FIELDS,
-    accumulation_seconds,
-    column,
-    copy_seconds,
-    optimizer_seconds,
-    reduce_and_gather,
-)
+from planner.cost.price.sharding import column
+from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
+from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
 from planner.layout import Layout, Recompute, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -50,74 +46,9 @@ FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered:
+class Gathered(StageSeconds, StageBytes, UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
-
-    slowest: Floats
-    """Seconds per microbatch of the slowest stage, (len(SLOWEST), N)."""
-    forward: Floats
-    """Seconds per microbatch and stage."""
-    backward: Floats
-    """Seconds per microbatch and stage."""
-    send: Floats
-    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
-    stored: Floats
-    """Bytes that wait for the backward pass, per microbatch in flight."""
-    resident: Floats
-    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
-    transient: Floats
-    """Bytes of the larger of the loss and one layer that recompute brings back."""
-    in_flight: Floats
-    """Microbatches that wait for their backward pass at the peak."""
-    accumulated_flight: Floats
-    """The same when all gradients are there."""
-    accumulated_share: Floats
-    """Share of the gradients that is there when most microbatches are in flight."""
-    logits_held: Floats
-    """Microbatches whose logits wait on the last stage."""
-    waiting_weights: Floats
-    """Microbatches whose weight gradients come later."""
-    shape_parts: Floats
-    """Bytes of ``moments.SHAPE_PARTS``, (parts, 3, N); no parts where the trainer has no such moments."""
-    state_parts: Floats
-    """Bytes of ``moments.STATE_PARTS``, likewise."""
-    workspace: Floats
-    held_launched: Floats
-    """Bytes of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
-    held_most: Floats
-    """Most of it that is reserved at once."""
-    held_waiting: Floats
-    """What is reserved of it also where the host is never ahead."""
-    held_busy: Floats
-    """Part of the step in which the GPU does not wait for other stages."""
-    fresh: Floats
-    """Bytes of gradients that take the place of a microbatch's activations when its backward pass has ended."""
-    step_end: Floats
-    """Bytes that take the place of all activations when the last backward pass has ended (``OwnTerms.end_bytes``)."""
-    pooled: Floats
-    """Bytes of them that stay reserved, free, until an allocation would fail."""
-    weights: Floats
-    gradients: Floats
-    optimizer_states: Floats
-    host: Floats
-    """Bytes in host memory."""
-    buffers: Floats
-    """Bytes of communicators."""
-    reduce: Floats
-    """Seconds to reduce all gradients once."""
-    gather: Floats
-    """Seconds to gather all weights once."""
-    copies: Floats
-    """Seconds to move one byte for each parameter into or out of communication buffers."""
-    reduced_last: Floats
-    """Part of ``reduce`` that has nothing to hide behind."""
-    gathered_first: Floats
-    """Part of ``gather`` that has nothing to hide behind."""
-    optimizer: Floats
-    """Seconds of the update on the GPU."""
-    offload: Floats
-    """Seconds of transfers and update of offloaded states."""
 
     def of_slowest(self, name: str) -> Floats:
         """One column of ``slowest``, by its name in SLOWEST."""

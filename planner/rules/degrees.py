@@ -29,7 +29,9 @@ DEGREES: tuple[Rule, ...] = (
     ),
     Rule(
         name="trainer degrees",
-        holds=lambda job, x: ((np.asarray(x.tp) == 1) | job.trainer.legal.tp) & ((np.asarray(x.pp) == 1) | job.trainer.legal.pp),
+        holds=lambda job, x: (
+            ((np.asarray(x.tp) == 1) | job.trainer.legal.tp) & ((np.asarray(x.pp) == 1) | job.trainer.legal.pp)
+        ),
         sentence=lambda job, x: (
             f"trainer {job.trainer.name} has no {'tensor' if not job.trainer.legal.tp and x.tp > 1 else 'pipeline'} "
             "parallelism; set the degree to 1 or choose another trainer"

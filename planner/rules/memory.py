@@ -110,7 +110,8 @@ MEMORY: tuple[Rule, ...] = (
         holds=_zero_holds,
         sentence=lambda job, x: (
             f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero "
-            f"{', '.join(map(str, job.trainer.legal.zero))}, with a pipeline {', '.join(map(str, job.trainer.legal.zero_with_pp)) or 'none'}"
+            f"{', '.join(map(str, job.trainer.legal.zero))}, with a pipeline "
+            f"{', '.join(map(str, job.trainer.legal.zero_with_pp)) or 'none'}"
         ),
     ),
     Rule(

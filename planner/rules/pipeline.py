@@ -45,7 +45,8 @@ def _chunks_hold(job: Job, layout: Layout) -> Any:
 def _schedule_holds(job: Job, layout: Layout) -> Any:
     schedule, pp, vpp = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.vpp)
     numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.legal.schedules]
-    known = np.isin(schedule, numbers) | ((pp == 1) & (schedule == Schedule.ONE_F_ONE_B))
+    plain = (pp == 1) | (not job.trainer.legal.pp)  # without pipelines the rule of degrees says so
+    known = np.isin(schedule, numbers) | (plain & (schedule == Schedule.ONE_F_ONE_B))
     v_shaped = (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
     virtual = np.where(schedule == Schedule.INTERLEAVED, vpp > 1, np.where(v_shaped, vpp == 2, vpp == 1))
     return known & virtual & ((pp > 1) | (schedule == Schedule.ONE_F_ONE_B))
@@ -91,8 +92,8 @@ PIPELINE: tuple[Rule, ...] = (
         holds=_schedule_holds,
         sentence=lambda job, x: (
             f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, "
-            "zbv and dualpipe_v need vpp 2, the others vpp 1"
+            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; "
+            "interleaved_1f1b needs pp > 1 and vpp > 1, zbv and dualpipe_v need vpp 2, the others vpp 1"
         ),
     ),
     Rule(

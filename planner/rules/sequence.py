@@ -100,7 +100,8 @@ SEQUENCE: tuple[Rule, ...] = (
         holds=_sequence_holds,
         sentence=lambda job, x: (
             f"the sequence of {job.workload.sequence_length} tokens does not divide by "
-            f"{job.trainer.legal.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; choose a length that does"
+            f"{job.trainer.legal.sequence_divisor} x cp {x.cp}, or the part of each rank not by tp {x.tp}; "
+            "choose a length that does"
         ),
     ),
     Rule(

@@ -10,7 +10,8 @@ from typing import Any
 
 from planner.runs.names import notes_of, recipe_of
 from planner.runs.schema import Row
-from planner.trainer import OVERLAPS, PASSES, Trainer, load_trainer, merge_changes
+from planner.trainer import Trainer, load_trainer, merge_changes
+from planner.trainer_records import OVERLAPS, PASSES
 
 
 @cache

@@ -8,8 +8,8 @@ from planner.cost.estimate import PARTS, Estimate
 from planner.cost.pipeline.partition import Stages, deal_layers
 from planner.cost.pipeline.schedules import sends_beside
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.unique_stages import Gathered, StageTable
 from planner.cost.refine import StageDurations, chunks, durations, price_exactly
+from planner.cost.unique_stages import Gathered, StageTable
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.plan_file import Plan

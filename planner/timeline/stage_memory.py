@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.estimate import stage_memory
+from planner.cost.memory.device_memory import stage_memory
 from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.stage_times import SLOWEST
-from planner.cost.unique_stages import Gathered
 from planner.cost.refine import chunks, stage_layers
+from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
 from planner.timeline.priced_plan import Priced
@@ -91,7 +91,8 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
     counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
-    found, given = stage_memory(priced.job.trainer, _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware)
+    ranks = _by_rank(priced.shared, kinds, counts)
+    found, given = stage_memory(priced.job.trainer, ranks, priced.job.cluster.hardware, ranks.of_slowest("host_share"))
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
     context = priced.job.cluster.hardware.context_memory
     return tuple(

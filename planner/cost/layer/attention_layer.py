@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from planner.cost.layer.eager_chains import (
-    attention_bias,
-    attention_casts,
-    qkv_copies,
-    ring_merge,
-    rope_chain,
-    scaled_rope,
-)
+from planner.cost.layer.eager_kernels import EAGER, STRIDED_SLOWDOWN, eager
 from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
@@ -25,13 +18,7 @@ from planner.cost.layer.operators import (
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.layout import CpMethod, Module
-
-SOFTMAX_CHAIN = (28.0, 32.0, 7.0)
-"""Bytes per score moved forward and backward and kept, by a half-precision softmax in plain torch operations.
-
-Forward: scale 2 + 2, masked fill 2 + 2, cast to fp32 2 + 4, softmax 4 + 4, cast back 4 + 2. Backward: cast 2 + 4, softmax
-8 + 4, cast 4 + 2, fill 2 + 2, scale 2 + 2. Kept: fp32 softmax 4, its half-precision copy 2, mask 1.
-"""
+from planner.workload import LOW_PRECISIONS
 
 
 def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
@@ -46,12 +33,12 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators += input_gradient_sum(shard, "attention", 1.0 * apart, shard.tokens_split, reader="copy")
     else:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
-    operators += qkv_copies(shard)
+    operators += _qkv_copies(shard)
     operators += _core_attention(shard)
     operators += linear(
         shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
     )
-    operators += attention_bias(shard)
+    operators += _attention_bias(shard)
     operators.append(residual(shard, "attention_residual"))
     if model.norms_per_layer > 2:  # Gemma: a norm after each block as well
         operators.append(norm(shard, "attention_post_norm"))
@@ -92,8 +79,8 @@ def _projections(shard: Shard) -> list[Operator]:
         heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
                         saved=tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
-    if model.position == "rope" and scaled_rope(shard):
-        heads.append(rope_chain(rotated, shard))
+    if model.position == "rope" and _scaled_rope(shard):
+        heads.append(eager(shard, "scaled_rope", rotated / e, "rope", module=Module.MLA_UP_PROJECTION | REPEATED))
     elif model.position == "rope":
         heads.append(MemoryBound(name="rope", kind="rope", forward=2 * rotated * passes, backward=2 * rotated * passes,
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
@@ -128,23 +115,26 @@ def _core_attention(shard: Shard) -> list[Operator]:
                 seq_kv=np.full_like(tp, float(workload.sequence_length) / packed), kept=kept + tokens * heads * head_split * 4,
                 launches=(1.0, 3.0),
             ),
-            *ring_merge(shard),
-            *attention_casts(shard),
+            *_ring_merge(shard),
+            *_attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
     mask = float(shard.trainer.stored.dropout)
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
-    chain = SOFTMAX_CHAIN if "softmax" in shard.trainer.kernels.unfused else (2 * e * passes, 3 * e * passes, e)
+    bytes_each = (2 * e * passes, 3 * e * passes, e)
+    if "softmax" in shard.trainer.kernels.unfused:
+        row = EAGER["softmax"]
+        bytes_each = row.forward.bytes(e), row.backward.bytes(e), row.saved[e > 2]
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
         Gemm(name="scores", module=module, m=seq_q, n=s, k=d, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0)),
         MemoryBound(name="softmax", module=module, kind="elementwise",
-                    forward=scores * (chain[0] + mask * passes * (2 * e + 1)),
-                    backward=scores * (chain[1] + mask * passes * (2 * e + 1)),
-                    saved=scores * (chain[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
+                    forward=scores * (bytes_each[0] + mask * passes * (2 * e + 1)),
+                    backward=scores * (bytes_each[1] + mask * passes * (2 * e + 1)),
+                    saved=scores * (bytes_each[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
         Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0), kept=kept),
     ]  # fmt: skip
@@ -184,3 +174,84 @@ def context_exchange(shard: Shard, *, every_head: bool = False) -> list[Collecti
         one("heads", "all_to_all", moved, CpMethod.A2A, False),
         one("heads_gradient", "all_to_all", moved, CpMethod.A2A, True),
     ]
+
+
+def _scaled_rope(shard: Shard) -> bool:
+    """The rotary embedding has a factor, and is several kernels then."""
+    return shard.model.scaled_rope and "scaled_rope" in shard.trainer.kernels.unfused
+
+
+def _qkv_copies(shard: Shard) -> list[Operator]:
+    """Copies of queries, keys and values Q, K, V around the rotary embedding, each tensor read and written.
+
+    Forward: Q, K, V out of the projection in an order of their own, out of views; K and V joined; their order changed, a
+    view. Backward: gradients of K and V joined, those of all three joined, K and V as views, and copied in the order of the
+    projection, a view.  [nanotron, models/llama.py, CausalSelfAttention: permute().contiguous(), cat, permute().contiguous();
+    torch: the gradients of split and of unpacking are a cat and a stack, a view of a permuted gradient is a copy]
+    """
+    if "qkv_copies" not in shard.trainer.kernels.unfused or shard.model.is_mla:
+        return []
+    model = shard.model
+    keys = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+    queries = model.query_size / shard.tp
+    whole, joined = (2.0 * shard.tokens * each * shard.element for each in (queries + keys, keys))
+    query = whole - joined
+    return [MemoryBound(name="qkv_copies", kind="elementwise", module=NEVER, launches=(3.0, 3.0),
+                        forward=STRIDED_SLOWDOWN * (whole + joined) + joined,
+                        backward=STRIDED_SLOWDOWN * (whole + joined) + joined + query)]  # fmt: skip
+
+
+def _attention_bias(shard: Shard) -> list[Operator]:
+    """Bias of the output projection, added by a kernel of its own where biases of experts exclude the fused one.
+
+    Output read and written, the bias broadcast; backward its gradient is a sum over tokens.  [TransformerConfig:
+    bias_dropout_fusion is refused with biases in grouped experts]
+    """
+    if not (shard.model.linear_bias and shard.model.expert_bias) or "expert_bias" not in shard.trainer.kernels.unfused:
+        return []
+    values = shard.tokens_split * shard.model.hidden_size * shard.element
+    return [MemoryBound(name="attention_bias", kind="elementwise", module=NEVER, forward=2 * STRIDED_SLOWDOWN * values,
+                        backward=values, launches=(1.0, 2.0))]  # fmt: skip
+
+
+def _ring_merge(shard: Shard) -> list[Operator]:
+    """What ring attention of Transformer Engine adds around the c attention kernels of a rank, causal and balanced.
+
+    Forward: the rank's own step scaled into the output, Q read and written; each other step, three quarters of the rows at
+    the mean, scaled and added, 3 Q; keys and values joined, 2 KV, and the half that an earlier rank's block needs copied.
+    Backward: gradients of queries copied, then added likewise; those of keys and values joined and added to what travels,
+    5 KV per step and share. Q, KV: bytes of queries and of keys with values of one rank.
+    """
+    model, cp = shard.model, shard.cp
+    ring = (np.asarray(shard.layout.cp_method) == CpMethod.RING) & (cp > 1)
+    if not shard.trainer.kernels.transformer_engine or shard.trainer.kernels.attention != "flash" or not np.any(ring):
+        return []
+    queries = shard.tokens * model.attention_output_size / shard.tp * shard.element
+    key_values = (
+        shard.tokens * shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads * shard.element
+    )
+    others = cp - 1.0
+    merged = queries * (2.0 + 2.25 * others)
+    return [MemoryBound(name="ring_merge", kind="elementwise", module=Module.CORE_ATTENTION,
+                        forward=np.where(ring, merged + key_values * (2.0 + 0.5 * others), 0.0),
+                        backward=np.where(ring, merged + key_values * (5.0 + 4.25 * others), 0.0),
+                        launches=(np.where(ring, 4.0 + 2.0 * others, 0.0), np.where(ring, 3.0 + 4.0 * others, 0.0)))]  # fmt: skip
+
+
+def _attention_casts(shard: Shard) -> list[Operator]:
+    """Casts around attention in fp8: queries, keys and values in, the output out of fp8; its gradient in, theirs out.
+
+    Read in one precision and written in the other, e + 1 bytes per value.  [TransformerEngine, FusedAttnFunc: cast_to_fp8,
+    cast_from_fp8; the layers around it work in half precision unless fp8_mha is set]
+    """
+    model, trainer = shard.model, shard.trainer
+    if (
+        trainer.kernels.attention_dtype != "fp8"
+        or trainer.kernels.attention != "flash"
+        or shard.workload.precision not in LOW_PRECISIONS
+    ):
+        return []
+    per_token = model.query_size / shard.tp + shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
+    moved = shard.tokens * (per_token + model.attention_output_size / shard.tp) * (shard.element + 1.0)
+    return [MemoryBound(name="attention_casts", kind="quantize", module=Module.CORE_ATTENTION, forward=moved,
+                        backward=moved, launches=(4.0, 4.0))]  # fmt: skip

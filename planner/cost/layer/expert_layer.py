@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.eager_chains import expert_bias
+from planner.cost.layer.eager_kernels import eager
 from planner.cost.layer.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
 from planner.layout import Module
 from planner.workload import LOW_PRECISIONS
@@ -82,6 +82,20 @@ def after_experts(shard: Shard) -> list[Operator]:
     found.append(MemoryBound(name="unpermute", kind="permute", module=Module.MOE, forward=moved, backward=moved,
                              saved=kept, launches=(4.0, 4.0), captured=False))  # fmt: skip
     return found
+
+
+def expert_bias(shard: Shard, rows: Number) -> list[Operator]:
+    """Biases of the second linear layers of the experts. DeepEP and HybridEP carry router weights in fp32.
+
+    Backward also adds the gradients of both biases of every expert to the accumulated ones, a kernel each.
+    [megatron/core/distributed: DistributedDataParallel._make_backward_post_hook]
+    """
+    if not shard.model.expert_bias or "expert_bias" not in shard.trainer.kernels.unfused:
+        return []
+    row = "expert_bias" if shard.trainer.kernels.expert_dispatch == "alltoall" else "expert_bias_fp32"
+    local = np.maximum(shard.model.num_experts / shard.ep, 1.0)
+    return [eager(shard, row, rows * shard.model.hidden_size, "expert_bias", module=Module.MOE | REPEATED, captured=False,
+                  launches=(2.0 * local + 1.0, 6.0 * local + 1.0))]  # fmt: skip
 
 
 def _weighted(shard: Shard) -> Number:

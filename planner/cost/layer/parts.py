@@ -18,7 +18,6 @@ from planner.cost.layer.operators import (
 from planner.layout import Module
 from planner.workload import LORA_TARGETS
 
-
 ADAPTER_SCALE_BYTES = 4.0
 """Bytes moved each way per output of a low-rank adapter to scale it, by a kernel of its own: read and write."""
 
@@ -61,7 +60,11 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
 def residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
     """Dropout and residual addition: two reads and a write forward; backward the dropout mask is applied, and the
     gradient of the branch added to that of the residual: a read more beside the norm, two reads and a write apart."""
-    values, e, passes = shard.tokens_split * shard.model.hidden_size, shard.element, shard.trainer.kernels.elementwise_passes
+    values, e, passes = (
+        shard.tokens_split * shard.model.hidden_size,
+        shard.element,
+        shard.trainer.kernels.elementwise_passes,
+    )
     mask = float(shard.trainer.stored.dropout)
     added = 3.0 if "gradient_sum" in shard.trainer.kernels.unfused else 1.0
     return MemoryBound(

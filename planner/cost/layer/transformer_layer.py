@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from planner.cost.layer.attention_layer import attention_block
-from planner.cost.layer.eager_chains import clamp, gated_moved
-from planner.cost.layer.eager_kernels import as_chains
+from planner.cost.layer.eager_kernels import EAGER, eager, uncompiled
 from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
 from planner.cost.layer.operators import (
     NEVER,
@@ -33,7 +32,7 @@ def layer(shard: Shard, moe: bool) -> tuple[list[Operator], list[Collective]]:
     """Operators and collectives of one transformer layer, dense or with experts, in forward order."""
     operators, collectives = attention_block(shard)
     more_operators, more_collectives = _moe_block(shard) if moe else _mlp_block(shard)
-    return _own(shard, "layer", as_chains(operators + more_operators, shard), collectives + more_collectives)
+    return _own(shard, "layer", uncompiled(operators + more_operators, shard), collectives + more_collectives)
 
 
 def _own(
@@ -69,11 +68,10 @@ def _mlp(
     busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
     useful = 1.0 / busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.kernels.unfused
-    moved = (5 * inner, 9 * inner) if apart else ((up + inner) * passes, (2 * up + inner) * passes)
-    views = apart and "gate_views" in shard.trainer.kernels.unfused
-    if views:
-        forward, backward = gated_moved()
-        moved = (forward.as_plain * inner, backward.as_plain * inner)
+    moved = ((up + inner) * passes, (2 * up + inner) * passes)
+    row = EAGER["gate_views" if "gate_views" in shard.trainer.kernels.unfused else "swiglu"]
+    if apart:
+        moved = (row.forward.as_plain(e) / e * inner, row.backward.as_plain(e) / e * inner)
     if grouped and "router" in shard.trainer.kernels.unfused:  # the gradient of the router's weight reads both again
         moved = (moved[0], moved[1] + up + inner)
     per_linear = {"launches": _expert_launches(shard, groups), "captured": False} if grouped else {}
@@ -85,15 +83,27 @@ def _mlp(
         *linear(shard, f"{name}_up", m, up, h, groups=groups, module=module | REPEATED, share=share, useful=useful,
                 saved=rows * up * e, quantised=(False, fused), gathered=(ranks, 1.0), **per_linear),
         *input_gradient_sum(shard, name, sums, rows, reader="copy" if grouped else "norm"),
-        *(clamp(shard, rows, up) if grouped else []),
+        *(_clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
                     saved=rows * inner * (shard.input_element + e * apart),
-                    launches=(2.0, 3.0 + views) if apart else (passes, passes), captured=not grouped),
+                    launches=(row.launches[0][0], row.launches[1][0]) if apart else (passes, passes), captured=not grouped),
         *linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP),
                 quantised=(fused, False), gathered=(1.0, ranks), **per_linear),
     ]  # fmt: skip
+
+
+def _clamp(shard: Shard, rows: Number, width: Number) -> list[Operator]:
+    """Clamp of gate and up before the activation, as kernels of its own; its output is kept in addition to its input.
+
+    The activation behind it copies a number to the GPU from memory that is not pinned: the host waits until the GPU is
+    there.  [fused_bias_geglu.py, weighted_bias_quick_geglu_impl: torch.tensor(linear_offset, device=...)]
+    """
+    if not shard.model.clamped_activation or "clamp" not in shard.trainer.kernels.unfused:
+        return []
+    module = Module.MLP_ACTIVATION | Module.MOE | REPEATED
+    return [eager(shard, "clamp", rows * width, "experts_clamp", module=module, captured=False, waits=True)]
 
 
 def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
@@ -190,4 +200,4 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     ]  # fmt: skip
     pair = tp_pair(shard, "head", "logits", "logits", NEVER)
     collectives = [one for one in pair if not one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
-    return _own(shard, "head", as_chains(operators, shard), collectives)
+    return _own(shard, "head", uncompiled(operators, shard), collectives)

@@ -1,4 +1,4 @@
-"""Memory where gradients are made by the backward pass and given back after the update: the largest of named moments.
+"""Memory where gradients are made by the backward pass and given back after the update: the largest of named program points.
 
 FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
 embedding, the final norm with the head. What is alive changes from one program point to the next, and maxima of
@@ -39,9 +39,10 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
+from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.pipeline.schedules import is_v_shaped
-from planner.cost.price.state_traffic import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -69,20 +70,18 @@ where weights are dropped after the forward pass; 1 in a pipeline; its receive b
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
-    """The largest moment of each stage, (3, N)."""
+    """The largest program point of each stage, (3, N)."""
 
     activations: Floats
-    """Bytes kept for the backward pass, at that moment."""
+    """Bytes kept for the backward pass, at that point."""
     gradients: Floats
-    """Bytes of accumulated gradients, at that moment."""
+    """Bytes of accumulated gradients, at that point."""
     workspace: Floats
     """All else."""
     largest_activations: Floats
-    """Most bytes kept for the backward pass at any moment."""
-    sharded_gradients: Floats
-    """The part of ``gradients`` that reductions put out."""
+    """Most bytes kept for the backward pass at any point."""
     pooled: Floats
-    """Buffers that weights are gathered in, not in use at that moment."""
+    """Blocks that stay reserved, free, at that point: gradients that reductions put out, buffers of gathered weights."""
 
 
 def shape_parts(
@@ -154,7 +153,9 @@ def state_parts(
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     head = np.minimum(stages.head, 1.0) * (1.0 - stages.embedding * model.tied_embeddings) * table
     first = stages.embedding * table
-    whole = stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
+    whole = (
+        stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
+    )
     on = (zero >= trainer.stored.weight_sharding_level).astype(float)
     new_all = (dense / shard + expert / expert_shard) * reduced
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
@@ -186,32 +187,34 @@ def _received(layout: Layout, stages: Stages) -> Floats:
     return np.where(is_v_shaped(layout)[..., None] == 1, ends, plain)
 
 
-def peak_of(
-    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, logits_held: Floats, waiting: Floats,
-    shape: Floats, state: Floats,
-) -> Peak:  # fmt: skip
-    """The largest moment. ``stored`` bytes per microbatch; ``flights`` microbatches at the most, ``accumulated`` when all gradients
-    are there, ``share`` of the gradients when most are in flight; ``logits_held`` microbatches whose logits, ``waiting`` whose
-    weight gradients wait; (3, N)."""
-    s, t = dict(zip(SHAPE_PARTS, shape, strict=True)), dict(zip(STATE_PARTS, state, strict=True))
-    stored = stored + s["outputs"]
+def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
+    """The largest of the program points named above, with the workspace that libraries keep."""
+    s, t = (
+        dict(zip(SHAPE_PARTS, stages.shape_parts, strict=True)),
+        dict(zip(STATE_PARTS, stages.state_parts, strict=True)),
+    )
+    stored = stages.stored + s["outputs"]
     found = _Largest(stored)
     alone = t["pipelined"] == 0
     if np.any(alone):
-        found.take(_alone(stored, share, s, t), alone)
+        found.take(_alone(stored, stages.accumulated_share, s, t), alone)
     if not np.all(alone):
-        found.take(_pipelined(stored, flights, accumulated, share, logits_held, waiting, s, t), ~alone)
+        found.take(_pipelined(stored, stages, s, t), ~alone)
     largest_buffer = np.maximum(np.maximum(t["layer_weights"], t["head_weights"]), t["table_weights"])
-    in_use = np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
-    return found.peak(alone, largest_buffer - in_use)
+    buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
+    activations, gradients, workspace = found.parts
+    return Peak(
+        activations=activations, gradients=gradients, workspace=workspace + library_workspace,
+        largest_activations=found.activations, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
+    )  # fmt: skip
 
 
-Moment = tuple[Floats, Floats, Floats]
+Point = tuple[Floats, Floats, Floats]
 """Bytes of activations kept, of accumulated gradients, of all else."""
 
 
-def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Floats]) -> list[Moment]:
-    """The moments of a step without a pipeline."""
+def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
+    """The program points of a step without a pipeline."""
     dropped = t["resharded"] > 0
     gradients = share * t["accumulated"]
     again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
@@ -242,17 +245,20 @@ def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Flo
     ]  # fmt: skip
 
 
-def _pipelined(
-    stored: Floats, flights: Floats, accumulated: Floats, share: Floats, held: Floats, waiting: Floats,
-    s: dict[str, Floats], t: dict[str, Floats],
-) -> list[Moment]:  # fmt: skip
-    """The moments of a step in a pipeline."""
+def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
+    """The program points of a step in a pipeline."""
+    flights, share, held, waiting = (
+        stages.in_flight,
+        stages.accumulated_share,
+        stages.logits_held,
+        stages.waiting_weights,
+    )
     always = t["gathered"] + t["received"]
     # The last of those that wait is the one whose pass runs; the first virtual stage has no input gradient to wait behind.
     apart = np.where(t["table_weights"] > 0, 0.0, 0.5)
     done, running = (np.maximum(waiting - part, 0.0) * s["waiting"] for part in (0.0, apart))
-    found: list[Moment] = []
-    for count, part in ((flights, share), (accumulated, np.ones_like(share))):
+    found: list[Point] = []
+    for count, part in ((flights, share), (stages.accumulated_flight, np.ones_like(share))):
         there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
@@ -271,26 +277,21 @@ def _pipelined(
 
 
 class _Largest:
-    """Keeps the largest of many moments, element by element."""
+    """Keeps the largest of many points, element by element."""
 
     def __init__(self, like: Floats) -> None:
         self._total = np.full_like(like, -1.0)
-        self._parts = [np.zeros_like(like) for _ in range(3)]
-        self._activations = np.zeros_like(like)
+        self.parts = [np.zeros_like(like) for _ in range(3)]
+        """Activations, gradients and all else at that point."""
+        self.activations = np.zeros_like(like)
+        """Most activations at any point."""
 
-    def take(self, moments: list[Moment], where: Floats) -> None:
-        """Moments of the elements that ``where`` chooses."""
-        for activations, gradients, workspace in moments:
+    def take(self, points: list[Point], where: Floats) -> None:
+        """Points of the elements that ``where`` chooses."""
+        for activations, gradients, workspace in points:
             total = np.where(where, activations + gradients + workspace, -1.0)
             more = total > self._total
             self._total = np.where(more, total, self._total)
-            for kept, one in zip(self._parts, (activations, gradients, workspace), strict=True):
+            for kept, one in zip(self.parts, (activations, gradients, workspace), strict=True):
                 np.copyto(kept, one, where=more)
-            np.copyto(self._activations, np.maximum(self._activations, activations), where=where)
-
-    def peak(self, sharded: Floats, pooled: Floats) -> Peak:
-        """What was largest; ``sharded`` where accumulated gradients are shards."""
-        return Peak(
-            activations=self._parts[0], gradients=self._parts[1], workspace=self._parts[2],
-            largest_activations=self._activations, sharded_gradients=self._parts[1] * sharded, pooled=pooled,
-        )  # fmt: skip
+            np.copyto(self.activations, np.maximum(self.activations, activations), where=where)

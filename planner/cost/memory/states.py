@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.state_traffic import bucket_bytes, column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.price.sharding import column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.price.state_traffic import bucket_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload
@@ -18,6 +21,54 @@ COMPONENTS = (
 )  # fmt: skip
 ALLOCATED = COMPONENTS[:5]
 RESERVED = COMPONENTS[:6]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageBytes:
+    """Bytes of the first, a middle and the last stage of N candidates, (3, N), and counts that decide them."""
+
+    stored: Floats
+    """That wait for the backward pass, per microbatch in flight."""
+    resident: Floats
+    """Most microbatches whose stored bytes stay on the GPU: infinite unless activations are offloaded."""
+    transient: Floats
+    """The larger of the loss and one layer that recompute brings back."""
+    in_flight: Floats
+    """Microbatches that wait for their backward pass at the peak."""
+    accumulated_flight: Floats
+    """The same when all gradients are there."""
+    accumulated_share: Floats
+    """Share of the gradients that is there when most microbatches are in flight."""
+    logits_held: Floats
+    """Microbatches whose logits wait on the last stage."""
+    waiting_weights: Floats
+    """Microbatches whose weight gradients come later."""
+    shape_parts: Floats
+    """Of ``peak_points.SHAPE_PARTS``, (parts, 3, N); no parts where gradients are buffered."""
+    state_parts: Floats
+    """Of ``peak_points.STATE_PARTS``, likewise."""
+    workspace: Floats
+    held_launched: Floats
+    """Of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
+    held_most: Floats
+    """Most of it that is reserved at once."""
+    held_waiting: Floats
+    """What is reserved of it also where the host is never ahead."""
+    held_busy: Floats
+    """Part of the step in which the GPU does not wait for other stages."""
+    fresh: Floats
+    """Of gradients that take the place of a microbatch's activations when its backward pass has ended."""
+    step_end: Floats
+    """That take the place of all activations when the last backward pass has ended (``OwnTerms.end_bytes``)."""
+    pooled: Floats
+    """Of them that stay reserved, free, until an allocation would fail."""
+    weights: Floats
+    gradients: Floats
+    optimizer_states: Floats
+    host: Floats
+    """In host memory."""
+    buffers: Floats
+    """Of communicators."""
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
@@ -51,7 +102,9 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
 
 def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
     """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
-    each = trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
+    each = (
+        trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
+    )
     share = column(layout.offload_optimizer) / 100.0
     return local_states(workload, layout, parameters) * share * each
 
@@ -123,16 +176,6 @@ def stage_output_bytes(workload: Workload, layout: Layout) -> Floats:
     split = np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) / split
     return tokens * workload.model.hidden_size * workload.element
-
-
-def record_stream_held(launched: Floats, most: Floats, waiting: Floats, host_share: Floats) -> Floats:
-    """Bytes of ``OwnTerms.record_stream_bytes`` for a host that needs ``host_share`` of the GPU's time: max(waiting, min((1 - r) launched, most)).
-
-    Layouts of runs/oss-ultrascale-nanotron-* with one stage hold, beyond what is alive and fragmentation, in units of T h:
-    r 0.10, 0.16, 0.31 and 0.44 with one microbatch of 64, 32, 32 and 32 tensors: 56, 36, 20 and 5; r 0.85 with 2 and with 32
-    microbatches: 11 and 46; r 0.93 and above: none.
-    """
-    return np.maximum(waiting, np.minimum(np.maximum(1.0 - host_share, 0.0) * launched, most))
 
 
 def communicator_bytes(cluster: Cluster, layout: Layout) -> Floats:

@@ -11,7 +11,7 @@ from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, O
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
-from planner.trainer import Casts
+from planner.trainer_records import Casts
 from planner.workload import LOW_PRECISIONS
 
 NO_CASTS = Casts(inputs=0.0)
@@ -207,9 +207,7 @@ def _gemm(gemm: Gemm, shard: Shard, hardware: HardwareProfile, times: Floats) ->
         forward = forward + hardware.memory_time(inputs * rows * gemm.k, "quantize")
         dgrad = dgrad + hardware.memory_time(gradients * rows * gemm.n, "quantize")
         weights = gemm.n * gemm.k * gemm.groups
-        cast = hardware.memory_time(
-            0.5 * _casts(shard).weights * weights, "quantize"
-        )
+        cast = hardware.memory_time(0.5 * _casts(shard).weights * weights, "quantize")
         rescale = _casts(shard).outputs
         dgrad = dgrad + cast + hardware.memory_time(rescale * rows * gemm.k, "elementwise")
         forward = forward + cast
@@ -274,7 +272,9 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
         if windowed > 0.0:
             whole = dtype == "fp8" and pass_ == "backward"
             time = time + windowed * seconds(pass_, 0 if whole else model.window)
-        return time * (FA1_SLOWDOWN if shard.trainer.kernels.attention_kernel == "fa1" else 1.0) / hardware.sustained_clock
+        return (
+            time * (FA1_SLOWDOWN if shard.trainer.kernels.attention_kernel == "fa1" else 1.0) / hardware.sustained_clock
+        )
 
     keys = np.where(windowed > 0, np.minimum(model.window, attention.seq_kv), attention.seq_kv)
     pairs = attention.seq_q * attention.seq_kv * 0.5

@@ -53,14 +53,14 @@ def _codes(values: NDArray[np.integer]) -> tuple[NDArray[np.integer], int]:
     """Number of each value among the distinct ones, and how many there are."""
     if values.ndim == 0 or values.strides == (0,):  # one integer for all candidates
         return values, 1
-    largest = int(values.max(initial=0))
-    if largest > 1 << 20:
+    least, largest = int(values.min(initial=0)), int(values.max(initial=0))  # below 0: a stage without layers
+    if largest - least > 1 << 20:
         found, codes = np.unique(values, return_inverse=True)
         return codes, len(found)
-    present = np.zeros(largest + 1, dtype=bool)
-    present[values] = True
+    present = np.zeros(largest - least + 1, dtype=bool)
+    present[values - least] = True
     number, count = _numbers(present)
-    return (values, 1) if count == 1 else (number[values], count)
+    return (values, 1) if count == 1 else (number[values - least], count)
 
 
 def _renumbered(key: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], int]:

@@ -11,7 +11,8 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import Stages
 from planner.cost.price.layer_costs import INDEX, Blocks
-from planner.cost.price.state_traffic import activation_offload, column
+from planner.cost.price.sharding import column
+from planner.cost.price.update import activation_offload
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -24,6 +25,21 @@ SLOWEST = (
 """Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
 backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums
 both passes over the pipeline; flop is the mean."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageSeconds:
+    """Seconds per microbatch of N candidates."""
+
+    slowest: Floats
+    """Of the slowest stage, (len(SLOWEST), N)."""
+    forward: Floats
+    """Of each stage, (3, N)."""
+    backward: Floats
+    """Of each stage, (3, N)."""
+    send: Floats
+    """To hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+
 
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
 """Quantities of exposed communication, by pass."""

@@ -1,4 +1,4 @@
-"""What happens once per optimizer step: gradient reduction, weight gathering, optimizer update, transfers to the host."""
+"""Traffic of states, once per optimizer step: gradients reduced, weights gathered, and what hides behind computation."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.price.communication import exposed, slowdown_of
+from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
 from planner.hardware import Slowdown
-from planner.layout import Layout, Recompute, Schedule
+from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -20,33 +21,28 @@ TRAFFIC_FIELDS = (
     "offload_optimizer",
 )  # fmt: skip
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
-
-
 MATRICES = 4.0
 """Weights of a layer beside its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
-MUON_STEPS = 5.0
-"""Newton-Schulz iterations of Muon, each 4 m^2 n + 2 m^3 FLOP on a matrix of m <= n: about 6 h per parameter at m = n = h.
-
-[Jordan 2024, Muon; five iterations in bf16]
-"""
 
 
-def column(value: object) -> Floats:
-    """A layout field as a float column of shape (N, 1)."""
-    return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
+@dataclass(frozen=True, kw_only=True)
+class UpdateSeconds:
+    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
 
-
-def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
-    """Ranks over which states are sharded: dense weights over dp_shard * cp, experts over their part of edp."""
-    replicas = column(layout.dp) / column(layout.shard)
-    return column(layout.shard) * column(layout.cp), np.maximum(column(layout.edp) / replicas, 1.0)
-
-
-def trained_parameters(workload: Workload, parameters: StageParameters) -> tuple[Floats, Floats]:
-    """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
-    if workload.lora_rank:
-        return parameters.adapters, np.zeros_like(parameters.expert)
-    return parameters.dense, parameters.expert
+    reduce: Floats
+    """To reduce all gradients once."""
+    gather: Floats
+    """To gather all weights once."""
+    copies: Floats
+    """To move one byte for each parameter into or out of communication buffers."""
+    reduced_last: Floats
+    """Part of ``reduce`` that has nothing to hide behind."""
+    gathered_first: Floats
+    """Part of ``gather`` that has nothing to hide behind."""
+    optimizer: Floats
+    """Of the update on the GPU."""
+    offload: Floats
+    """Of transfers and update of offloaded states."""
 
 
 def last_unit(
@@ -65,11 +61,6 @@ def last_unit(
     experts = parameters.largest_expert_unit * (stages.moe > 0)
     larger = ends > parameters.largest_dense_unit + experts
     return np.where(larger, ends, parameters.largest_dense_unit), np.where(larger, 0.0, experts)
-
-
-def gathered_bytes(workload: Workload) -> float:
-    """Bytes per parameter of weights that are gathered: in fp32 the fp32 weights themselves."""
-    return 4.0 if workload.precision == "fp32" else 2.0
 
 
 def data_parallel(
@@ -128,10 +119,14 @@ def data_parallel(
     dropped = np.where((zero == 3) & (np.asarray(layout.pp) > 1), m, 0.0)
     if np.any(dropped):
         more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
-        beyond = exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
+        beyond = (
+            exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
+        )
         exposed_more = dropped * beyond
         added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
-    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied("reduce")
+    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied(
+        "reduce"
+    )
     return added + copies * moved, hidden
 
 
@@ -208,7 +203,8 @@ def _parts(
         ends = [learned[0] / reductions[0], learned[1]]
     dense, expert = (
         _Part(learned=learned[i], resident=resident[i], reduced_last=ends[i], gathered_first=last[i], reductions=reductions[i],
-              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i], largest_dense_unit=parameters.largest_dense_unit)
+              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i],
+              largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
     return dense, expert
@@ -323,82 +319,3 @@ def _gathered(workload: Workload, cluster: Cluster, trainer: Trainer, layout: La
     for term in trainer.terms:
         seconds = seconds + term.gather_host_seconds(_gather(workload, cluster, layout, part, wanted))
     return seconds
-
-
-def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
-    """Bytes read and written per updated parameter: gradient in, states in and out, weight out.
-
-    Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm. Other kernels: terms of the trainer.
-    """
-    states = trainer.stored.optimizer_bytes[workload.optimizer]
-    around = sum(term.update_bytes(workload) for term in trainer.terms)
-    return 2.0 * trainer.stored.gradient_bytes + 2.0 * states + trainer.stored.weight_bytes + around
-
-
-def optimizer_seconds(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
-) -> tuple[Floats, Floats]:
-    """Seconds of the update on the GPU and, for offloaded states, beyond it on the host.
-
-    GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
-    memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but beside
-    each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
-    """
-    hardware = cluster.hardware
-    updated = local_states(workload, layout, parameters)
-    bytes_each = optimizer_traffic(workload, trainer)
-    host_share = column(layout.offload_optimizer) / 100.0
-    on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
-    if workload.optimizer == "muon":
-        on_gpu = on_gpu + updated * MUON_STEPS * 6.0 * workload.model.hidden_size / hardware.sustained_flops("bf16")
-    if not np.any(host_share > 0):
-        return on_gpu, np.zeros_like(on_gpu)
-    moved = updated * host_share
-    transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
-    per_gpu = (
-        hardware.host_memory_bandwidth
-        * hardware.cpu_adam_bandwidth_fraction
-        / min(hardware.gpus_per_node, cluster.num_gpus)
-    )
-    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
-
-
-def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
-    """Seconds to move one byte for each parameter of a stage, where states are sharded.  [Trainer.gather_copy_bytes]"""
-    dense_shard, expert_shard = shard_groups(layout)
-    moved = parameters.dense * (dense_shard > 1) + parameters.expert * (expert_shard > 1)
-    return cluster.hardware.memory_time(moved, "copy")
-
-
-def accumulation_seconds(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
-) -> Floats:
-    """Seconds per microbatch to add a stage's fresh gradients to the accumulated ones, as kernels of their own.
-
-    fp32 main gradients: read 2 and 4, write 4 bytes per parameter; half-precision ones: read 2 and 2, write 2. Nothing
-    where the GEMM of the weight gradient accumulates.  [Trainer.accumulation_bytes]
-    In a pipeline FSDP2 adds every microbatch's half-precision gradient to an unsharded fp32 sum, 2 + 4 + 4; the first is only
-    cast, 2 + 4, but the reduction then reads 4 bytes instead of 2: 2 bytes per step are left out. Gradients in fp32 are added by
-    autograd, 4 + 4 + 4.  [torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed]
-    """
-    dense, expert = trained_parameters(workload, parameters)
-    in_pipeline = trainer.traffic.copied("accumulate_in_pipeline") + (2.0 if workload.element == 4 else 0.0)
-    waiting = (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)
-    each = trainer.traffic.copied("accumulate") + np.where(waiting, in_pipeline, 0.0)
-    return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
-
-
-def local_states(workload: Workload, layout: Layout, parameters: StageParameters) -> Floats:
-    """Parameters whose optimizer states live on one rank."""
-    dense, expert = trained_parameters(workload, parameters)
-    dense_shard, expert_shard = shard_groups(layout)
-    sharded = column(layout.zero) >= 1
-    return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
-
-
-def activation_offload(cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats) -> Floats:
-    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
-    used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
-    transfer = stored / cluster.hardware.pcie_bandwidth
-    waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
-    return np.where(used, waiting, 0.0)

@@ -21,12 +21,12 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.layer.eager_kernels import BACKWARD, CHAINS, FORWARD, elements
+from planner.cost.layer.eager_kernels import UNCOMPILED, elements
 from planner.cost.layer.operators import MemoryBound, Shard
 from planner.cost.layer.transformer_layer import head, layer
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.compute import repeated
-from planner.cost.price.state_traffic import local_states
+from planner.cost.price.sharding import local_states
 from planner.hardware import HardwareProfile
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
@@ -76,7 +76,7 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
     if not split.fused:
         passes |= {"rope_passes": ROPE_PASSES, "loss_passes": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
-    unfused = trainer.kernels.unfused | {"gradient_sum", CHAINS if split.fused else "swiglu"}
+    unfused = trainer.kernels.unfused | {"gradient_sum", "elementwise" if split.fused else "swiglu"}
     changed = trainer.replace(unfused=unfused, **passes)
     return _on_processor(changed, split) if on_cpu else changed
 
@@ -169,7 +169,7 @@ def chain_rows(hardware: HardwareProfile, element: float) -> dict[tuple[str, str
         if row["dtype"] != "fp32" or element != FP32:
             continue
         op, pass_ = str(row["op"]), str(row["pass"])
-        kernels = (BACKWARD if pass_ == "backward" else FORWARD)[op].launches(element)
+        kernels = UNCOMPILED[op].launches[pass_ == "backward"][element > 2]
         own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
         found.setdefault((op, pass_), []).append(
             Timed(elements=float(row["rows"]) * float(row["columns"]), seconds=own)
@@ -202,7 +202,9 @@ def _against_bytes(
     block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, rows: Mapping[tuple[str, str], Sequence[Timed]]
 ) -> tuple[float, float]:
     """What the timed chains of a block take beyond their bytes over the bandwidth, forward and backward."""
-    fused = dataclasses.replace(shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {CHAINS}))
+    fused = dataclasses.replace(
+        shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {"elementwise"})
+    )
     named = {"moe": False} if block is layer else {}
     chains = {one.name: one for one in block(shard, **named)[0]}
     found = [0.0, 0.0]

@@ -14,7 +14,7 @@ from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Shard
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.cost.price.compute import repeated
-from planner.cost.price.state_traffic import gathered_bytes, shard_groups, trained_parameters
+from planner.cost.price.sharding import gathered_bytes, shard_groups, trained_parameters
 from planner.lab.run.predicted_ranks import Question, position
 from planner.layout import Layout, Recompute
 

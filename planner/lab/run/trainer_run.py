@@ -32,8 +32,8 @@ from planner.runs.planned import columns
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
-from planner.trainers.reading.log_facts import Log, Steady, steady
 from planner.trainers.logs import parse_log
+from planner.trainers.reading.log_facts import Log, Steady, steady
 from planner.trainers.targets import load_target
 
 TRAINERS = ("torchtitan", "megatron")

@@ -19,7 +19,7 @@ from planner.questions.doctor.mechanisms import (
     trainer_change,
 )
 from planner.timeline.priced_plan import Priced
-from planner.trainer import OVERLAPS
+from planner.trainer_records import OVERLAPS
 from planner.workload import LOW_PRECISIONS
 
 BETTER = {

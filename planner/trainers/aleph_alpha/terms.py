@@ -1,4 +1,4 @@
-"""What Aleph Alpha's code of 2023 alone does: whole tensors between stages, two column-parallel layers of the MLP, gathered logits."""
+"""What Aleph Alpha's code of 2023 alone does: whole tensors between stages, gate and up apart, gathered logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from planner.cost.layer.operators import Collective, MemoryBound, Number, Operat
 from planner.cost.layer.parts import input_gradient_sum
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
-from planner.cost.price.state_traffic import column
+from planner.cost.price.sharding import column
 from planner.layout import Layout
 from planner.workload import Workload
 

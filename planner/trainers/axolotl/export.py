@@ -8,9 +8,9 @@ from typing import Any
 from planner import library
 from planner.layout import Recompute
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.transformers.fine_tuning import MODEL, SMOKE_PREPARE, SMOKE_STEPS, shared_refusals, smoke_data
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target, library_trainer
 from planner.trainers.deepspeed import export as deepspeed
+from planner.trainers.transformers.fine_tuning import MODEL, SMOKE_PREPARE, SMOKE_STEPS, shared_refusals, smoke_data
 from planner.trainers.transformers.training_run import OPTIMIZERS
 
 OWN_OPTIMIZERS = {**OPTIMIZERS, "adam_8bit": "ao_adamw_8bit"}

@@ -38,8 +38,8 @@ def _processes(job: ExportJob) -> dict[str, Setting]:
     if job.cluster.hardware.vendor == "NVIDIA":
         found["PYTORCH_CUDA_ALLOC_CONF"] = Setting(
             value="expandable_segments:True",
-            why=f"Memory was priced with {100 * job.trainer.stored.fragmentation:.0f} % of fragmentation: segments that grow keep it "
-            "there. torch 2.9 and later also read it as PYTORCH_ALLOC_CONF.",
+            why=f"Memory was priced with {100 * job.trainer.stored.fragmentation:.0f} % of fragmentation: segments that grow "
+            "keep it there. torch 2.9 and later also read it as PYTORCH_ALLOC_CONF.",
         )
     return found
 

@@ -24,4 +24,6 @@ class Terms(OwnTerms):
         The latency of each grows with the ring: at a thousand ranks it is all.
         """
         messages = np.minimum(gather.group, np.maximum(TENSORS_PER_LAYER * gather.layers, 1.0))
-        return messages * gather.cluster.collective_time("broadcast", gather.size / messages, gather.group, gather.distance)
+        return messages * gather.cluster.collective_time(
+            "broadcast", gather.size / messages, gather.group, gather.distance
+        )

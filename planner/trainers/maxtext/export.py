@@ -11,9 +11,9 @@ from typing import Any
 from planner import library
 from planner.layout import CpMethod, Module, Order, Recompute
 from planner.model import ModelSpec
-from planner.trainers.transformers.fine_tuning import SMOKE_STEPS
 from planner.trainers.bundle.model_config import family
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.transformers.fine_tuning import SMOKE_STEPS
 
 BLOCKS = {
     "llama": "llama2", "mistral": "mistral", "mixtral": "mixtral", "qwen2": "qwen2", "qwen3": "qwen3",

@@ -101,8 +101,8 @@ def precision_recipe(job: ExportJob) -> tuple[str, str]:
 
 def sums_in_fp32(job: ExportJob) -> bool:
     """Gradients are added up and reduced in fp32; else in the type of the weights, as the plan was priced."""
-    facts = job.trainer
-    return (facts.fp16_gradient_bytes if job.workload.precision == "fp16" else facts.gradient_bytes) >= 4
+    stored = job.trainer.stored
+    return (stored.fp16_gradient_bytes[0] if job.workload.precision == "fp16" else stored.gradient_bytes) >= 4
 
 
 def attention_backend(job: ExportJob) -> str:

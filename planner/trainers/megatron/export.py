@@ -229,8 +229,9 @@ def _refusals(job: ExportJob) -> list[str]:
         )
     if mcore.fused_loss(job):  # arguments.py: "disabled due to stability issues"
         found.append(
-            f"loss_passes {job.trainer.kernels.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer Engine's "
-            "fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
+            f"loss_passes {job.trainer.kernels.loss_passes:g} of trainer {job.trainer.name}: "
+            "the loss was priced as Transformer Engine's fused cross entropy, which Megatron-LM refuses; "
+            "use --to megatron-bridge, or plan with trainer megatron"
         )
     schedule = int(job.layout.schedule)
     if schedule not in (Schedule.ONE_F_ONE_B, Schedule.INTERLEAVED):

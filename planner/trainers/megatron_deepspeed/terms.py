@@ -10,7 +10,7 @@ from planner.cost.layer.operators import Collective, Number
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
 from planner.cost.pipeline.partition import StageParameters
-from planner.cost.price.state_traffic import column, shard_groups, trained_parameters
+from planner.cost.price.sharding import column, shard_groups, trained_parameters
 from planner.layout import Layout
 from planner.workload import Workload
 

@@ -10,7 +10,8 @@ from planner.arrays import Floats
 from planner.cost.layer.operators import Number
 from planner.cost.own_terms import OwnTerms
 from planner.cost.pipeline.partition import NO_LAYERS, TIE, StageParameters, Stages
-from planner.cost.price.state_traffic import MATRICES, Gather, column, local_states, shard_groups, trained_parameters
+from planner.cost.price.sharding import column, local_states, shard_groups, trained_parameters
+from planner.cost.price.state_traffic import MATRICES, Gather
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.schema import Seconds

@@ -1,0 +1,314 @@
+"""The records that the facts of a trainer lie in: what is legal, stored, one kernel, sent, and what the host costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from planner.layout import MODULE_NAMES, NAMES
+from planner.schema import Positive, Seconds, keys, one_of, within
+
+OVERLAPS: dict[str, str] = {
+    "tp_backward": "tensor-parallel collectives of the column-parallel layers run beside the backward GEMMs",
+    "tp": "tensor-parallel collectives are split and pipelined with the GEMM they feed",
+    "cp": "key and value blocks travel the ring while attention works on the previous block",
+    "ep": "expert all-to-all runs beside the computation of another microbatch",
+    "gradients": "gradient buckets are reduced while the backward pass goes on",
+    "parameters": "weights are gathered while the computation goes on",
+    "pipeline": "pipeline sends and receives run beside the computation",
+}
+UNFUSED: dict[str, str] = {
+    "norm": "an RMS norm of plain operations saves an fp32 copy of its input and the scaled input in half precision",
+    "projections": "query, key and value are linear layers of their own, and so are gate and up: input gradients are added",
+    "swiglu": "SiLU and its product with the up projection are two kernels; the SiLU's output is saved as well",
+    "gate_views": "gate and up are two views of what one linear layer puts out; their gradients are joined again",
+    "qkv_copies": "queries, keys and values are copied out of one tensor, keys and values joined, and their gradients likewise",
+    "softmax": "scale, mask, cast to fp32, softmax and cast back are kernels of their own",
+    "grouped_gemm": "the experts of a rank are multiplied, and their rows quantised, one after the other",
+    "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
+    "expert_bias": "biases of experts are added expert by expert",
+    "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
+    "router": "gradients of router weights are computed after the activation's, from what it reads and puts out",
+    "router_fp32": "the router works on an fp32 copy of its input, and so does its backward pass",
+    "scaled_rope": "a rotary embedding with a factor is a series of multiplications, one without it a fused kernel",
+    "clamp": "gate and up are clamped by kernels of their own before the activation",
+    "elementwise": "nothing is compiled: norms, SwiGLU, rotary embedding and loss are series of plain kernels",
+}
+FP8: dict[str, str] = {
+    "weight_copies": "a cast copy of every weight is kept, 1 byte per parameter",
+    "saved_inputs": "linear layers save their input in fp8",
+    "gathers": "with one scale per tensor, what tensor parallelism gathers is quantised first",
+    "attention": "scores and values are multiplied in fp8",
+}
+OFFLOADS: dict[str, str] = {
+    "optimizer": "optimizer states and step may live on the host",
+    "optimizer_partly": "a part of them may, at every zero level that allows them (else from zero 3 on)",
+    "optimizer_with_tp_and_ep": "they may when experts take ranks from tensor parallelism",
+    "activations": "activations may wait in host memory",
+}
+LAYER_SPLITS: dict[str, str] = {
+    "equal": "layers that do not divide by the pipeline stages are refused",
+    "equal_or_ends": "the same, unless the first and the last stage are given fewer",
+    "spread": "layers that do not divide are spread one by one",
+    "spread_or_ends": "the same, and the first and the last stage may be given fewer",
+}
+PASSES = ("norm", "elementwise", "rope", "loss")
+COPIES = ("gather", "reduce", "accumulate", "accumulate_in_pipeline", "offload")
+GRAPHS = ("none", "layers", "layers_and_experts", "static_experts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Legal:
+    """Which layouts it can run."""
+
+    tp: bool
+    """Tensor parallelism exists."""
+    schedules: tuple[Annotated[str, one_of(*NAMES["schedule"].values())], ...]
+    """Pipeline schedules it can run; empty = no pipeline parallelism."""
+    layer_split: Annotated[str, one_of(LAYER_SPLITS)]
+    """How layers are split over pipeline stages, of LAYER_SPLITS."""
+    zero: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
+    """State sharding levels."""
+    zero_with_pp: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
+    """State sharding levels that work with a pipeline."""
+    tp_with_cp: bool
+    """Tensor and context parallelism work together."""
+    tied_embeddings_with_pp: bool
+    """A table shared by embedding and head works when they lie on two pipeline stages."""
+    hsdp: bool
+    """States may be sharded over a part of the data parallel ranks."""
+    cp_methods: tuple[Annotated[str, one_of(*NAMES["cp_method"].values())], ...]
+    """Context parallel methods; empty = no context parallelism."""
+    expert_parallel: Annotated[str, one_of("folded", "dp", "alone", "none")]
+    """'folded' over tp * cp * dp, 'dp' inside the data parallel ranks, 'alone' the same without tp and cp, or 'none'."""
+    etp: bool
+    """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
+    sequence_parallel: Annotated[str, one_of("optional", "always", "never")]
+    """'optional', 'always' (whenever tp > 1) or 'never'."""
+    kv_replication: bool
+    """tp may be a multiple of the number of key-value heads."""
+    recompute_modules: tuple[Annotated[str, one_of(*MODULE_NAMES.values())], ...]
+    """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
+    recompute_layers: bool
+    """Full recompute may cover a part of the layers of each stage."""
+    offload: frozenset[Annotated[str, one_of(OFFLOADS)]]
+    """What may live in host memory; names of OFFLOADS."""
+    interleaved_multiple: bool
+    """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
+    sequence_divisor: Annotated[int, within(1)]
+    """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
+    precisions: tuple[str, ...]
+    """Precisions it trains in."""
+
+    @property
+    def pp(self) -> bool:
+        """Pipeline parallelism exists."""
+        return bool(self.schedules)
+
+    @property
+    def uneven_stages(self) -> bool:
+        """The first and the last pipeline stage may have fewer layers than the others."""
+        return self.layer_split.endswith("_or_ends")
+
+    @property
+    def drops_remainder(self) -> bool:
+        """Layers that do not divide by the stages are refused."""
+        return self.layer_split.startswith("equal")
+
+    @property
+    def offload_optimizer(self) -> bool:
+        """Of ``offload``."""
+        return "optimizer" in self.offload
+
+    @property
+    def offload_activations(self) -> bool:
+        """Of ``offload``."""
+        return "activations" in self.offload
+
+    @property
+    def offload_with_tp_and_ep(self) -> bool:
+        """Of ``offload``."""
+        return "optimizer_with_tp_and_ep" in self.offload
+
+    @property
+    def partial_offload_level(self) -> int:
+        """Lowest zero level at which a part of the optimizer states may live on the host."""
+        return 0 if "optimizer_partly" in self.offload else 3
+
+    @property
+    def recompute(self) -> tuple[str, ...]:
+        """Recompute modes."""
+        return ("none", "selective", "full") if self.recompute_modules else ("none", "full")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """What is in memory, and how well that is known."""
+
+    weight_bytes: float
+    """Bytes per parameter of the resident weights."""
+    weight_sharding_level: Annotated[int, within(0, 3)]
+    """Lowest zero level at which resident weights are sharded: 3 in ZeRO, 1 in FSDP (which then gathers them)."""
+    gradient_bytes: float
+    """Bytes per parameter of the resident gradients."""
+    fp16_gradient_bytes: tuple[float, float]
+    """The same when training in fp16, whose gradients may be kept in half precision under the loss scale; and bytes per parameter
+    of fp32 gradients that go with the optimizer states then."""
+    gradients_on_demand: bool
+    """Gradients are made by the backward pass, unit by unit, and given back after the update; else buffers for all of them are
+    there from start to end (``cost.memory.peak_points``)."""
+    optimizer_bytes: dict[str, float]
+    """Bytes per parameter of optimizer states and master weights, of every optimizer that it has."""
+    gathered_inputs: bool
+    """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
+    dropout: bool
+    """Dropout is used; its masks are saved."""
+    logit_bytes: float
+    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
+    kept_logits: bool
+    """Logits stay until the backward pass has ended, as part of what the model put out."""
+    whole_table_gradient: bool
+    """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
+    weighted_experts: bool
+    """Outputs of routed experts are kept for the gradient of the routing weights that multiply them."""
+    recompute_stops_early: bool
+    """Recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
+    buffers_all_microbatches: bool
+    """Pipeline receive buffers are allocated for every microbatch, both directions."""
+    fragmentation: float
+    """Reserved over allocated memory, minus 1."""
+    memory_error: Positive
+    """Standard deviation of ln(measured / predicted peak memory)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Casts:
+    """Bytes that kernels move to quantise for one precision, per element."""
+
+    inputs: float
+    """Of the input and the output gradient of a linear layer: what norm and activation kernels do not write anyway. Copies for
+    all three GEMMs included."""
+    weights: float = 0.0
+    """Of gathered weights, per microbatch, for both passes; none where they are quantised once per step or before they are
+    gathered."""
+    outputs: float = 0.0
+    """Of the input and the weight gradient, to scale them after their GEMM."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernels:
+    """What is one kernel, and what is many."""
+
+    transformer_engine: bool
+    """Layers come from Transformer Engine: norms are part of the linear layer behind them, and its rules hold."""
+    attention: Annotated[str, one_of("flash", "unfused")]
+    """'flash' (no score matrix in memory) or 'unfused' (batched GEMM, softmax, dropout, batched GEMM)."""
+    attention_kernel: Annotated[str, one_of("best", "fa4", "fa2", "fa1", "triton")]
+    """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same
+    algorithm in Triton of 2023)."""
+    unfused: frozenset[Annotated[str, one_of(UNFUSED)]]
+    """Operators that run as several plain kernels; names of UNFUSED."""
+    passes: Annotated[dict[str, Positive], keys(PASSES, required=False)]
+    """Times that norms, element-wise operators (activation, dropout, residual), rotary embedding and loss read or write their
+    tensor, over the minimum; 1 = one fused kernel, and what is not named."""
+    fused_experts: bool
+    """One kernel multiplies the rows of all experts, activates and quantises what it puts out, and so backward."""
+    expert_dispatch: Annotated[str, one_of("alltoall", "deduplicated", "deepep")]
+    """'alltoall' sends a token to every expert that it goes to, 'deduplicated' once per node and GPU (HybridEP); so does 'deepep'
+    with few multiprocessors."""
+    casts: dict[str, Casts]
+    """What quantising costs, by precision."""
+    fp8: frozenset[Annotated[str, one_of(FP8)]]
+    """What else happens in fp8 and fp4; names of FP8."""
+    tp_copies: bool
+    """Tensor-parallel collectives over the second dimension of (batch, sequence, hidden) copy the whole tensor into or out of
+    rank order, unless split and pipelined with their GEMM."""
+
+    @property
+    def norm_passes(self) -> float:
+        """Of ``passes``."""
+        return self.passes.get("norm", 1.0)
+
+    @property
+    def elementwise_passes(self) -> float:
+        """Of ``passes``."""
+        return self.passes.get("elementwise", 1.0)
+
+    @property
+    def rope_passes(self) -> float:
+        """Of ``passes``."""
+        return self.passes.get("rope", 1.0)
+
+    @property
+    def loss_passes(self) -> float:
+        """Of ``passes``."""
+        return self.passes.get("loss", 1.0)
+
+    @property
+    def saved_norm_bytes(self) -> float:
+        """Bytes per element of what an RMS norm saves of its input in half precision; a layer norm is one kernel, which saves 2."""
+        return 6.0 if "norm" in self.unfused else 2.0
+
+    @property
+    def attention_dtype(self) -> str:
+        """'fp8' where scores and values are multiplied in fp8 when training in fp8, else 'bf16'."""
+        return "fp8" if "attention" in self.fp8 else "bf16"
+
+    @property
+    def separate_projections(self) -> bool:
+        """Query, key and value are linear layers of their own, and so are gate and up."""
+        return "projections" in self.unfused
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traffic:
+    """How states travel, and what hides behind computation."""
+
+    overlap: frozenset[Annotated[str, one_of(OVERLAPS)]]
+    """Which communication hides behind computation; names of OVERLAPS."""
+    gradient_reduce_bytes: float
+    """Bytes per parameter on the wire when gradients are reduced."""
+    bucket_parameters: Positive
+    """Parameters per gradient bucket."""
+    root_units: Annotated[int, within(0, 2)]
+    """Units are gathered and reduced one by one (FSDP): embedding tables in the one that is gathered first and reduced last,
+    1 = the embedding's own, 2 = the root's, which holds the head as well; 0 = buckets of ``bucket_parameters``."""
+    zero1_all_reduces: bool
+    """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
+    reduce-scatter beside it."""
+    copy_bytes: Annotated[dict[str, float], keys(COPIES, required=False)]
+    """Bytes per parameter that kernels move: to bring gathered weights into their places ('gather', each time), gradients into
+    the buffer that is reduced ('reduce', each time); to add gradients to the accumulated ones ('accumulate', each microbatch;
+    0 = inside the weight gradient's GEMM), and in a pipeline alone, where reductions wait for the last microbatch
+    ('accumulate_in_pipeline'); and in host memory per offloaded parameter in addition to the update ('offload')."""
+
+    def copied(self, name: str) -> float:
+        """Of ``copy_bytes``; 0 where it is not named."""
+        return self.copy_bytes.get(name, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """What the host costs."""
+
+    host_time: Seconds
+    """Seconds of host work per kernel launched."""
+    tensor_parallel_host_factor: float
+    """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
+    a distributed tensor."""
+    cuda_graphs: Annotated[str, one_of(GRAPHS)]
+    """What is captured: 'none'; 'layers' without their routed experts; 'layers_and_experts', every expert with a fixed number of
+    rows (full blocks of them: token drop and padding); 'static_experts' has such experts and captures nothing. The host launches
+    one graph instead of many kernels."""
+    step_overhead: Seconds
+    """Seconds per optimizer step that are neither computation nor communication (data, logging, gradient norm)."""
+
+    @property
+    def graphs(self) -> bool:
+        """Layers are captured."""
+        return self.cuda_graphs.startswith("layers")
+
+    @property
+    def static_experts(self) -> bool:
+        """Every expert has a fixed number of rows, and graphs hold experts too."""
+        return self.cuda_graphs.endswith("experts")
