@@ -19,7 +19,7 @@ from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_o
 from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
-from planner.runs.names import UnsupportedError, entry_of, family_of, is_computed, recipe_of
+from planner.runs.names import UnsupportedError, entry_of, family_of, recipe_of
 from planner.runs.planned import planned_fields
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
@@ -42,8 +42,6 @@ class Run:
     """The row states its model, its degrees and its batch."""
     representative: bool = True
     """Somebody measured it, and the source itself does not call it broken."""
-    computed: bool = False
-    """Its times are the output of a simulator, whatever the source calls them."""
     of_plan: bool = False
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
     slow_network: bool = False
@@ -104,7 +102,6 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         run = {"unsupported": f"not a valid run: {error}"}
     broken = "before the pipeline fix" in row.notes
     family = family_of(row, "before the pipeline fix" if broken else f"network {network}")
-    computed = is_computed(row.source)
     return Run(
         source=row.source,
         id=row.id,
@@ -112,8 +109,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         title=str(row.about.get("title") or ""),
         where=str(row.about.get("where") or ""),
         stated=not missing,
-        representative=not broken and not computed,
-        computed=computed,
+        representative=not broken,
         of_plan=of_plan,
         slow_network=network == "slow",
         **run,

@@ -32,7 +32,8 @@ def accuracy(paths: tuple[Path, ...], as_json: bool, sweeps: bool, worst: int | 
       plan accuracy my-runs.yaml --json
       plan accuracy my-runs.yaml --page report.md
     """
-    from planner.questions.accuracy.numbers import pairs_of, report_of
+    from planner.questions.accuracy.numbers import report_of
+    from planner.questions.accuracy.prediction import pairs_of
     from planner.runs import read_runs
 
     with progress("predicting"):

@@ -78,17 +78,8 @@ def calibrate(
              "held_out": one.held_out}
             for one in found.checked
         ]  # fmt: skip
-        click.echo(
-            json.dumps(
-                {
-                    **provenance(found, hardware),
-                    "files": [str(path) for path in written],
-                    "errors": rows,
-                    "plans": [one.to_dict() for one in changed],
-                },
-                indent=1,
-            )
-        )
+        more = {"files": list(map(str, written)), "errors": rows, "plans": [one.to_dict() for one in changed]}
+        click.echo(json.dumps({**provenance(found, hardware), **more}, indent=1))
         return
     from planner.questions.calibrate.show import print_calibration, print_replanned
 

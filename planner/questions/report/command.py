@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,12 +16,8 @@ if TYPE_CHECKING:
     from planner.plan_file import Plan
 
 FORMATS = {
-    "html": (".html", ".htm"),
-    "trace": (),
-    "markdown": (".md", ".markdown"),
-    "json": (".json",),
-    "png": (".png",),
-}
+    "html": (".html", ".htm"), "trace": (), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",),
+}  # fmt: skip
 """Formats and the endings that mean them; a trace is JSON as well and must be asked for (or end in .trace.json)."""
 CHARTS = (
     "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
@@ -61,24 +58,16 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
 
+    from planner import library
     from planner.plan_file import load_plan
 
     plan = load_plan(file)
-    if kind == "trace":
-        from planner.questions.report.trace import trace_of
-        from planner.rules import check
-        from planner.timeline.priced_plan import job_of, price
-
-        with progress("walking the pipeline"):
-            job = job_of(plan)
-            check(job, plan.layout)
-            text = trace_of(price(job, plan.layout))
-        _write(text, output)
-    elif kind == "png":
-        assert output is not None and chart is not None
-        _picture(plan, chart, output)
+    made = _trace(plan) if kind == "trace" else _document(plan, kind, chart)
+    if output is None:
+        click.echo(made, nl=False)
     else:
-        _document(plan, kind, output)
+        library.write_whole(output, made)
+        click.echo(f"wrote {output}", err=True)
 
 
 def _format(kind: str | None, output: Path | None, chart: str | None) -> str:
@@ -98,52 +87,35 @@ def _format(kind: str | None, output: Path | None, chart: str | None) -> str:
     )
 
 
-def _document(plan: Plan, kind: str, output: Path | None) -> None:
+def _trace(plan: Plan) -> str:
+    from planner.questions.report.trace import trace_of
+    from planner.rules import check
+    from planner.timeline.priced_plan import job_of, price
+
+    with progress("walking the pipeline"):
+        job = job_of(plan)
+        check(job, plan.layout)
+        return trace_of(price(job, plan.layout))
+
+
+def _document(plan: Plan, kind: str, chart: str | None) -> str | bytes:
+    """The report as a page, Markdown or JSON, or the picture of one chart."""
     from planner.questions.report.build import build
-    from planner.questions.report.parallel_searches import scaled
+    from planner.questions.report.markdown import markdown
+    from planner.questions.report.page import drawn_by, page, picture, start_library
+    from planner.questions.report.scaling import scaled
 
-    with scaled(plan) as sizes, progress("report") as say:
-        library = None
-        if kind == "html":
-            from planner.questions.report.page import page, start_library
-
-            library = start_library()
-        document = build(plan, sizes.result, say)
-        if library is not None:
+    if kind == "png":
+        drawn_by()
+    with nullcontext() if chart not in (None, "scaling") else scaled(plan) as sizes, progress("report") as say:
+        code = start_library() if kind == "html" else None
+        document = build(plan, sizes, say)
+        if code is not None:
             say("writing the page")
-            text = page(document, library())
-        elif kind == "markdown":
-            from planner.questions.report.markdown import markdown
-
-            text = markdown(document)
-        else:
-            text = json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
-    _write(text, output)
-
-
-def _picture(plan: Plan, chart: str, output: Path) -> None:
-    from planner import library
-    from planner.questions.report.build import build
-    from planner.questions.report.parallel_searches import scaled
-    from planner.questions.report.picture import drawn_by, picture
-
-    drawn_by()
-    with progress("report") as say:
-        if chart == "scaling":
-            with scaled(plan) as sizes:
-                document = build(plan, sizes.result, say)
-        else:
-            document = build(plan, None, say)
-        say("drawing")
-        library.write_whole(output, picture(document, chart))
-    click.echo(f"wrote {output}", err=True)
-
-
-def _write(text: str, output: Path | None) -> None:
-    from planner import library
-
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    library.write_whole(output, text)
-    click.echo(f"wrote {output}", err=True)
+            return page(document, code())
+        if chart is not None:
+            say("drawing")
+            return picture(document, chart)
+    return (
+        markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
+    )
