@@ -27,7 +27,7 @@ from planner.questions.report import evidence as stored_errors
 from planner.questions.report import scaling as many
 from planner.questions.report import specs
 from planner.questions.report.build import build
-from planner.questions.report.command import CHARTS
+from planner.questions.report.show import CHARTS
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
@@ -183,7 +183,7 @@ def test_sizes_of_the_scaling_picture(plan: Plan) -> None:
     large = dataclasses.replace(plan, num_gpus=4096)
     looked = many.looked_at(large)
     assert looked[0] == 8 and looked[-3:] == [4096, 8192, 16384] and len(looked) == many.BELOW + 3
-    with many.scaled(plan) as result:
+    with many.scaled(plan, 8) as result:
         assert callable(result)
     parts = [scaling(resolved_of(plan), counts=[count]) for count in (8, 4)]
     whole = scaling(resolved_of(plan), counts=[4, 8])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -170,6 +170,29 @@ class Plan(Result):
         return Exported(
             self, trainer, Path(folder), tuple(sorted(bundle.files)), bundle.rendered.notes, bundle.warnings
         )
+
+    def report(
+        self,
+        path: str | PathLike[str] | None = None,
+        *,
+        format: str | None = None,
+        chart: str | None = None,
+        processes: int = 1,
+        progress: Callable[[str], None] = lambda _: None,
+    ) -> str | bytes:
+        """The plan to look at, written to ``path`` where one is given: html, markdown, json, trace, or png of one ``chart``.
+
+        The format follows from the ending of the path, else it is html. More ``processes`` are faster; a script then guards
+        its main module as ``multiprocessing`` asks. Raises PlannerError.
+        """
+        from planner import library
+        from planner.questions.report.show import format_of, report_of
+
+        output = None if path is None else Path(path)
+        made = report_of(self.file, format_of(format, output, chart), chart, processes, progress)
+        if output is not None:
+            library.write_whole(output, made)
+        return made
 
 
 @dataclass(frozen=True, repr=False)

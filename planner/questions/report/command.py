@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from planner.errors import PlannerError
+from planner.questions.report.show import CHARTS, FORMATS, format_of
 from planner.terminal.flags import progress
 
-if TYPE_CHECKING:
-    from planner.plan_file import Plan
-
-FORMATS = {
-    "html": (".html", ".htm"), "trace": (), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",),
-}  # fmt: skip
-"""Formats and the endings that mean them; a trace is JSON as well and must be asked for (or end in .trace.json)."""
-CHARTS = (
-    "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
-)  # fmt: skip
+PROCESSES = 8
+"""Other sizes of the cluster are searched in up to as many processes."""
 
 
 @click.command()
@@ -50,72 +39,15 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
       plan report plan.yaml --chart memory --output memory.png
       plan report plan.yaml --format trace --output step.trace.json
     """
-    kind = _format(kind, output, chart)
-    if chart is not None and kind != "png":
-        raise PlannerError(f"--chart draws one picture: it goes with --format png, not with {kind}")
-    if kind == "png" and chart is None:
-        raise PlannerError(f"which chart? give --chart with one of {', '.join(CHARTS)}")
+    from planner import api
+
+    kind = format_of(kind, output, chart)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
-
-    from planner import library
-    from planner.plan_file import load_plan
-
-    plan = load_plan(file)
-    made = _trace(plan) if kind == "trace" else _document(plan, kind, chart)
+    plan = api.load(file)
+    with progress("walking the pipeline" if kind == "trace" else "report") as say:
+        made = plan.report(output, format=kind, chart=chart, processes=PROCESSES, progress=say)
     if output is None:
         click.echo(made, nl=False)
     else:
-        library.write_whole(output, made)
         click.echo(f"wrote {output}", err=True)
-
-
-def _format(kind: str | None, output: Path | None, chart: str | None) -> str:
-    """What to write: as said, by the ending of the file, or the page. Raises PlannerError for an ending that says nothing."""
-    if kind is not None:
-        return kind
-    if output is None:
-        return "html" if chart is None else "png"
-    name = output.name.lower()
-    if name.endswith(".trace.json"):
-        return "trace"
-    for known, endings in FORMATS.items():
-        if name.endswith(endings):
-            return known
-    raise PlannerError(
-        f"{output}: the ending does not say what to write; end it in .html, .md, .json or .png, or give --format"
-    )
-
-
-def _trace(plan: Plan) -> str:
-    from planner.questions.report.trace import trace_of
-    from planner.rules import check
-    from planner.timeline.priced_plan import job_of, price
-
-    with progress("walking the pipeline"):
-        job = job_of(plan)
-        check(job, plan.layout)
-        return trace_of(price(job, plan.layout))
-
-
-def _document(plan: Plan, kind: str, chart: str | None) -> str | bytes:
-    """The report as a page, Markdown or JSON, or the picture of one chart."""
-    from planner.questions.report.build import build
-    from planner.questions.report.markdown import markdown
-    from planner.questions.report.page import drawn_by, page, picture, start_library
-    from planner.questions.report.scaling import scaled
-
-    if kind == "png":
-        drawn_by()
-    with nullcontext() if chart not in (None, "scaling") else scaled(plan) as sizes, progress("report") as say:
-        code = start_library() if kind == "html" else None
-        document = build(plan, sizes, say)
-        if code is not None:
-            say("writing the page")
-            return page(document, code())
-        if chart is not None:
-            say("drawing")
-            return picture(document, chart)
-    return (
-        markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
-    )

@@ -18,8 +18,6 @@ BEYOND = (2, 4)
 """Multiples of the cluster that are looked at in addition to the cluster itself."""
 LARGEST = 2**21
 """GPUs that a cluster may have."""
-WORKERS = 8
-"""Processes at most."""
 BELOW = 4
 """Sizes below the cluster that are looked at, evenly in the logarithm."""
 
@@ -123,12 +121,12 @@ def one_size(plan: Plan, count: int) -> Scaling:
 
 
 @contextmanager
-def scaled(plan: Plan) -> Iterator[Callable[[Callable[[str], None]], Scaling]]:
-    """Begin to search other sizes of the cluster in other processes, in this one where no other can be had.
+def scaled(plan: Plan, processes: int) -> Iterator[Callable[[Callable[[str], None]], Scaling]]:
+    """Begin to search other sizes of the cluster in ``processes``; in this one for 1, or where no other can be had.
 
     What is yielded waits for all sizes and says which one it waits for. Processes that are left are ended with the block.
     """
-    counts, workers = looked_at(plan), min(os.cpu_count() or 1, WORKERS)
+    counts, workers = looked_at(plan), min(os.cpu_count() or 1, processes)
     pool: ProcessPoolExecutor | None = None
     with suppress(OSError, ValueError):  # no semaphores, no other processes
         if workers > 1:
