@@ -2,7 +2,7 @@
 
 A stage sleeps F seconds forward, I for the gradient of its input and W for that of its weight, in two autograd functions, so
 that schedules which split the backward pass find two parts. Sleeping needs no core: eight processes overlap truly on two.
-The first stage has no gradient of an input, so none is charged there. ``python -m planner.lab.run.sleeping`` runs every
+The first stage has no gradient of an input, so none is charged there. ``python -m tests.proofs.sleeping`` runs every
 schedule that torch.distributed.pipelining and the planner both have, on 2, 4 and 8 processes, with equal stages and with a
 last stage that is half as long again.
 """
@@ -33,8 +33,8 @@ from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_sc
 from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walk
 from planner.lab.reference.split import SCHEDULES
-from planner.lab.run.forked_ranks import run_ranks
 from planner.layout import NAMES, Schedule
+from tests.proofs.forked_ranks import run_ranks
 
 BOUND = 0.08
 """Largest error of the walked step that is right."""
@@ -244,7 +244,7 @@ def confirmed(cases: Sequence[Case], steps: int = 1, rounds: int = 3) -> list[di
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; 1 when a step lies outside of the bound."""
-    parser = argparse.ArgumentParser(prog="python -m planner.lab.run.sleeping", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.sleeping", description=__doc__.split("\n\n")[0])
     parser.add_argument("--unit", type=float, default=UNIT, help="seconds of a forward pass of one stage")
     parser.add_argument("--ranks", type=int, action="append", help="only pipelines of so many ranks; may be repeated")
     parser.add_argument("--json", action="store_true", help="one JSON object per row")

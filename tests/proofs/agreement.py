@@ -1,4 +1,4 @@
-"""The cost model's memory beside the witness's for a table of plans at full size: ``python -m planner.lab.run.agreement``.
+"""The cost model's memory and the memory tracker's for a table of plans at full size: ``python -m tests.proofs.agreement``.
 
 Measured bytes are written to a file with date, versions and machine, which tests hold the cost model of the day against
 without torch; a few rows are measured again there. Every disagreement is an error in one of the two.
@@ -16,7 +16,8 @@ from typing import Any
 from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.lab.reference.split import split_of
-from planner.lab.run.predicted_ranks import BOUNDS, Question, predicted, row
+from planner.lab.run.comparison import BOUNDS, memory_row, predicted_memory
+from planner.lab.run.plan_question import Question
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import load_model
 from planner.trainer import load_trainer
@@ -83,16 +84,17 @@ def _layout(fields: dict[str, int]) -> Layout:
 
 def compared(one: Row, held: dict[str, float], peak: float) -> list[dict[str, Any]]:
     """Rows of the table of one plan, as ``plan validate`` has them."""
-    told = predicted(one.asked, one.stage)
-    return [row(name, told[name], held[name] if name != "peak" else peak) for name in BOUNDS]
+    predicted = predicted_memory(one.asked, one.stage)
+    return [memory_row(name, predicted[name], held[name] if name != "peak" else peak) for name in BOUNDS]
 
 
 def measure(one: Row) -> dict[str, Any]:
     """The rank's step on fake tensors."""
-    from planner.lab.run.workers import measure_all
+    from planner.lab.run.meta import measure_ranks
 
     split = one.asked.split
-    [found] = measure_all(split, [one.stage * (split.world // split.pp)])
+    [found] = measure_ranks(split, [one.stage * (split.world // split.pp)])
+    assert found is not None
     return {
         "plan": one.text, "held": {name: found.held[name] for name in BOUNDS if name != "peak"}, "peak": found.peak,
         "microbatches": found.microbatches, "layers_run": found.layers_run, "seconds": round(found.seconds, 1),
@@ -101,7 +103,7 @@ def measure(one: Row) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; exit status 1 where something is outside of its bound."""
-    parser = argparse.ArgumentParser(prog="python -m planner.lab.run.agreement", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.agreement", description=__doc__)
     parser.add_argument(
         "--measure", action="append", metavar="PLAN", help="measure this plan, as the table writes them"
     )

@@ -6,8 +6,8 @@ time, as they work in a step), then takes a training step whose passes are timed
 make a profile by the profiler's own fits, the cost model prices the layout on it, and both are compared pass by pass and, replayed
 through the schedule, as a step. All times are processor time of the thread that computes: gloo moves data in others.
 
-    python -m planner.lab.run.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
-    python -m planner.lab.run.processor_time --row 0 --rounds 10
+    python -m tests.proofs.processor_time               # pp 2, pp 4, tp 2, dp 2, tp 2 x pp 2
+    python -m tests.proofs.processor_time --row 0 --rounds 10
 
 The layout is priced as ``plan validate --rung full`` prices what is not compiled (``uncompiled``). What this adds: the operators
 are timed between the steps, and count with their mean, not their median (a pass is the sum of hundreds of them, and a core that
@@ -22,13 +22,14 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
@@ -36,19 +37,21 @@ from planner.cost.estimate import estimate
 from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.profile import operator_runs as operators
 from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
-from planner.lab.profile.definitions import memory_bound
+from planner.lab.profile.definitions import gemm, memory_bound, number, text
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.machine_facts import header
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.shapes import layout_points
-from planner.lab.reference.split import SCHEDULES, Split, deal
-from planner.lab.run.eager_pricing import as_run, mean_host, processor_seconds
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.processor_turns import on_rank
-from planner.lab.run.rate import Passes, middle
+from planner.lab.profile.tensors import keep_memory
+from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
+from planner.lab.run.clock import Clock
+from planner.lab.run.eager_pricing import Host, as_run, mean_host, processor_seconds
+from planner.lab.run.rate import Passes, Rate, host_seconds, middle, passes_of, taken_step
+from planner.lab.run.training import Run
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
 from planner.rules import Job
@@ -56,6 +59,7 @@ from planner.timeline.priced_plan import price
 from planner.trainer import load_trainer
 from planner.units import MIB
 from planner.workload import Workload
+from tests.proofs.forked_ranks import run_ranks
 
 BOUND = 0.08
 """Largest median error of passes, and error of the step, that is right."""
@@ -92,7 +96,7 @@ class Asked:
         fields: dict[str, Any] = {name: int(getattr(self.layout, name)) for name in names}
         return Split(
             model=self.model, sequence_length=self.sequence_length, dp_shard=int(self.layout.dp), precision="fp32",
-            schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=deal(self.model.num_layers, self.layout),
+            schedule=SCHEDULES[Schedule(int(self.layout.schedule))], stages=virtual_stages(self.model.num_layers, self.layout),
             optimizer="adam", learning_rate=1e-4, **fields,
         )  # fmt: skip
 
@@ -120,6 +124,73 @@ class Asked:
 
 TRAFFIC = 16.0 * MIB
 """Bytes of a memory-bound point at most, as for every profile of a CPU."""
+
+
+# ------------------------------------------------------------------------------------------------ one rank
+
+
+def operator(point: Point, split: Split) -> Callable[[], object]:
+    """What to time for a point."""
+    return product(point, split) if point.family == "gemm" else operators.operator(point, "cpu")
+
+
+def product(point: Point, split: Split) -> Callable[[], object]:
+    """A product as the model has it: queries, keys and values apart, and gate and up; their input's gradients are added."""
+    model, tp = split.model, split.tp
+    heads = (model.query_size, model.key_size, model.value_size)
+    whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
+    if model.gated:
+        whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
+    n, k = int(number(point, "n")), int(number(point, "k"))
+    sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
+    dtype, pass_, m = text(point, "dtype"), text(point, "pass"), number(point, "m")
+    each = [size // tp for size in sizes] or [n]
+    apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
+    if pass_ != "dgrad":
+        return lambda: [one() for one in apart]
+
+    def gradient() -> object:
+        first, *others = (one() for one in apart)
+        assert isinstance(first, Tensor)
+        for other in others:
+            assert isinstance(other, Tensor)
+            first = torch.add(first, other)
+        return first
+
+    return gradient
+
+
+def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[list[float]], list[Passes], Host, float]:
+    """Each point by round, the passes by round and the host, all as multiples of what the yardstick took beside them; and the
+    seconds of this rank's yardstick."""
+    keep_memory()
+    device = torch.device("cpu")
+    runs = [operator(point, split) for point in points]
+    rate = Rate()
+    host = host_seconds(split, 1.0)
+    run, clock = Run(split, device).allocate(fill=False).fill_by_shard(), Clock(device)
+    clock.attach(run)
+    clock.on, clock.between = True, rate.look
+    samples: list[list[float]] = [[] for _ in points]
+    steps = []
+    for number_ in range(1 + rounds):  # the first round warms up
+        seconds = []
+        for work in runs:
+            start = time.thread_time()
+            work()
+            seconds.append(time.thread_time() - start)
+            rate.look()
+        beside = rate.take()[0]
+        for found, took in zip(samples, seconds, strict=True):
+            found.append(took / beside)
+        passes = passes_of(taken_step(run, clock, number_))
+        beside = rate.take()[0]
+        steps.append({key: took / beside for key, took in passes.items()})
+        if number_ == 0:
+            for found in samples:
+                found.clear()
+            steps.clear()
+    return samples, steps, host, rate.yardstick.reference
 
 
 # ------------------------------------------------------------------------------------------------ predicted and measured
@@ -172,9 +243,9 @@ def compare(asked: Asked) -> dict[str, Any]:
     samples = [[t * reference for rank in ranks for t in rank[0][i]] for i in range(len(points))]
     priced = price(asked.job(profiled(points, samples, time.monotonic() - begun)), asked.layout)
     host = [{kind: (reference * layer, reference * ends) for kind, (layer, ends) in rank[2].items()} for rank in ranks]
-    told = processor_seconds(priced, split, mean_host([{"host_seconds": one} for one in host]))
+    predicted = processor_seconds(priced, split, mean_host(host))
     measured = _mean_passes({key: took * reference for key, took in step.items()} for rank in ranks for step in rank[1])
-    return {"layout": asked.layout.to_dict(), **_errors(asked, told, measured), "pressure": [before, pressure()]}
+    return {"layout": asked.layout.to_dict(), **_errors(asked, predicted, measured), "pressure": [before, pressure()]}
 
 
 def _mean_passes(steps: Iterable[Passes]) -> Passes:
@@ -186,10 +257,10 @@ def _mean_passes(steps: Iterable[Passes]) -> Passes:
     return {key: statistics.fmean(values) for key, values in found.items()}
 
 
-def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str, Any]:
+def _errors(asked: Asked, predicted: dict[str, Floats], measured: Passes) -> dict[str, Any]:
     split, schedule = asked.split(), int(asked.layout.schedule)
     passes, errors = [], []
-    for kind, stages in told.items():
+    for kind, stages in predicted.items():
         for stage, seconds in enumerate(stages):
             mine = middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
             took = statistics.fmean(mine)
@@ -198,12 +269,11 @@ def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str
                            "error": float(seconds) / took - 1.0})  # fmt: skip
     if split.pp > 1:
         nothing = np.zeros(len(split.stages))
-        spans = walk(
-            schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, (told["F"], told["B"], nothing)
-        )
+        durations = predicted["F"], predicted["B"], nothing
+        spans = walk(schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, durations)
         step = max(one.end for one in spans)
     else:
-        step = split.num_microbatches * float(told["F"][0] + told["B"][0])
+        step = split.num_microbatches * float(predicted["F"][0] + predicted["B"][0])
     took = replayed(split, schedule, measured)
     return {
         "passes": passes, "median_error": statistics.median(errors),
@@ -223,9 +293,7 @@ ROWS = (
 
 def main(arguments: list[str] | None = None) -> int:
     """The table; 1 when a row lies outside of the bound."""
-    parser = argparse.ArgumentParser(
-        prog="python -m planner.lab.run.processor_time", description=__doc__.split("\n\n")[0]
-    )
+    parser = argparse.ArgumentParser(prog="python -m tests.proofs.processor_time", description=__doc__.split("\n\n")[0])
     parser.add_argument("--row", type=int, action="append", help="only this row, from 0; may be repeated")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help="turns of profile and step")
     parser.add_argument("--json", type=Path, help="writes everything there, one JSON object per row")
@@ -255,8 +323,10 @@ def _show(row: int, layout: Layout, found: dict[str, Any], outside: bool) -> Non
         flush=True,
     )
     for one in found["passes"]:
-        told, took = one["predicted_seconds"], one["measured_seconds"]
-        print(f"    {one['kind']}{one['stage']}: predicted {told:.4f} s, measured {took:.4f} s: {one['error']:+.1%}")
+        predicted, took = one["predicted_seconds"], one["measured_seconds"]
+        print(
+            f"    {one['kind']}{one['stage']}: predicted {predicted:.4f} s, measured {took:.4f} s: {one['error']:+.1%}"
+        )
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ are: tp with heads, MLP width and vocabulary, cp with the sequence, ep with the 
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import itertools
 from collections.abc import Iterator
@@ -26,27 +27,6 @@ LEAST = 2
 """Devices: with fewer there is no collective to run."""
 ROUNDS = 2
 """Microbatches of a truncated pipeline over its stages (and of a job without one): past warm-up and first accumulation."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Degrees:
-    """Ranks along each dimension."""
-
-    tp: int
-    ep: int
-    cp: int
-    pp: int
-    dp: int
-
-    @property
-    def devices(self) -> int:
-        """Of the whole job."""
-        return self.tp * self.cp * self.pp * self.dp
-
-    @property
-    def rank(self) -> tuple[int, ...]:
-        """What is kept first: shards inside a layer, then that there are a pipeline and replicas at all, then how many."""
-        return (self.tp, self.ep, self.cp, min(self.pp, 2) + min(self.dp, 2), min(self.pp, 2), self.pp, self.dp)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +55,7 @@ def shrink(job: Job, layout: Layout, devices: int, memory: float) -> Truncated:
             f"the plan has {int(layout.num_gpus)} GPUs and this machine {devices}: nothing to truncate; use --rung full"
         )
     said: list[str] = []
-    for degrees in sorted(_degrees(layout, devices), key=lambda one: one.rank, reverse=True):
+    for degrees in sorted(_degrees(layout, devices), key=_kept, reverse=True):
         try:
             return _deepest(job, layout, degrees, memory)
         except _TooLargeError:
@@ -92,40 +72,38 @@ class _TooLargeError(PlannerError):
     """Not even one layer per stage fits: fewer ranks would only make shards larger."""
 
 
-def _degrees(layout: Layout, devices: int) -> Iterator[Degrees]:
-    """Every smaller set of degrees with at least two ranks."""
+def _kept(degrees: Layout) -> tuple[int, ...]:
+    """What is kept first: shards inside a layer, then that there are a pipeline and replicas at all, then how many."""
+    tp, ep, cp, pp, dp = (int(getattr(degrees, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
+    return (tp, ep, cp, min(pp, 2) + min(dp, 2), min(pp, 2), pp, dp)
 
-    def divisors(n: int) -> list[int]:
-        return [d for d in range(1, min(n, devices) + 1) if n % d == 0]
 
-    tp, ep, cp, pp, dp = (int(getattr(layout, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
+def _degrees(layout: Layout, devices: int) -> Iterator[Layout]:
+    """The layout with every smaller set of degrees that has at least two ranks."""
+    tp, ep, cp = (
+        [d for d in range(1, min(n, devices) + 1) if n % d == 0]
+        for n in (int(layout.tp), int(layout.ep), int(layout.cp))
+    )
+    pp, dp = (range(1, min(n, devices) + 1) for n in (int(layout.pp), int(layout.dp)))
     shard = int(layout.shard)
-    for t, e, c in itertools.product(divisors(tp), divisors(ep), divisors(cp)):
-        for p, d in itertools.product(range(1, min(pp, devices) + 1), range(1, min(dp, devices) + 1)):
-            found = Degrees(tp=t, ep=e, cp=c, pp=p, dp=d)
-            whole = d % shard == 0 if d > shard else True
-            if LEAST <= found.devices <= devices and whole and t * c * min(d, shard) % e == 0:
-                yield found
+    for t, e, c, p, d in itertools.product(tp, ep, cp, pp, dp):
+        whole = d <= shard or d % shard == 0
+        if LEAST <= t * c * p * d <= devices and whole and t * c * min(d, shard) % e == 0:
+            yield layout.replace(tp=t, ep=e, cp=c, pp=p, dp=d)
 
 
-def _deepest(job: Job, layout: Layout, degrees: Degrees, memory: float) -> Truncated:
+def _deepest(job: Job, layout: Layout, degrees: Layout, memory: float) -> Truncated:
     """As many layers as the plan's stages have, or as fit."""
     whole = _build(job, layout, degrees, None)
     if _needs(whole) <= memory:
         return whole
-    most = whole.layers
-    low, high = 0, most  # high does not fit, or has other stages than even ones
-    while high - low > 1:
-        middle = (low + high) // 2
-        if _needs(_build(job, layout, degrees, middle)) <= memory:
-            low = middle
-        else:
-            high = middle
+    most = whole.layers  # does not fit, or has other stages than even ones
+    low = bisect.bisect(range(1, most), memory, key=lambda layers: _needs(_build(job, layout, degrees, layers)))
     if low == 0:
         least = _needs(_build(job, layout, degrees, 1))
         raise _TooLargeError(
             f"one layer per stage of the truncated plan needs {least / GIB:.1f} GiB of {memory / GIB:.1f} GiB on each of "
-            f"{degrees.devices} devices, because its states are sharded over fewer ranks; use more devices, or --rung rank"
+            f"{int(degrees.num_gpus)} devices, because its states are sharded over fewer ranks; use more devices, or --rung rank"
         )
     found = _build(job, layout, degrees, low)
     why = f"{low} layers per stage instead of {most}: what fits into {memory / GIB:.1f} GiB of each device"
@@ -134,11 +112,7 @@ def _deepest(job: Job, layout: Layout, degrees: Degrees, memory: float) -> Trunc
 
 def shallower(job: Job, layout: Layout, deep: Truncated) -> Truncated | None:
     """The same truncated plan with half as many layers per stage, to see what depends on depth; None with one layer."""
-    if deep.layers < 2:
-        return None
-    small = deep.layout
-    degrees = Degrees(**{name: int(getattr(small, name)) for name in ("tp", "ep", "cp", "pp", "dp")})
-    return _build(job, layout, degrees, deep.layers // 2)
+    return _build(job, layout, deep.layout, deep.layers // 2) if deep.layers > 1 else None
 
 
 def _needs(small: Truncated) -> float:
@@ -147,36 +121,39 @@ def _needs(small: Truncated) -> float:
     return float(found.memory_needed[0])
 
 
-def _build(job: Job, layout: Layout, degrees: Degrees, layers: int | None) -> Truncated:
+def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Truncated:
     """The plan with such degrees and layers per virtual stage (None: the plan's own). Raises PlannerError if not legal."""
     changes: list[str] = []
+    tp, ep, cp, pp, dp = (int(getattr(degrees, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
     model = _narrower(job.model, layout, degrees, changes)
-    length = job.workload.sequence_length * degrees.cp // int(layout.cp)
-    if degrees.cp < int(layout.cp):
+    length = job.workload.sequence_length * cp // int(layout.cp)
+    if cp < int(layout.cp):
         changes.append(
-            f"cp {degrees.cp} instead of {int(layout.cp)} with sequences of {length} instead of {job.workload.sequence_length} "
+            f"cp {cp} instead of {int(layout.cp)} with sequences of {length} instead of {job.workload.sequence_length} "
             "tokens: the same tokens per rank, which attend to fewer others"
         )
-    piped = degrees.pp > 1
+    piped, own = pp > 1, stage_layers(job.model.num_layers, layout)
+    own = (
+        [*own[: pp - 1], own[-1]] if piped else own[:1]
+    )  # of the ranks that are kept: the first, some in the middle, the last
     parts = int(layout.vpp) if piped else 1
-    own = _own_layers(job.model, layout, degrees.pp)
     each = layers or max(1, max(own) // parts)
-    model = _shallow(model, sum(own) if layers is None else layers * parts * degrees.pp, changes)
+    model = _shallow(model, sum(own) if layers is None else layers * parts * pp, changes)
+    few = min(int(layout.num_microbatches), ROUNDS * pp)
     small = layout.replace(
-        tp=degrees.tp, ep=degrees.ep, cp=degrees.cp, pp=degrees.pp, dp=degrees.dp,
-        dp_shard=min(int(layout.shard), degrees.dp),
-        num_microbatches=_microbatches(layout, degrees.pp),
+        tp=tp, ep=ep, cp=cp, pp=pp, dp=dp, dp_shard=min(int(layout.shard), dp),
+        num_microbatches=few // pp * pp if few >= pp else few,  # whole rounds of a pipeline
         first_stage_layers=int(layout.first_stage_layers) if piped and layers is None else 0,
         last_stage_layers=int(layout.last_stage_layers) if piped and layers is None else 0,
         **({} if piped else {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}),
     )  # fmt: skip
-    if degrees.tp == 1:
+    if tp == 1:
         small = small.replace(sequence_parallel=0)
     changes += _ranks_and_rounds(layout, small)
     workload = dataclasses.replace(
         job.workload, model=model, sequence_length=length, global_batch_size=int(small.global_batch_size)
     )
-    cluster = Cluster(hardware=job.cluster.hardware, num_gpus=degrees.devices)
+    cluster = Cluster(hardware=job.cluster.hardware, num_gpus=int(small.num_gpus))
     smaller = Job(workload=workload, cluster=cluster, trainer=job.trainer)
     check(smaller, small)
     for reason in refusals(workload, small):
@@ -184,9 +161,9 @@ def _build(job: Job, layout: Layout, degrees: Degrees, layers: int | None) -> Tr
     return Truncated(job=smaller, layout=small, layers=each, changes=tuple(changes))
 
 
-def _narrower(model: ModelSpec, layout: Layout, degrees: Degrees, changes: list[str]) -> ModelSpec:
+def _narrower(model: ModelSpec, layout: Layout, degrees: Layout, changes: list[str]) -> ModelSpec:
     """The model whose shards on fewer ranks are the plan's."""
-    tp, t, ep, e = int(layout.tp), degrees.tp, int(layout.ep), degrees.ep
+    tp, t, ep, e = (int(one) for one in (layout.tp, degrees.tp, layout.ep, degrees.ep))
     if t < tp:
         names = ("num_heads", "num_kv_heads", "ffn_size", "shared_expert_ffn_size")
         sizes = {name: getattr(model, name) for name in names}
@@ -224,21 +201,6 @@ def _shallow(model: ModelSpec, layers: int, changes: list[str]) -> ModelSpec:
     return dataclasses.replace(
         model, num_layers=layers, num_dense_layers=dense, published_parameters=0.0, published_active_parameters=0.0
     )
-
-
-def _own_layers(model: ModelSpec, layout: Layout, pp: int) -> list[int]:
-    """Layers of the ranks that are kept: the first, those in the middle, the last."""
-    every = stage_layers(model.num_layers, layout)
-    if pp == 1:
-        return every[:1]
-    return [*every[: pp - 1], every[-1]]
-
-
-def _microbatches(layout: Layout, pp: int) -> int:
-    """At most ROUNDS for every stage, and no more than the plan has; whole rounds of a pipeline."""
-    m = int(layout.num_microbatches)
-    few = min(m, ROUNDS * pp)
-    return few // pp * pp if few >= pp else few
 
 
 def _ranks_and_rounds(layout: Layout, small: Layout) -> list[str]:
