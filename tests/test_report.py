@@ -27,13 +27,13 @@ from planner.questions.report import evidence as stored_errors
 from planner.questions.report import scaling as many
 from planner.questions.report import specs
 from planner.questions.report.build import build
-from planner.questions.report.show import CHARTS
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
 from planner.questions.report.page import kept, page, picture, start_library
 from planner.questions.report.scaling import scaling
+from planner.questions.report.show import CHARTS
 from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search
 from planner.timeline.priced_plan import price
