@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer_records"),
     (1, "trainer"),
-    (2, "workload cluster costs"),
+    (2, "workload cluster costs keywords"),
     (3, "cost.parameters rules. error_bars"),
     (3, "cost.layer. cost.pipeline. space"),
     (3, "cost.price."),
@@ -51,8 +51,11 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
     (7, "lab.run."),
-    (7, "commands."),
+    (7, "api."),
+    (7, "commands. __init__"),
 )
+COMMAND = re.compile(r"(questions|lab)\.\w+\.command\w*")
+"""A command stands on the floor of the commands, wherever its file lies: it may call the API."""
 HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
 MAY_USE_TORCH = re.compile(r"lab\.|trainers\.(checking|\w+\.check)")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
@@ -112,6 +115,7 @@ def imports(path: Path, *, top: bool = False) -> set[str]:
 
 def shelf(module: str) -> int:
     """Number of the line of FLOORS that holds a module."""
+    module = "commands" if COMMAND.fullmatch(module) else module
     for number, (_, line) in enumerate(FLOORS):
         for entry in line.split():
             if module == entry or (entry.endswith(".") and f"{module}.".startswith(entry)):
@@ -122,6 +126,7 @@ def shelf(module: str) -> int:
 def room(module: str) -> str:
     """The entry of FLOORS that holds a module."""
     entries = FLOORS[shelf(module)][1].split()
+    module = "commands" if COMMAND.fullmatch(module) else module
     return next(one for one in entries if module == one or f"{module}.".startswith(one))
 
 

@@ -13,8 +13,8 @@ from planner import library
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware
-from planner.questions.accuracy.numbers import predict
-from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
+from planner.questions.accuracy.prediction import predict
+from planner.questions.calibrate.factors import FACTORS, achieved, fact, highest, with_factors
 from planner.questions.calibrate.numbers import Calibration, calibrate
 from planner.questions.calibrate.output import profile_text, write
 from planner.questions.calibrate.sources import read_measured
@@ -193,7 +193,7 @@ def test_a_factor_changes_what_it_says():
         hardware, trainer = achieved(BASE, TRAINER, {factor.key: 0.5})
         assert (hardware is BASE) == (factor.of == "trainer") and (trainer is TRAINER) == (factor.of == "hardware")
         if factor.of == "trainer":
-            assert getattr(trainer, factor.key) == 0.5 * getattr(TRAINER, factor.key)
+            assert fact(trainer, factor.key) == 0.5 * fact(TRAINER, factor.key)
 
 
 # ------------------------------------------------------------------------------------------------ what is written
@@ -220,7 +220,7 @@ def test_the_files_give_the_fitted_predictions(found: Calibration, runs: list[Ru
     fitted = [answer.step_time for answer in predict(with_factors(runs, found.values))]
     assert on(runs, hardware, trainer) == pytest.approx(fitted, rel=2e-3)
     assert trainer.stored.fragmentation == pytest.approx(
-        TRAINER.fragmentation * found.values["fragmentation"], rel=1e-3
+        TRAINER.stored.fragmentation * found.values["fragmentation"], rel=1e-3
     )
     source = hardware.sources["calibration"]
     assert source["base"] == "h100-sxm" and source["runs"] == {"sample": [one.id for one in runs]}

@@ -53,10 +53,6 @@ LAYOUTS: dict[str, dict[str, int]] = {
     },
     # ZeRO-1 groups of 8 are all 8 ranks here; TP 1, so no sequence parallelism.
     "oss-internevo-7b-a100/tgs-tp1-z8-8gpu": {"dp": 8, "zero": 1, "dp_shard": 0, "num_microbatches": 4},
-    "oss-vtrain-single-node/h1024-l24-g8-tp2-dp2-pp2-mbs4-gbs32": {
-        "tp": 2, "pp": 2, "dp": 2, "num_microbatches": 4, "zero": 0, "sequence_parallel": 0,
-        "recompute": Recompute.FULL,
-    },
     # Context parallel by all-gather of keys and values (torchtitan), Ulysses (DeepSpeed).
     "oss-torchtitan-h100-202412/8b-8-fsdp4-cp2-seq65536": {"cp": 2, "dp": 4, "cp_method": 2, "zero": 3},
     "oss-distflashattn-table1/ulysses-16gpu-256k-llama-7b": {"cp": 16, "dp": 1, "cp_method": 1},
@@ -200,8 +196,6 @@ def test_trainer_and_workload_of_a_row(runs: dict[str, Run]) -> None:
     assert lora is not None and lora.lora_rank == 16 and lora.precision == "fp8"
     sizes = runs["oss-bigscience-104b-v100-32gb/bnb-tp4-pp16"].workload
     assert sizes is not None and sizes.optimizer == "adam_8bit" and sizes.model.position == "learned"
-    vtrain = runs["oss-vtrain-single-node/h1024-l24-g8-tp2-dp2-pp2-mbs4-gbs32"]
-    assert vtrain.workload is not None and vtrain.workload.precision == "fp16"
 
 
 def test_vocabulary_from_published_parameters(runs: dict[str, Run]) -> None:

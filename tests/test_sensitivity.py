@@ -16,9 +16,9 @@ from planner.questions.best_plan import best_of
 from planner.questions.sensitivity import ties
 from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
 from planner.questions.sensitivity.quantities import QUANTITIES, relevant
-from planner.questions.sensitivity.ties import Ordered, build, isotonic
 from planner.search import plan_key
 from tests.samples import MODELS
+from tools.evidence.ties import Ordered, build, isotonic
 
 
 def resolved(**changes: Any) -> ResolvedJob:

@@ -9,7 +9,7 @@ import click
 from planner.errors import PlannerError
 
 
-@click.command(short_help="Write a plan as a folder that a trainer runs.")
+@click.command()
 @click.argument("file", metavar="PLAN", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--to", "to", metavar="NAME", help="Trainer to write for; --list names them.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder to write.")

@@ -12,7 +12,7 @@ from planner.trainers import having
 READERS = " or ".join(", ".join(having("readback")).rsplit(", ", 1))
 
 
-@click.command("import", short_help="Read a trainer's configuration as a plan.")
+@click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--from", "from_", metavar="NAME", help=f"{READERS}. [by its content]")
 @click.option("--model", metavar="NAME", help="Model, where the file does not say it.")

@@ -19,7 +19,7 @@ from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_o
 from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
-from planner.runs.names import Reading, UnsupportedError, family_of, is_computed, reading_of
+from planner.runs.names import Reading, UnsupportedError, family_of, reading_of
 from planner.runs.planned import planned_fields
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
@@ -42,8 +42,6 @@ class Run:
     """The row states its model, its degrees and its batch."""
     set_aside: str = ""
     """Why it counts in no summary, though it is listed; '' = it counts."""
-    computed: bool = False
-    """Its times are the output of a simulator, whatever the source calls them."""
     of_plan: bool = False
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
     slow_network: bool = False
@@ -107,16 +105,15 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         run = {"unsupported": str(reason)}
     except PlannerError as error:
         run = {"unsupported": f"not a valid run: {error}"}
-    broken, computed = "before the pipeline fix" in row.notes, is_computed(row.source)
+    broken = "before the pipeline fix" in row.notes
     reasons = {
-        "its times are computed by a simulator": computed,
         "it ran before a fix of its pipeline engine, which waited in a poll": broken,
         "every collective was checked on the host first, a debug mode": network == "checked",
     }
     return Run(
         source=row.source, id=row.id, family=family_of(row, "before the pipeline fix" if broken else f"network {network}"),
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""), stated=not missing,
-        set_aside=next((reason for reason, holds in reasons.items() if holds), ""), computed=computed, of_plan=of_plan,
+        set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
         slow_network=network == "slow", **run,
     )  # fmt: skip
 

@@ -83,11 +83,6 @@ def family_of(row: Row, network: str) -> str:
     return f"{found['family']} {suffix}".rstrip()
 
 
-def is_computed(source: str) -> bool:
-    """Whether the times of a source are the output of a simulator, by the table."""
-    return bool((_source_family(source) or {}).get("computed", False))
-
-
 @cache
 def _source_family(source: str) -> Mapping[str, Any] | None:
     return next((entry for entry in frameworks()["families"] if entry["match"].search(source)), None)

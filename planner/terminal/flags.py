@@ -1,16 +1,17 @@
-"""Shared by commands: flags of the job and of the layout, errors as sentences, the console, progress."""
+"""Shared by commands: flags of the job and of the layout, the console, progress."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from planner.errors import PlannerError
-from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, choice, module_mask
+from planner.keywords import flag_of
+from planner.layout import BOOLEANS, NAMES
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -41,14 +42,14 @@ LAYOUT_HELP = {
 }
 
 
-class SentenceError(click.ClickException):
-    """A PlannerError as the command line shows it: one sentence, exit code 2."""
+class Result(Protocol):
+    """What a command prints: a result of planner.api."""
 
-    exit_code = 2
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
 
-    def show(self, file: Any = None) -> None:
-        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(self.message, err=True)
+    def show(self, console: Console) -> None:
+        """Print the tables."""
 
 
 def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -89,11 +90,6 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
 """Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""
 
 
-def flag_of(name: str) -> str:
-    """A field as it is written on the command line."""
-    return f"--{'gpus' if name == 'num_gpus' else name.replace('_', '-')}"
-
-
 def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Flags that say what is trained and where; with ``required``, the model and the number of GPUs must be given."""
 
@@ -104,37 +100,6 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
         return function
 
     return decorate
-
-
-def request_fields(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that describe the job, by field of Request; None = not given."""
-    from planner.units import parse
-
-    fields = {name: flags[name] for name, *_ in _JOB}
-    fields["num_gpus"] = fields.pop("gpus")
-    if fields["network_bandwidth"] is not None:
-        rate = parse(fields["network_bandwidth"], "bytes/s", what="--network-bandwidth")
-        if rate <= 0:
-            raise PlannerError("--network-bandwidth must be above zero")
-        fields["network_bandwidth"] = rate
-    return fields
-
-
-def layout_values(flags: dict[str, Any]) -> dict[str, int]:
-    """The layout fields among the flags that were given, as integers. Raises PlannerError."""
-    values: dict[str, int] = {}
-    for name in FIELDS:
-        value = flags.get(name)
-        if value is None:
-            continue
-        if name in NAMES:
-            values[name] = choice(name, value)
-        elif name == "recompute_modules":
-            values[name] = module_mask(value, where="--recompute-modules")
-        else:
-            checked = Layout.from_dict({name: value}, where=flag_of(name))
-            values[name] = int(getattr(checked, name))
-    return values
 
 
 @contextlib.contextmanager
@@ -169,6 +134,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140, no_color=True)
+
+
+def emit(result: Result, as_json: bool, indent: int = 2) -> None:
+    """A result on standard output: as JSON, or as its tables."""
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=indent))
+    else:
+        result.show(console())
 
 
 def print_part(out: Console, part: Any) -> None:

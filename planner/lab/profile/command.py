@@ -29,7 +29,7 @@ BUDGET = {"cpu": "1m", "cuda": "10m"}
 MOST_ON_CPU = 64
 
 
-@click.command(short_help="Measure this machine and write a hardware profile.")
+@click.command()
 @click.option("--output", type=click.Path(dir_okay=False), help="Profile to write, a YAML file.")
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Model that decides what is measured; repeatable."

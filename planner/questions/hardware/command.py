@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
 from planner.errors import PlannerError
-from planner.terminal.flags import console
+from planner.terminal.flags import console, emit
 
 
 class HardwareGroup(click.Group):
@@ -60,15 +59,9 @@ def show(name: str, as_json: bool) -> None:
       plan hardware show h100-sxm
       plan hardware show my-cluster.yaml --json
     """
-    from planner.hardware import load_hardware
-    from planner.questions.hardware.numbers import shown_profile
-    from planner.questions.hardware.show import print_profile
+    from planner import api
 
-    data = shown_profile(load_hardware(name))
-    if as_json:
-        click.echo(json.dumps(data, indent=2))
-    else:
-        print_profile(console(), data)
+    emit(api.show_profile(name), as_json)
 
 
 @hardware.command()
@@ -88,15 +81,9 @@ def diff(first: str, second: str, everything: bool, as_json: bool) -> None:
       plan hardware diff yesterday.yaml today.yaml
       plan hardware diff h100-sxm my-cluster.yaml --all
     """
-    from planner.hardware import load_hardware
-    from planner.questions.hardware.diff import profile_diff
-    from planner.questions.hardware.show import print_diff
+    from planner import api
 
-    found = profile_diff(load_hardware(first), load_hardware(second), (first, second))
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        print_diff(console(), found, everything)
+    emit(api.compare_profiles(first, second, everything=everything), as_json)
 
 
 @hardware.command()
@@ -110,10 +97,7 @@ def plot(name: str, output: Path) -> None:
     Examples:
       plan hardware plot h100-sxm -o h100.png
     """
-    from planner.hardware import load_hardware
-    from planner.questions.hardware.profile_plot import plot as draw
+    from planner import api
 
-    if output.suffix not in (".png", ".svg", ".pdf"):
-        raise PlannerError(f"{output}: name a picture that ends in .png, .svg or .pdf")
-    draw(load_hardware(name), output)
+    api.plot_profile(name, output)
     click.echo(f"wrote {output}", err=True)

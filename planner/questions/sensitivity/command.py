@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.errors import PlannerError
-from planner.terminal.flags import (
-    console,
-    flag_of,
-    job_options,
-    layout_options,
-    layout_values,
-    progress,
-    request_fields,
-)
+from planner.terminal.flags import emit, job_options, layout_options, progress
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")
 INTERRUPTED = 130
 
 
-@click.command(short_help="Which measured number the choice hangs on; which plans count as equal.")
+@click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @job_options(required=False)
 @layout_options(PINS)
@@ -46,27 +36,11 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
       plan sensitivity --model llama-8b --gpus 8 --reach 1.5
       plan sensitivity plan.yaml --json
     """
-    from planner.defaults import Request, resolve
-    from planner.plan_file import load_plan
-    from planner.questions.best_plan import resolved_of
-    from planner.questions.sensitivity.numbers import sensitivity as look
-    from planner.questions.sensitivity.show import print_sensitivity
-    from planner.search import Pins
+    from planner import api
 
-    said = {name: value for name, value in request_fields(flags).items() if value is not None}
-    if file is not None and said:
-        raise PlannerError(
-            f"{file} says the whole job, and so does {flag_of(next(iter(said)))}; to look at a changed job, plan it first"
-        )
-    if file is None and not {"model", "num_gpus"} <= said.keys():
-        raise PlannerError("which job? give a plan file, or --model and --gpus")
-    resolved = resolve(Request(**said)) if file is None else resolved_of(load_plan(file))
     with progress("looking at every number") as say:
-        found = look(resolved, pins=Pins(values=layout_values(flags)), reach=reach, progress=say)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        print_sensitivity(console(), found)
-    if not found.complete:
+        answer = api.sensitivity(file, reach=reach, progress=say, **flags)
+    emit(answer, as_json)
+    if not answer.found.complete:
         click.echo("interrupted: the numbers above were looked at, the others were not", err=True)
         sys.exit(INTERRUPTED)

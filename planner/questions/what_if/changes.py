@@ -14,6 +14,7 @@ from planner.defaults import Request, ResolvedJob, resolve
 from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
@@ -125,11 +126,6 @@ class Value:
     """A number in base units."""
     factor: float | None = None
     """'x2' is 2."""
-
-
-def flag_of(name: str) -> str:
-    """A field as it is written on the command line."""
-    return f"--{name.replace('_', '-')}"
 
 
 def read_values(flag: str, texts: Sequence[str]) -> list[Value]:

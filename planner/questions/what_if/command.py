@@ -11,8 +11,9 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
+from planner.keywords import flag_of, layout_values
 from planner.questions.what_if.changes import INPUTS
-from planner.terminal.flags import console, flag_of, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, progress
 
 NOTHING_FITS, INTERRUPTED = 1, 130
 """Exit codes: no row fits; stopped with Ctrl-C, what was found is printed."""
@@ -35,7 +36,7 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
     return function
 
 
-@click.command(name="what-if", short_help="The same job with one thing changed; fewest GPUs, cheapest hardware.")
+@click.command(name="what-if")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @input_options
 @layout_options(PINS)

@@ -14,7 +14,8 @@ from planner.costs import LEFT_OUT
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, flag_of, read_values
+from planner.keywords import flag_of
+from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
 from planner.questions.what_if.inverse import (
     Goal,
     Question,

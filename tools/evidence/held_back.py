@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from planner.questions.accuracy.numbers import Pair, pairs_of
-from planner.questions.calibrate.constants import Constant, Refit, constants, refit, with_constants
+from planner.questions.accuracy.prediction import Pair
+from tools.evidence.constants import Constant, constants, predict_with
+from tools.evidence.refit import Refit, refit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,9 +37,8 @@ def held_back_pairs(
         concerned = [one for one in listed if source in one.sources]
         places = [number for number, pair in enumerate(pairs) if pair.run.source == source]
         values = {one.name: refits[one.name].value for one in concerned}
-        for number, pair in zip(
-            places, pairs_of(with_constants([runs[i] for i in places], concerned, values)), strict=True
-        ):
-            answers[number] = Pair(run=pairs[number].run, predicted=pair.predicted)
+        unseen = predict_with([runs[i] for i in places], concerned, values)
+        for number, predicted in zip(places, unseen, strict=True):
+            answers[number] = Pair(run=runs[number], predicted=predicted)
         left.append(LeftOut(source=source, refits={one.name: refits[one.name] for one in concerned}))
     return answers, left

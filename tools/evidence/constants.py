@@ -1,37 +1,44 @@
 """The planner's own constants that were calibrated on published runs: what they are, and what they would be without a source.
 
 ``profiles/calibrated.yaml`` lists them: the file and key that hold the value, the runs that it was set on, the value that
-would stand there had no run determined it, and the range that is physically possible. Nothing here edits a file: a
-constant is changed on the runs themselves, which carry their trainer and their hardware.
+would stand there had no run determined it, and the range that is physically possible. Nothing here edits a file. A constant of
+a trainer or of hardware is changed on the runs, which carry both; a number of the cost model is changed in its module for as
+long as a block lasts.
 
     listed = constants()
-    found = refit(listed, runs, without="oss-vtrain-single-node")      # {name: Refit}
-    held_back = [run for run in runs if run.source == "oss-vtrain-single-node"]
-    predicted = predict(with_constants(held_back, listed, {name: one.value for name, one in found.items()}))
+    found = refit(listed, runs, without="nv-moe-folding-table4")       # {name: Refit}
+    values = {name: one.value for name, one in found.items()}
+    predicted = predict_with([run for run in runs if run.source == "nv-moe-folding-table4"], listed, values)
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from planner import library, units
-from planner.arrays import Floats
 from planner.curves import column
 from planner.errors import PlannerError, shown
 from planner.hardware import HardwareProfile, load_hardware
-from planner.questions.calibrate.fit import Solution, Unknown, solve
-from planner.questions.calibrate.run_pricing import FITS, Pair, changed, log_errors, measured, usable
+from planner.questions.accuracy.prediction import Predicted, predict
+from planner.questions.calibrate.factors import Pair, changed
 from planner.runs import Run
-from planner.trainer import Trainer
+from planner.trainer import RECORD_OF, Trainer
 
 STRETCHED = {"ring_latency": ("rings", "all_gather"), "tree_latency": ("others", "all_reduce")}
 """Keys of frameworks.yaml that stretch latencies across nodes: what of a profile, and one of the collectives concerned."""
-MOST_RUNS = 24
+FITS = ("time", "memory", "time differences", "running out")
+"""What a constant is fitted to: step times, peak memory, how step times differ inside of a series of runs whatever their level,
+and whether runs ran out of memory."""
+MOST_RUNS = {"time": 24, "memory": 24, "time differences": 100, "running out": 200}
 """Runs of one source that a constant is fitted to; of more, every second, third ... one: the others cost time only."""
 
 
@@ -47,13 +54,25 @@ class Evidence:
     """Family of the report that they are in; '' = any. It tells jobs on a slow network from the others."""
 
     def of(self, runs: Sequence[Run], fits: str) -> list[Run]:
-        """Those of the runs that are meant, and that measured time or memory, evenly thinned to MOST_RUNS."""
+        """Those of the runs that are meant, and that measured what is fitted, evenly thinned to MOST_RUNS."""
         found = [
             run for run in runs
             if run.source == self.source and not run.unsupported and re.match(self.id, run.id)
-            and self.family in ("", run.family) and measured(run, fits) is not None
+            and self.family in ("", run.family) and measures(run, fits)
         ]  # fmt: skip
-        return found[:: -(-len(found) // MOST_RUNS)] if found else []
+        return found[:: -(-len(found) // MOST_RUNS[fits])] if found else []
+
+    def series(self, run: Run) -> tuple[str, ...]:
+        """The series that a run of this evidence belongs to: what the groups of the expression hold."""
+        found = re.match(self.id, run.id)
+        return (self.source, self.id, *(map(str, found.groups()) if found else ()))
+
+
+def measures(run: Run, fits: str) -> bool:
+    """The run measured what a constant of this kind is fitted to."""
+    if fits == "running out":
+        return run.measured.fits is not None
+    return (run.measured.memory if fits == "memory" else run.measured.step_time) is not None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,9 +82,10 @@ class Constant:
     name: str
     """What it physically is."""
     file: str
-    """Where it stands, below profiles/."""
+    """Where it stands: a file below profiles/, or a module of the cost model, planner/cost/...py."""
     key: str
-    """Key in that file, dotted where it is nested; in frameworks.yaml a key of the entry that ``entry`` matches."""
+    """Key in that file, dotted where it is nested; in frameworks.yaml a key of the entry that ``entry`` matches; in a module
+    the name of the number."""
     entry: str
     """Expression of the entry in frameworks.yaml; '' elsewhere."""
     arch: tuple[str, ...]
@@ -81,11 +101,16 @@ class Constant:
     high: float
     """Largest."""
     fits: str
-    """'time' or 'memory': what it is fitted to."""
+    """What it is fitted to: one of FITS."""
     runs: tuple[Evidence, ...]
     """What it was calibrated on."""
     also: tuple[Evidence, ...] = ()
     """What would have determined it had those runs not been there; used by ``refit`` where none of them is left."""
+
+    @property
+    def of_module(self) -> bool:
+        """It is a number of the cost model; all others stand in profiles."""
+        return self.file.startswith("planner/")
 
     @property
     def sources(self) -> tuple[str, ...]:
@@ -99,22 +124,6 @@ class Constant:
             if found:
                 return found
         return []
-
-
-@dataclass(frozen=True, kw_only=True)
-class Refit:
-    """What a constant is when a source is left out."""
-
-    value: float
-    """In base units."""
-    low: float
-    """Lower end of its interval (90 %)."""
-    high: float
-    """Upper end."""
-    runs: int
-    """Runs behind it; 0 = the default, or the shipped value where the left-out source is not one of its sources."""
-    reason: str
-    """'fitted', 'shipped' (its sources are all there) or 'default' (none of its runs is left)."""
 
 
 # ------------------------------------------------------------------------------------------------ reading
@@ -139,8 +148,11 @@ _KEYS = {"name", "file", "key", "default", "why", "range", "fits", "runs"}
 
 def _constant(entry: Any, where: str) -> Constant:
     """One entry as a Constant. Raises PlannerError."""
-    if not isinstance(entry, dict) or not _KEYS <= set(entry) <= _KEYS | {"entry", "arch", "also"}:
-        raise PlannerError(f"{where}: it needs the keys {', '.join(sorted(_KEYS))}; entry, arch and also are optional")
+    optional = {"entry", "arch", "also", "value", "unit"}
+    if not isinstance(entry, dict) or not _KEYS <= set(entry) <= _KEYS | optional:
+        raise PlannerError(
+            f"{where}: it needs the keys {', '.join(sorted(_KEYS))}; {', '.join(sorted(optional))} are optional"
+        )
     where = f"{where} ({entry['name']})"
     if entry["fits"] not in FITS:
         raise PlannerError(f"{where}: fits is {shown(entry['fits'])}; it must be one of {', '.join(FITS)}")
@@ -177,6 +189,8 @@ def _number(value: Any, what: str) -> float:
 
 def _shipped(entry: Mapping[str, Any], where: str) -> float:
     """The value that stands in the file. Raises PlannerError when file, entry or key are not there."""
+    if str(entry["file"]).startswith("planner/"):
+        return _in_module(entry, where)
     path = library.profiles_directory() / str(entry["file"])
     if not path.is_file():
         raise PlannerError(f"{where}: there is no file profiles/{entry['file']}")
@@ -189,33 +203,92 @@ def _shipped(entry: Mapping[str, Any], where: str) -> float:
             )
     elif path.parent.name == "hardware" and not entry.get("arch"):
         raise PlannerError(f"{where}: a constant of hardware needs arch, the generations that share it")
-    for part in str(entry["key"]).split("."):
-        data = data.get(part) if isinstance(data, dict) else None
-    if data is None:
+    value = _in(data, str(entry["key"]))
+    if value is None:
         raise PlannerError(f"{where}: profiles/{entry['file']} has no key '{entry['key']}'")
-    return _number(data, f"{where}: {entry['key']}")
+    return _number(value, f"{where}: {entry['key']}")
 
 
-# ------------------------------------------------------------------------------------------------ changing runs
+def _in(data: Any, key: str) -> Any:
+    """What stands under a dotted key; None = nothing."""
+    for part in key.split("."):
+        data = data.get(part) if isinstance(data, dict) else None
+    return data
+
+
+def _in_module(entry: Mapping[str, Any], where: str) -> float:
+    """The number of a module; the entry repeats it with its unit. Raises PlannerError when they differ."""
+    try:
+        value = float(getattr(_module(str(entry["file"])), str(entry["key"])))
+    except (ImportError, AttributeError) as error:
+        raise PlannerError(f"{where}: {entry['file']} has no number {entry['key']}") from error
+    if "value" not in entry or "unit" not in entry:
+        raise PlannerError(f"{where}: a number of the cost model needs value and unit")
+    if _number(entry["value"], f"{where}: value") != value:
+        raise PlannerError(
+            f"{where}: the value is {entry['value']}, but {entry['file']} has {entry['key']} = {value:g}"
+        )
+    return value
+
+
+def _module(file: str) -> ModuleType:
+    return import_module(".".join(Path(file).with_suffix("").parts))
+
+
+# ------------------------------------------------------------------------------------------------ changing constants
+
+
+def predict_with(runs: Sequence[Run], listed: Iterable[Constant], values: Mapping[str, float]) -> list[Predicted]:
+    """The cost model's answer to the runs with constants at ``values`` (by name, base units)."""
+    listed = tuple(listed)
+    with in_modules(listed, values):
+        return predict(with_constants(runs, listed, values))
+
+
+@contextmanager
+def in_modules(listed: Iterable[Constant], values: Mapping[str, float]) -> Iterator[None]:
+    """Inside the block the numbers of the cost model among ``listed`` are those of ``values``."""
+    mine = [one for one in listed if one.of_module and one.name in values]
+    for one in mine:
+        setattr(_module(one.file), one.key, values[one.name])
+    try:
+        yield
+    finally:
+        for one in mine:
+            setattr(_module(one.file), one.key, one.value)
 
 
 def with_constants(runs: Sequence[Run], listed: Iterable[Constant], values: Mapping[str, float]) -> list[Run]:
-    """The runs with constants replaced by ``values`` (by name, base units); runs that none concerns stay as they are."""
-    moved = [(one, values[one.name]) for one in listed if one.name in values and values[one.name] != one.value]
+    """The runs with constants of trainers and hardware replaced by ``values``; runs that none concerns stay as they are."""
+    moved = [
+        (one, values[one.name])
+        for one in listed
+        if not one.of_module and one.name in values and values[one.name] != one.value
+    ]
 
     def change(hardware: HardwareProfile, trainer: Trainer) -> Pair:
         mine = [(one, value) for one, value in moved if applies(one, hardware, trainer)]
-        fields = {one.key.removeprefix("changes."): value for one, value in mine if _of_trainer(one)}
         for one, value in mine:
-            if not _of_trainer(one):
+            if one.file.startswith("trainers/"):
+                trainer = trainer.replace(**_facts(one.key, value))
+            else:
                 hardware = _hardware_with(hardware, one, value / one.value)
-        return hardware, trainer.replace(**fields) if fields else trainer
+        return hardware, trainer
 
     return changed(runs, change)
 
 
-def _of_trainer(constant: Constant) -> bool:
-    return constant.file.startswith("trainers/") or constant.key.startswith("changes.")
+def _facts(key: str, value: float) -> dict[str, Any]:
+    """A dotted key as the nested mapping that ``Trainer.replace`` takes."""
+    first, *rest = key.split(".")
+    return {first: _facts(".".join(rest), value) if rest else value}
+
+
+def _fact(trainer: Trainer, key: str) -> float:
+    """A fact of a trainer, or 'terms.<folder>.<field>': of what it alone does."""
+    *_, name = key.split(".")
+    owners = trainer.terms if key.startswith("terms.") else (getattr(trainer, RECORD_OF[name]),)
+    return float(next(getattr(one, name) for one in owners if hasattr(one, name)))
 
 
 def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> bool:
@@ -223,20 +296,15 @@ def applies(constant: Constant, hardware: HardwareProfile, trainer: Trainer) -> 
     if constant.file.startswith("hardware/"):
         return hardware.arch in constant.arch and _nested(hardware, constant.key) is not None
     if constant.file.startswith("trainers/"):
-        return trainer.name in _heirs(constant.file, constant.key) and _equals(trainer, constant.key, constant.value)
+        mine = trainer.name in _heirs(constant.file, constant.key)
+        return mine and math.isclose(_fact(trainer, constant.key), constant.value, rel_tol=1e-9)
     if trainer.name != _entry_trainer(constant.entry):
         return False
     if constant.key in STRETCHED:
         now, shipped = (_latency(one, constant.key) for one in (hardware, load_hardware(hardware.name)))
         return math.isclose(now, shipped * constant.value, rel_tol=1e-6)
-    if constant.key == "network_share":
-        whole = load_hardware(hardware.name).network_bandwidth
-        return math.isclose(hardware.network_bandwidth, whole * constant.value, rel_tol=1e-6)
-    return _equals(trainer, constant.key.removeprefix("changes."), constant.value)
-
-
-def _equals(trainer: Trainer, key: str, value: float) -> bool:
-    return math.isclose(float(getattr(trainer, key)), value, rel_tol=1e-9)
+    whole = load_hardware(hardware.name).network_bandwidth
+    return math.isclose(hardware.network_bandwidth, whole * constant.value, rel_tol=1e-6)
 
 
 @cache
@@ -248,7 +316,7 @@ def _heirs(file: str, key: str) -> frozenset[str]:
         path: str | None = name
         while path is not None:
             data = library.read_yaml(directory / "trainers" / f"{path}.yaml")
-            if key in data:
+            if _in(data, key) is not None:
                 break
             path = data.get("extends")
         if path is not None and file == f"trainers/{path}.yaml":
@@ -271,8 +339,7 @@ def _latency(hardware: HardwareProfile, key: str) -> float:
 def _nested(hardware: HardwareProfile, key: str) -> float | None:
     first, *rest = key.split(".")
     value: Any = getattr(hardware, first, None)
-    for part in rest:
-        value = value.get(part) if isinstance(value, dict) else None
+    value = _in(value, ".".join(rest)) if rest else value
     return None if value is None else float(value)
 
 
@@ -288,74 +355,3 @@ def _hardware_with(hardware: HardwareProfile, constant: Constant, ratio: float) 
 
     first, *rest = constant.key.split(".")
     return replace(hardware, **{first: scaled(getattr(hardware, first), rest)})
-
-
-# ------------------------------------------------------------------------------------------------ fitting again
-
-
-def refit(listed: Sequence[Constant], runs: Sequence[Run], *, without: str = "") -> dict[str, Refit]:
-    """Every constant as it would be without the runs of one source (a file name in profiles/runs), by name.
-
-    A constant that was calibrated on that source is fitted again on the other runs that determine it, together with
-    constants that share them, by the least squares of ``calibrate.fit`` (prior: the default, a quarter of the logarithm
-    of its range wide); where none is left it falls back to its default. All others keep their shipped value.
-    ``without=''`` fits every constant again on all its runs, which shows how near the shipped values are.
-    ``runs`` is what ``read_runs`` gives, unchanged (all sources, or at least those of the constants).
-    """
-    concerned = [one for one in listed if not without or without in one.sources]
-    evidence = {one.name: one.evidence(runs, without=without) for one in concerned}
-    answers: dict[str, Refit] = {}
-    for one in listed:
-        if one not in concerned:
-            answers[one.name] = Refit(value=one.value, low=one.value, high=one.value, runs=0, reason="shipped")
-        elif not evidence[one.name]:
-            answers[one.name] = _interval(one, 0.0, _width(one), 0, "default")
-    for group in _groups([one for one in concerned if evidence[one.name]], evidence):
-        known = {name: answer.value for name, answer in answers.items()}
-        solution = _solve(group, listed, known, evidence)
-        for one, x, deviation in zip(group, solution.x, solution.deviations, strict=True):
-            answers[one.name] = _interval(one, float(x), float(deviation), len(evidence[one.name]), "fitted")
-    return {one.name: answers[one.name] for one in listed}
-
-
-def _groups(concerned: Sequence[Constant], evidence: Mapping[str, list[Run]]) -> list[list[Constant]]:
-    """Constants that share runs are fitted together."""
-    groups: list[tuple[set[int], list[Constant]]] = []
-    for one in concerned:
-        mine, members = {id(run) for run in evidence[one.name]}, [one]
-        apart = []
-        for ids, others in groups:
-            if ids & mine and others[0].fits == one.fits:
-                mine, members = mine | ids, [*others, *members]
-            else:
-                apart.append((ids, others))
-        groups = [*apart, (mine, members)]
-    return [members for _, members in groups]
-
-
-def _width(constant: Constant) -> float:
-    return math.log(constant.high / constant.low) / 4.0
-
-
-def _interval(constant: Constant, x: float, deviation: float, runs: int, reason: str) -> Refit:
-    """90 % of a normal distribution lie within 1.645 deviations; cut at the physical range."""
-    ends = (constant.default * math.exp(x + sign * 1.645 * deviation) for sign in (-1.0, 1.0))
-    low, high = (min(max(end, constant.low), constant.high) for end in ends)
-    return Refit(value=constant.default * math.exp(x), low=low, high=high, runs=runs, reason=reason)
-
-
-def _solve(
-    group: Sequence[Constant], listed: Sequence[Constant], known: Mapping[str, float], evidence: Mapping[str, list[Run]]
-) -> Solution:
-    """The least squares of constants that share their runs, the others at what is ``known`` of them."""
-    runs = usable(list({id(run): run for one in group for run in evidence[one.name]}.values()), group[0].fits)
-
-    def price(x: Floats) -> list[Run]:
-        values = {one.name: one.default * math.exp(float(step)) for one, step in zip(group, x, strict=True)}
-        return with_constants(runs, listed, {**known, **values})
-
-    unknowns = [
-        Unknown(name=one.name, low=math.log(one.low / one.default), high=math.log(one.high / one.default), width=_width(one))
-        for one in group
-    ]  # fmt: skip
-    return solve(log_errors(runs, price, group[0].fits), unknowns)

@@ -7,7 +7,7 @@ chance 1 / (n + 1) (exchangeability, as in conformal prediction): the quantile a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -181,3 +181,13 @@ def to_dict(tables: dict[str, tuple[ErrorBar, ...]]) -> dict[str, Any]:
         return {**names, "low": round(bar.low, 3), "high": round(bar.high, 3), "runs": bar.runs, "sources": bar.sources}
 
     return {quantity: [entry(bar) for bar in tables[quantity]] for quantity in QUANTITIES}
+
+
+def errors_to_dict(rows: Mapping[str, Sequence[tuple[Mapping[str, str], Sequence[float]]]]) -> dict[str, Any]:
+    """Plain data in the form of ``profiles/residuals.yaml``: ``stored_errors`` by quantity, in percent with one decimal."""
+    return {
+        quantity: [
+            {**entry, "percent": " ".join(f"{100 * error:.1f}" for error in sorted(errors))} for entry, errors in rows[quantity]
+        ]
+        for quantity in QUANTITIES
+    }  # fmt: skip
