@@ -102,9 +102,7 @@ def test_scaling_is_the_search_of_every_size() -> None:
         assert one.efficiency == pytest.approx(
             again.tokens_per_second_per_gpu / (found.strong[0].tokens_per_second_per_gpu or 0)
         )
-    small = scaling.scaling(
-        resolve(Request(model="llama-70b", num_gpus=8, hardware="h100-sxm")), counts=[1]
-    )
+    small = scaling.scaling(resolve(Request(model="llama-70b", num_gpus=8, hardware="h100-sxm")), counts=[1])
     assert not small.strong[0].fits and "misses by" in small.strong[0].why_not and small.strong[0].efficiency is None
 
 
