@@ -219,7 +219,7 @@ def test_the_files_give_the_fitted_predictions(found: Calibration, runs: list[Ru
     hardware, trainer = load_hardware(str(paths[0])), load_trainer(str(paths[1]))
     fitted = [answer.step_time for answer in predict(with_factors(runs, found.values))]
     assert on(runs, hardware, trainer) == pytest.approx(fitted, rel=2e-3)
-    assert trainer.stored.stored.fragmentation == pytest.approx(
+    assert trainer.stored.fragmentation == pytest.approx(
         TRAINER.stored.fragmentation * found.values["fragmentation"], rel=1e-3
     )
     source = hardware.sources["calibration"]
