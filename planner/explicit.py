@@ -10,7 +10,7 @@ from planner import library
 from planner.cost.refine import price_exactly
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
-from planner.layout import Layout, Recompute, Schedule, module_names
+from planner.layout import Layout, Recompute, Schedule, is_v_shaped, module_names
 from planner.plan_file import Assumption, Plan, plan_from_dict, predict
 from planner.rules import Job, check
 from planner.space import usual_modules
@@ -110,7 +110,7 @@ def complete(job: Job, fields: dict[str, int]) -> tuple[Layout, tuple[Assumption
             assumed.append(Assumption(what="state sharding", value=f"zero {values['zero']}", why=why, flag="--zero"))
     if "schedule" not in values:
         values["schedule"] = int(Schedule.INTERLEAVED if values.get("vpp", 1) > 1 else Schedule.ONE_F_ONE_B)
-    if values["schedule"] in (Schedule.ZBV, Schedule.DUALPIPE_V):
+    if is_v_shaped(values["schedule"]):
         values.setdefault("vpp", 2)
     if (
         "etp" not in values

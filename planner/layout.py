@@ -51,6 +51,11 @@ class Schedule(IntEnum):
     ZB_2P = 6
 
 
+def is_v_shaped(schedule: Column) -> bool | NDArray[np.bool_]:
+    """Whether rank i of p holds the stages i and 2 p - 1 - i, so that the first one has both embedding and head."""
+    return (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
+
+
 class CpMethod(IntEnum):
     """How attention sees the whole sequence under context parallelism."""
 

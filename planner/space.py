@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, module_mask
+from planner.layout import FIELDS, NAMES, Layout, Module, Order, Recompute, Schedule, is_v_shaped, module_mask
 from planner.model import ModelSpec
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
@@ -128,7 +128,7 @@ def _pipelines(job: Job, pins: Pins, pp: int) -> list[tuple[int, int, int, int]]
             if schedule == Schedule.INTERLEAVED:
                 vpps = [v for v in divisors(largest) if v > 1 and (v <= LARGEST_VPP or v == pins.values.get("vpp"))]
             else:
-                vpps = [2] if schedule in (Schedule.ZBV, Schedule.DUALPIPE_V) else [1]
+                vpps = [2] if is_v_shaped(schedule) else [1]
             found += [(v, schedule, first, last) for v in vpps]
     return found
 

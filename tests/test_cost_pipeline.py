@@ -12,12 +12,12 @@ import pytest
 from samples import MODELS, TRAINERS, job, priced
 
 from planner.cost.estimate import memory_by_stage
-from planner.cost.pipeline.partition import split_stages
+from planner.cost.pipeline.partition import split_stages, stage_layers
 from planner.cost.pipeline.schedule_walk import actions, walk, walked_time
-from planner.cost.pipeline.schedules import in_flight, pipeline_time, turns
+from planner.cost.pipeline.schedules import in_flight, interleave_waits, pipeline_time
 from planner.cost.pipeline.v_schedules import v_order
 from planner.cost.price.compute import RATE_SPREAD, stage_straggling, straggling
-from planner.cost.refine import durations, refine, stage_layers
+from planner.cost.refine import durations, refine
 from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule
 
@@ -74,7 +74,7 @@ def test_closed_form_is_the_walked_time_of_equal_stages(
         if not legal(schedule, pp, m):
             continue
         each = np.full(pp * vpp, 1.0 / vpp)
-        walked = walked_time(schedule, pp, vpp, m, forward * each, backward * each, weight * each)
+        walked = walked_time(schedule, pp, vpp, m, (forward * each, backward * each, weight * each))
         assert closed(schedule, pp, vpp, m, forward, backward, weight) == pytest.approx(walked, rel=1e-9), (
             f"p {pp}, m {m}"
         )
@@ -85,17 +85,19 @@ def test_sends_beside_computation_cost_a_turn_per_chunk(pp: int, vpp: int, m: in
     """GPT-3 on 10,752 GPUs in MLPerf v3.1 (8 stages, 12 chunks, m 8) waits 190 sends, whatever the computation takes."""
     f, b, send = 0.8 / vpp, 1.7 / vpp, 0.03 / vpp
     every = np.full(pp * vpp, 1.0)
-    walks = [walked_time(Schedule.INTERLEAVED, pp, vpp, m, f * every, b * every, 0 * every, one) for one in (0.0, send)]
+    walks = [
+        walked_time(Schedule.INTERLEAVED, pp, vpp, m, (f * every, b * every, 0 * every), one) for one in (0.0, send)
+    ]
     layout = Layout(pp=pp, vpp=vpp, num_microbatches=m, schedule=Schedule.INTERLEAVED)
-    assert walks[1] - walks[0] == pytest.approx(float(turns(layout, np.full(1, vpp * send))[0]), rel=1e-9)
-    assert float(turns(layout, np.full(1, vpp * send))[0]) == pytest.approx((2 * pp * vpp - 2) * send)
+    assert walks[1] - walks[0] == pytest.approx(float(interleave_waits(layout, np.full(1, vpp * send))[0]), rel=1e-9)
+    assert float(interleave_waits(layout, np.full(1, vpp * send))[0]) == pytest.approx((2 * pp * vpp - 2) * send)
 
 
 def test_2p_closes_the_bubble_but_for_the_first_forward_pass() -> None:
     """A walk of one step starts at a barrier: the last of p ranks has (p - 1) F to wait, which the paper's steps share."""
     for pp, m in ((2, 8), (4, 8), (4, 32), (8, 16), (8, 64)):
         each = np.ones(pp)
-        walked = walked_time(Schedule.ZB_2P, pp, 1, m, each, 2 * each, each)
+        walked = walked_time(Schedule.ZB_2P, pp, 1, m, (each, 2 * each, each))
         assert walked == pytest.approx(closed(Schedule.ZB_2P, pp, 1, m, 1.0, 2.0, 1.0) + pp - 1)
 
 
@@ -104,7 +106,7 @@ def test_v_shaped_closed_form_is_near_the_walk(schedule: int, vpp: int) -> None:
     """The papers' forms are of the steady state, orders have ends: from m = 2 p on half a microbatch per rank apart at most."""
     for pp, m in ((2, 8), (4, 8), (4, 32), (8, 16), (8, 64)):
         each = np.full(pp * vpp, 1.0 / vpp)
-        walked = walked_time(schedule, pp, vpp, m, each, 2 * each, each)
+        walked = walked_time(schedule, pp, vpp, m, (each, 2 * each, each))
         assert abs(walked - closed(schedule, pp, vpp, m, 1.0, 2.0, 1.0)) <= (pp - 1) * 0.5 + 1e-9
         assert walked >= m * 3.0
 
@@ -180,7 +182,7 @@ def test_every_action_once_and_in_order(schedule: int, vpp: int) -> None:
             continue
         stages = pp * vpp
         ones = np.ones(stages)
-        spans = walk(schedule, pp, vpp, m, ones, 2 * ones, ones, send=0.25)
+        spans = walk(schedule, pp, vpp, m, (ones, 2 * ones, ones), send=0.25)
         split = schedule in (Schedule.ZB_H1, Schedule.ZBV, Schedule.DUALPIPE_V)
         wanted = {(s, k, i) for s in range(stages) for k in ("FIW" if split else "FB") for i in range(m)}
         when = {(one.stage, one.kind, one.microbatch): one for one in spans}
@@ -205,8 +207,8 @@ def test_the_steady_state_may_be_added(schedule: int, vpp: int) -> None:
         for extra in (-0.2, 0.2):
             f, i, w = (np.ones(pp * vpp) for _ in range(3))
             f[-1], i[-1], w[-1] = 1 + extra, 1 + extra, 1 + extra
-            whole = max(one.end for one in walk(schedule, pp, vpp, m, f, i + w, w, 0.05))
-            assert walked_time(schedule, pp, vpp, m, f, i + w, w, 0.05) == pytest.approx(whole, rel=0.01)
+            whole = max(one.end for one in walk(schedule, pp, vpp, m, (f, i + w, w), 0.05))
+            assert walked_time(schedule, pp, vpp, m, (f, i + w, w), 0.05) == pytest.approx(whole, rel=0.01)
 
 
 def torch_order(name: str, rank: int, pp: int, m: int) -> list[tuple[tuple[int, str, int], ...]]:
@@ -256,7 +258,7 @@ def test_zb_h1_takes_as_long_as_torchs_order() -> None:
                     start = max(free[rank], *(ends[(*one, number)] for one in wanted), 0.0)
                     free[rank] = ends[stage, kind, number] = start + {"F": f, "I": i, "W": w}[kind][stage]
                     left[rank].pop(0)
-        assert walked_time(Schedule.ZB_H1, pp, 1, m, f, i + w, w) == pytest.approx(max(free)), (pp, m, heavy)
+        assert walked_time(Schedule.ZB_H1, pp, 1, m, (f, i + w, w)) == pytest.approx(max(free)), (pp, m, heavy)
 
 
 def test_a_v_by_hand() -> None:
@@ -266,8 +268,8 @@ def test_a_v_by_hand() -> None:
         "1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3 ",
     ]
     one, head = np.ones(4), np.array([1.0, 1.0, 1.0, 2.0])
-    assert walked_time(Schedule.ZBV, 2, 2, 4, one, 2 * one, one) == 4 * 6.0 + 1.0
-    spans = walk(Schedule.DUALPIPE_V, 2, 2, 4, head, 2 * head, head, send=0.5)
+    assert walked_time(Schedule.ZBV, 2, 2, 4, (one, 2 * one, one)) == 4 * 6.0 + 1.0
+    spans = walk(Schedule.DUALPIPE_V, 2, 2, 4, (head, 2 * head, head), send=0.5)
     when = {(span.stage, span.kind, span.microbatch): span for span in spans}
     [pair] = [g for g in v_order(Schedule.DUALPIPE_V, 0, 2, 4) if g[0] == (0, "F", 3)]
     assert pair == ((0, "F", 3), (3, "I", 0 + 1), (3, "W", 1))

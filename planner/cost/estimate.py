@@ -12,7 +12,7 @@ from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.memory.device_memory import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
-from planner.cost.pipeline.schedules import pipeline_time, sends_beside, turns
+from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
@@ -236,12 +236,12 @@ def _step_parts(
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = {name: priced.of_slowest(name) for name in SLOWEST}
     sent = 2.0 * priced.send
-    beside = sends_beside(trainer, layout)
+    beside = sends_overlap(trainer, layout)
     exposed_send = sent * (1.0 - beside)
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
-    idle = idle + turns(layout, priced.send * beside)
+    idle = idle + interleave_waits(layout, priced.send * beside)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(
         trainer, layout, (priced.reduced_last, priced.gathered_first), priced.reduce, priced.gather, priced.copies, *window,

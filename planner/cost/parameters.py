@@ -39,13 +39,13 @@ class ParameterCounts:
     router: float
     """Per MoE layer: router weights and bias, replicated."""
     mtp_sharded: float
-    """Per multi-token-prediction module, beside its transformer layer: the projection of two joined states."""
+    """Per multi-token-prediction module, next to its transformer layer: the projection of two joined states."""
     mtp_replicated: float
     """Per multi-token-prediction module: its norms."""
 
     @property
     def mtp(self) -> float:
-        """Per multi-token-prediction module, beside its transformer layer."""
+        """Per multi-token-prediction module, next to its transformer layer."""
         return self.mtp_sharded + self.mtp_replicated
 
 
@@ -63,7 +63,7 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     Left out: attention sinks of gpt-oss (a per layer) and score corrections of routers (E per layer), below 1e-6.
     """
     h, v = float(model.hidden_size), float(model.vocab_size)
-    norm = _norm(model, h)
+    norm = h if model.norm == "rmsnorm" else 2.0 * h
     attention, key_value, compressed = _attention_weights(model)
     bias, matrices = float(model.linear_bias), model.num_mlp_matrices
     return ParameterCounts(
@@ -85,11 +85,6 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         mtp_sharded=2.0 * h * h if model.mtp_layers else 0.0,
         mtp_replicated=3.0 * norm if model.mtp_layers else 0.0,
     )
-
-
-def _norm(model: ModelSpec, size: float) -> float:
-    """Parameters of one norm over ``size`` values."""
-    return size if model.norm == "rmsnorm" else 2.0 * size
 
 
 def _mlp(model: ModelSpec, width: float, number: int, bias: bool) -> float:
@@ -116,15 +111,18 @@ def _attention_weights(model: ModelSpec) -> tuple[float, float, float]:
 
 
 def total_parameters(model: ModelSpec, include_mtp: bool = False) -> float:
-    """All parameters of the model, with the multi-token-prediction modules when asked.
+    """All parameters of the model, with the multi-token-prediction modules when asked: each repeats the last layer's kind.
 
-    N = embeddings + head + L attention + L_dense MLP + L_moe (E expert + shared + router) + final norm
+    N = embeddings + head + final norm + L attention + L_dense MLP + L_moe (E expert + shared + router)
     """
     counts = count_parameters(model)
-    total = _outside_layers(counts) + model.num_layers * (counts.attention_sharded + counts.attention_replicated)
-    total += model.num_plain_layers * (counts.mlp_sharded + counts.mlp_replicated)
-    total += model.num_moe_layers * (model.num_experts * counts.expert + counts.shared_experts + counts.router)
-    return total + include_mtp * model.mtp_layers * (counts.mtp + _last_layer(model, counts))
+    attention = counts.attention_sharded + counts.attention_replicated
+    dense = attention + counts.mlp_sharded + counts.mlp_replicated
+    sparse = attention + model.num_experts * counts.expert + counts.shared_experts + counts.router
+    total = counts.input_embedding + counts.position_embedding + counts.head + counts.final_norm
+    total += model.num_plain_layers * dense + model.num_moe_layers * sparse
+    last = sparse if model.is_moe_layer(model.num_layers - 1) else dense
+    return total + include_mtp * model.mtp_layers * (counts.mtp + last)
 
 
 def active_parameters(model: ModelSpec, input_embedding: bool = True) -> float:
@@ -140,16 +138,3 @@ def active_parameters(model: ModelSpec, input_embedding: bool = True) -> float:
     idle = model.num_moe_layers * (model.num_experts - model.top_k) * counts.expert
     looked_up = 0.0 if input_embedding or model.tied_embeddings else counts.input_embedding
     return total_parameters(model) - idle - looked_up
-
-
-def _outside_layers(counts: ParameterCounts) -> float:
-    """Embeddings, head and final norm."""
-    return counts.input_embedding + counts.position_embedding + counts.head + counts.final_norm
-
-
-def _last_layer(model: ModelSpec, counts: ParameterCounts) -> float:
-    """One transformer layer of the kind of the model's last layer, which a prediction module repeats."""
-    attention = counts.attention_sharded + counts.attention_replicated
-    if model.is_moe_layer(model.num_layers - 1):
-        return attention + model.num_experts * counts.expert + counts.shared_experts + counts.router
-    return attention + counts.mlp_sharded + counts.mlp_replicated

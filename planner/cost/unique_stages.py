@@ -21,7 +21,7 @@ from planner.cost.memory.states import (
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
-    deal_layers,
+    assign_layers,
     split_stages,
     stage_parameters,
     stage_positions,
@@ -34,7 +34,7 @@ from planner.cost.price.sharding import column
 from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
 from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
 from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
-from planner.layout import Layout, Recompute, Schedule
+from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -60,8 +60,8 @@ class StageTable:
     number of the middle stage whose microbatches in flight are counted."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
-        layout = deal_layers(workload.model, trainer, layout)
-        v_shaped = np.isin(np.asarray(layout.schedule), (Schedule.ZBV, Schedule.DUALPIPE_V)).astype(np.int64)
+        layout = assign_layers(workload.model, trainer, layout)
+        v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = split_stages(workload.model, contents)
@@ -215,7 +215,4 @@ def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout
     unsplit = any(term.sends_whole_tensors() for term in trainer.terms) & ~split
     send = hop_seconds(cluster, whole / np.where(unsplit, 1.0, shard.tp), pp, np.asarray(strides(layout)["pp"]))
     gather = np.where(split | unsplit, 0.0, cluster.collective_time("all_gather", whole, shard.tp, 1.0))
-    schedule = np.asarray(layout.schedule)
-    passes = np.where(schedule == Schedule.INTERLEAVED, np.asarray(layout.vpp, dtype=float), 1.0)
-    passes = np.where((schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V), 2.0, passes)
-    return np.where(pp > 1, send + gather, 0.0) * passes
+    return np.where(pp > 1, send + gather, 0.0) * np.asarray(layout.vpp, dtype=float)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.layout import NAMES, Layout, Schedule
+from planner.layout import NAMES, Layout, Schedule, is_v_shaped
 from planner.rules.rule import Job, Rule, divisors_text
 
 
@@ -47,8 +47,7 @@ def _schedule_holds(job: Job, layout: Layout) -> Any:
     numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.legal.schedules]
     plain = (pp == 1) | (not job.trainer.legal.pp)  # without pipelines the rule of degrees says so
     known = np.isin(schedule, numbers) | (plain & (schedule == Schedule.ONE_F_ONE_B))
-    v_shaped = (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
-    virtual = np.where(schedule == Schedule.INTERLEAVED, vpp > 1, np.where(v_shaped, vpp == 2, vpp == 1))
+    virtual = np.where(schedule == Schedule.INTERLEAVED, vpp > 1, np.where(is_v_shaped(schedule), vpp == 2, vpp == 1))
     return known & virtual & ((pp > 1) | (schedule == Schedule.ONE_F_ONE_B))
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS, Estimate
-from planner.cost.pipeline.partition import Stages, deal_layers
-from planner.cost.pipeline.schedules import sends_beside
+from planner.cost.pipeline.partition import Stages, assign_layers
+from planner.cost.pipeline.schedule_walk import StageDurations
+from planner.cost.pipeline.schedules import sends_overlap
 from planner.cost.price.stage_times import StageTimes
-from planner.cost.refine import StageDurations, chunks, durations, price_exactly
+from planner.cost.refine import durations, price_exactly
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -57,8 +58,8 @@ class Priced:
     @property
     def send(self) -> tuple[float, float]:
         """Seconds of one send that a pass waits for, and of one that runs beside computation; one of them is 0."""
-        each = float(self.shared.send[0]) / chunks(self.dealt)
-        return (0.0, each) if float(sends_beside(self.job.trainer, self.dealt)) else (each, 0.0)
+        each = float(self.shared.send[0]) / int(self.dealt.vpp)
+        return (0.0, each) if float(sends_overlap(self.job.trainer, self.dealt)) else (each, 0.0)
 
     @property
     def polled(self) -> float:
@@ -80,7 +81,7 @@ def estimate_of(job: Job, layout: Layout) -> Estimate:
 
 def price(job: Job, layout: Layout) -> Priced:
     """Price one layout, and keep what its estimate is made of."""
-    dealt = deal_layers(job.workload.model, job.trainer, layout).row(0)
+    dealt = assign_layers(job.workload.model, job.trainer, layout).row(0)
     table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
     contents, times = table.content(0)
     return Priced(

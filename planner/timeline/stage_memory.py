@@ -17,9 +17,9 @@ from planner.arrays import Floats
 from planner.cost.memory.device_memory import stage_memory
 from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
+from planner.cost.pipeline.partition import stage_layers
 from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.price.stage_times import SLOWEST
-from planner.cost.refine import chunks, stage_layers
 from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
@@ -148,7 +148,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0
         workspace = largest - of_rank.in_flight * stored
-    each = 1.0 / chunks(priced.dealt)
+    each = 1.0 / int(priced.dealt.vpp)
     events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
     for one in step.actions:
         if one.rank == rank:

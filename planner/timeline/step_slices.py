@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from planner.arrays import Floats
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.schedule_walk import Span, walk
-from planner.cost.refine import chunks
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import STREAMS, Piece, Slice
@@ -136,7 +135,7 @@ def timeline_of(priced: Priced) -> Timeline:
     last_one = max(range(len(around)), key=lambda i: (around[i].end, not around[i].hidden))
     around[last_one] = replace(around[last_one], end=step)  # what rounding left
     return Timeline(
-        ranks=pp, stages=pp * chunks(priced.dealt), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
+        ranks=pp, stages=pp * int(priced.dealt.vpp), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
         pipeline_start=start, pipeline_end=end, actions=tuple(actions), pieces=pieces_by_action(priced),
         around=tuple(around), hand_over=hand_over,
         slowest=slowest_rank(priced.times.forward + priced.times.backward, pp),
@@ -153,8 +152,8 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
 
     def run(later: float) -> tuple[list[Span], float]:
         spans = walk(
-            int(layout.schedule), int(layout.pp), chunks(layout), int(layout.num_microbatches),
-            every.forward + after, every.backward + after, every.weight, beside + later,
+            int(layout.schedule), int(layout.pp), int(layout.vpp), int(layout.num_microbatches),
+            (every.forward + after, every.backward + after, every.weight), beside + later,
         )  # fmt: skip
         return spans, max(one.end for one in spans)
 

@@ -41,9 +41,8 @@ from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.pipeline.schedules import is_v_shaped
 from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
-from planner.layout import Layout, Schedule
+from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -133,7 +132,7 @@ def _outputs(layout: Layout, stages: Stages) -> Floats:
     pp = np.asarray(layout.pp, dtype=float)
     plain = stages.embedding.T - np.minimum(stages.head.T, 1.0)
     ends = (2.0 - 2.0 / pp) * np.stack([np.ones_like(pp), (pp <= 2.0).astype(float), np.ones_like(pp)])
-    return np.where(pp > 1, np.where(is_v_shaped(layout) == 1, ends, plain), 0.0)
+    return np.where(pp > 1, np.where(is_v_shaped(layout.schedule), ends, plain), 0.0)
 
 
 def state_parts(
@@ -184,7 +183,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
     virtual = np.where(column(layout.schedule) == Schedule.INTERLEAVED, column(layout.vpp), 1.0)
     plain = 2.0 * virtual - stages.embedding - np.minimum(stages.head, 1.0)
     ends = np.where(np.array([False, True, False]) & (column(layout.pp) > 2.0), 4.0, 2.0)
-    return np.where(is_v_shaped(layout)[..., None] == 1, ends, plain)
+    return np.where(is_v_shaped(np.asarray(layout.schedule)[..., None]), ends, plain)
 
 
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:

@@ -8,8 +8,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
-from planner.cost.pipeline.schedules import is_v_shaped
-from planner.layout import Layout
+from planner.layout import Layout, is_v_shaped
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -46,11 +45,20 @@ NO_LAYERS = -1
 """First or last stage without any layer (0 = not given): only the embedding or the head."""
 
 
-def deal_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
+def assign_layers(model: ModelSpec, trainer: Trainer, layout: Layout) -> Layout:
     """The layout with the stages of a trainer that assigns layers by a rule of its own; any other layout as it is."""
     for term in trainer.terms:
         layout = term.partition(model, layout)
     return layout
+
+
+def stage_layers(num_layers: int, layout: Layout) -> list[int]:
+    """Layers of every pipeline rank: given first and last, the rest as even as it goes, larger ones first."""
+    pp, first, last = int(layout.pp), int(layout.first_stage_layers), int(layout.last_stage_layers)
+    given = (first != 0) + (last != 0)
+    share, extra = divmod(num_layers - max(first, 0) - max(last, 0), max(pp - given, 1))
+    middle = [share + (i < extra) for i in range(pp - given)]
+    return ([max(first, 0)] if first else []) + middle + ([max(last, 0)] if last else [])
 
 
 def split_stages(model: ModelSpec, layout: Layout) -> Stages:
@@ -58,12 +66,11 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
 
     Leading dense layers of a mixture of experts fill the first stage first. Prediction modules sit on the last stage.
     """
-    pp = np.atleast_1d(np.asarray(layout.pp, dtype=float))
-    rows = len(layout)
-    pp = np.broadcast_to(pp, (rows,))
-    total = float(model.num_layers)
-    given_first = np.broadcast_to(np.asarray(layout.first_stage_layers, dtype=float), (rows,))
-    given_last = np.broadcast_to(np.asarray(layout.last_stage_layers, dtype=float), (rows,))
+    rows, total = len(layout), float(model.num_layers)
+    pp, given_first, given_last = (
+        np.broadcast_to(np.asarray(one, dtype=float), (rows,))
+        for one in (layout.pp, layout.first_stage_layers, layout.last_stage_layers)
+    )
     left = total - np.maximum(given_first, 0.0) - np.maximum(given_last, 0.0)
     even = left / np.maximum(pp - (given_first != 0) - (given_last != 0), 1.0)
     first = np.where(given_first != 0, np.maximum(given_first, 0.0), np.ceil(even))
@@ -73,23 +80,17 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     first = np.where((pp == 2) & (given_first == 0), total - last, first)
     middle = np.where(pp > 2, np.ceil(np.maximum(total - first - last, 0.0) / np.maximum(pp - 2, 1.0)), first)
     layers = np.stack([first, middle, last], axis=-1)
-    moe = _moe_layers(model, layers, pp)
-    v_shaped = np.broadcast_to(is_v_shaped(layout), (rows,))
     one = np.ones(rows)
-    at_last = np.where(v_shaped == 1, single.astype(float), one)
-    heads = 1.0 + model.mtp_layers
-    moe[..., 2] += model.mtp_layers * bool(model.num_moe_layers)
-    moe[..., :2] += np.where(single, model.mtp_layers * bool(model.num_moe_layers), 0.0)[..., None]
-    layers = layers + np.stack([single, single, one], axis=-1) * model.mtp_layers
-    lonely = (pp <= 2).astype(float)
+    at_first, at_last = np.stack([one, pp <= 2, single], axis=-1), np.stack([single, single, one], axis=-1)
+    moe = _moe_layers(model, layers, pp) + at_last * model.mtp_layers * bool(model.num_moe_layers)
+    at_head = np.where(np.broadcast_to(is_v_shaped(layout.schedule), (rows,))[..., None], at_first, at_last)
     return Stages(
-        dense=layers - moe,
+        dense=layers + at_last * model.mtp_layers - moe,
         moe=moe,
-        embedding=np.stack([one, lonely * one, single.astype(float)], axis=-1),
-        head=heads * np.stack([np.where(v_shaped == 1, one, single), lonely * np.where(v_shaped == 1, one, single), at_last],
-                              axis=-1),
+        embedding=at_first,
+        head=(1.0 + model.mtp_layers) * at_head,
         weight=np.stack([one, np.maximum(pp - 2, 0.0), np.where(single, 0.0, one)], axis=-1),
-    )  # fmt: skip
+    )
 
 
 def _moe_layers(model: ModelSpec, layers: Floats, pp: Floats) -> Floats:
@@ -138,7 +139,7 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
     attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
     mlp = counts.mlp_sharded / tp + counts.mlp_replicated
-    beside = counts.shared_experts / tp + counts.router
+    others = counts.shared_experts / tp + counts.router
     experts = counts.expert * model.num_experts / (
         np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
     )[..., None]  # fmt: skip
@@ -146,12 +147,12 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
     dense = (
-        (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * beside
+        (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * others
         + stages.embedding * (table + counts.position_embedding)
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
-    unit = attention + (mlp if not model.is_moe else np.maximum(beside, mlp * (model.num_plain_layers > 0)))
+    unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
     rank = float(workload.lora_rank)
     adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
     return StageParameters(

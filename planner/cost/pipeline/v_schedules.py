@@ -6,7 +6,7 @@ Qi 2024, section 6; DeepSeek, DualPipe]
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from planner.layout import Schedule
 
@@ -32,35 +32,28 @@ class _Order:
     def __init__(self, rank: int, pp: int) -> None:
         self.down, self.up = rank, 2 * pp - 1 - rank
         self.groups: list[Group] = []
-        self.counts: dict[tuple[int, str], int] = {}
+        self.counts: Counter[tuple[int, str]] = Counter()
         self.waiting: deque[int] = deque()
         """Stages of input gradients whose weight gradients have not come, oldest first."""
 
-    def one(self, stage: int, kind: str) -> Action:
-        """The next microbatch of a stage; kind B takes its two halves by ``whole``."""
-        number = self.counts.get((stage, kind), 0)
-        self.counts[stage, kind] = number + 1
-        return stage, kind, number
+    def together(self, *parts: tuple[int, str]) -> None:
+        """Actions as one group, from stages and their kinds: "IW" is a whole backward pass; each of its stage's next
+        microbatch."""
+        group = []
+        for stage, kind in ((stage, kind) for stage, kinds in parts for kind in kinds):
+            group.append((stage, kind, self.counts[stage, kind]))
+            self.counts[stage, kind] += 1
+        self.groups.append(tuple(group))
 
     def add(self, stage: int, kinds: str) -> None:
         """Actions of one stage, each a group of its own."""
-        self.groups += [(self.one(stage, kind),) for kind in kinds]
-
-    def whole(self, stage: int) -> Group:
-        """Both halves of a backward pass as one action."""
-        return self.one(stage, "I"), self.one(stage, "W")
-
-    def beside(self, forward: int, backward: int) -> None:
-        """A forward pass of one stage and a backward pass of the other as one action."""
-        self.groups.append((self.one(forward, "F"), *self.whole(backward)))
+        for kind in kinds:
+            self.together((stage, kind))
 
     def backward(self, stage: int, *, split: bool) -> None:
         """A backward pass, or its first half whose second waits."""
-        if split:
-            self.add(stage, "I")
-            self.waiting.append(stage)
-        else:
-            self.groups.append(self.whole(stage))
+        self.together((stage, "I" if split else "IW"))
+        self.waiting.extend([stage] * split)
 
     def weight(self) -> None:
         """The oldest weight gradient that waits, where one does."""
@@ -90,7 +83,7 @@ def _zbv(order: _Order, rank: int, pp: int, m: int) -> None:
 
 
 def _dualpipe_v(order: _Order, rank: int, pp: int, m: int) -> None:
-    """The eight steps of DualPipeV; passes of the main step run side by side where a runtime can, in torch 2.13 in turn."""
+    """The eight steps of DualPipeV; passes of the main step overlap where a runtime can, in torch 2.13 they take turns."""
     down, up, later = order.down, order.up, pp - rank - 1
     order.add(down, "F" * (2 * later))
     for _ in range(rank + 1):
@@ -105,11 +98,11 @@ def _dualpipe_v(order: _Order, rank: int, pp: int, m: int) -> None:
             order.add(down, "F")
             order.backward(up, split=False)
         else:
-            order.beside(down, up)
-        order.beside(up, down)
+            order.together((down, "F"), (up, "IW"))
+        order.together((up, "F"), (down, "IW"))
     for _ in range(later):
         order.backward(up, split=False)
-        order.beside(up, down)
+        order.together((up, "F"), (down, "IW"))
     half = (rank + 1) // 2
     for number in range(rank + 1):
         order.backward(up, split=number > half or (number == half and rank % 2 == 1))

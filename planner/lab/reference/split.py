@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from planner.cost.refine import chunks, stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
@@ -108,7 +108,7 @@ def deal(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
     A rank's layers are dealt to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
     larger ones.
     """
-    parts, ranks = chunks(layout), stage_layers(num_layers, layout)
+    parts, ranks = int(layout.vpp), stage_layers(num_layers, layout)
     dealt = []
     for rank, layers in enumerate(ranks):
         share, extra = divmod(layers, parts)

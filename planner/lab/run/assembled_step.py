@@ -19,7 +19,6 @@ from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.cost.refine import chunks
 from planner.lab.run.predicted_ranks import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
@@ -105,7 +104,7 @@ def predicted_passes(priced: Priced) -> Passes:
     return Passes(
         computed=with_copies(priced, computed),
         exchanged={part: {name: total(kinds[name], [part]) for name in ("forward", "backward")} for part in EXCHANGED},
-        ranks=[stage_rank(i, int(layout.pp), chunks(layout), int(layout.schedule)) for i in range(count)],
+        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
     )  # fmt: skip
 
 
@@ -169,7 +168,7 @@ def _windows(priced: Priced, forward: Floats, backward: Floats) -> tuple[Floats,
 
     [cost.step: each pass with the send that it waits for]
     """
-    sent = priced.send[0] * chunks(priced.dealt)
+    sent = priced.send[0] * int(priced.dealt.vpp)
     return (
         priced.shared.forward * forward[:, None] + sent,
         priced.shared.backward * backward[:, None] + sent,
@@ -248,8 +247,8 @@ def assemble(priced: Priced, seen: Sequence[Seen], told: Told | None = None) -> 
     walked = busy
     if pp > 1:
         asleep = priced.polled  # beside each other: the walk has no sleep
-        walked = 2 * m * chunks(layout) * asleep + walked_time(
-            int(layout.schedule), pp, chunks(layout), m, forward - asleep, backward - asleep, computed["weight"]
+        walked = 2 * m * int(layout.vpp) * asleep + walked_time(
+            int(layout.schedule), pp, int(layout.vpp), m, (forward - asleep, backward - asleep, computed["weight"])
         )
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)

@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
-from planner.cost.refine import chunks
 from planner.detect import profile_of
 from planner.hardware import load_hardware
 from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
@@ -314,7 +313,7 @@ def stages(run: Run) -> list[dict[str, Any]]:
 def _rank(run: Run, stage: int) -> int:
     """Pipeline rank of a virtual stage."""
     layout = run.priced.dealt
-    return stage_rank(stage, int(layout.pp), chunks(layout), int(layout.schedule))
+    return stage_rank(stage, int(layout.pp), int(layout.schedule))
 
 
 def measured_passes(run: Run, clock: int, *, every: bool = False) -> Any:
@@ -359,7 +358,7 @@ def seconds_of_rank(run: Run, rank: int) -> float:
 def replay(run: Run, passes: dict[tuple[int, str], float]) -> float | None:
     """Seconds of the pipeline if each pass took that long and sends nothing; None where a pass is missing."""
     layout = run.priced.dealt
-    pp, v, m = int(layout.pp), chunks(layout), int(layout.num_microbatches)
+    pp, v, m = int(layout.pp), int(layout.vpp), int(layout.num_microbatches)
     forward, backward, weight = [], [], []
     for stage in range(pp * v):
         half = passes.get((stage, "W"), 0.0)
@@ -372,4 +371,4 @@ def replay(run: Run, passes: dict[tuple[int, str], float]) -> float | None:
     if pp == 1:
         return m * (sum(forward) + sum(backward))
     durations = np.array(forward), np.array(backward), np.array(weight)
-    return walked_time(int(layout.schedule), pp, v, m, *durations)
+    return walked_time(int(layout.schedule), pp, v, m, durations)

@@ -199,7 +199,7 @@ def _errors(asked: Asked, told: dict[str, Floats], measured: Passes) -> dict[str
     if split.pp > 1:
         nothing = np.zeros(len(split.stages))
         spans = walk(
-            schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, told["F"], told["B"], nothing
+            schedule, split.pp, len(split.stages) // split.pp, split.num_microbatches, (told["F"], told["B"], nothing)
         )
         step = max(one.end for one in spans)
     else:

@@ -77,7 +77,7 @@ class Case:
 
     def predicted(self) -> float:
         """Seconds of a step, as the planner walks the schedule."""
-        spans = walk(self.schedule, self.pp, self.vpp, self.num_microbatches, *self.durations())
+        spans = walk(self.schedule, self.pp, self.vpp, self.num_microbatches, self.durations())
         return max(one.end for one in spans)
 
     def __str__(self) -> str:
@@ -134,7 +134,7 @@ def _measure(case: Case, group: Any, rank: int, steps: int) -> list[tuple[float,
     """Start and end of each step on this rank, seconds of the machine's clock."""
     forward, backward, weight = case.durations()
     kind, count = get_schedule_class(SCHEDULES[Schedule(case.schedule)]), case.pp * case.vpp
-    mine = [stage for stage in range(count) if stage_rank(stage, case.pp, case.vpp, case.schedule) == rank]
+    mine = [stage for stage in range(count) if stage_rank(stage, case.pp, case.schedule) == rank]
     example, stages = torch.empty(1, 8, device="meta"), []
     for stage in mine:
         module = Sleeper(float(forward[stage]), float(backward[stage] - weight[stage]), float(weight[stage]))

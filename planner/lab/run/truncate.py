@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from planner.cluster import Cluster
 from planner.cost.estimate import estimate
-from planner.cost.refine import chunks, stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.lab.reference.split import refusals
 from planner.layout import Layout, Schedule
@@ -158,7 +158,7 @@ def _build(job: Job, layout: Layout, degrees: Degrees, layers: int | None) -> Tr
             "tokens: the same tokens per rank, which attend to fewer others"
         )
     piped = degrees.pp > 1
-    parts = chunks(layout) if piped else 1
+    parts = int(layout.vpp) if piped else 1
     own = _own_layers(job.model, layout, degrees.pp)
     each = layers or max(1, max(own) // parts)
     model = _shallow(model, sum(own) if layers is None else layers * parts * degrees.pp, changes)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from planner.cost.refine import stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.layout import Layout, Recompute, Schedule
 from planner.questions.doctor.mechanisms import (
     WIDTHS,

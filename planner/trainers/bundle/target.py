@@ -10,8 +10,7 @@ from pathlib import Path
 from planner import library
 from planner.cluster import Cluster
 from planner.cost.parameters import count_parameters
-from planner.cost.pipeline.partition import deal_layers
-from planner.cost.refine import chunks, stage_layers
+from planner.cost.pipeline.partition import assign_layers, stage_layers
 from planner.layout import Layout, Schedule
 from planner.model import ModelSpec
 from planner.plan_file import Plan
@@ -85,8 +84,8 @@ class ExportJob:
         A rank's layers are dealt to its chunks as evenly as it goes: on the last stage the remainder goes to its first
         chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
         """
-        layout = deal_layers(self.model, self.trainer, self.layout)
-        parts, ranks = chunks(layout), stage_layers(self.model.num_layers, layout)
+        layout = assign_layers(self.model, self.trainer, self.layout)
+        parts, ranks = int(layout.vpp), stage_layers(self.model.num_layers, layout)
         dealt = []
         for rank, layers in enumerate(ranks):
             share, extra = divmod(layers, parts)

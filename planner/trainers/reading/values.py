@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from planner.cost.refine import stage_layers
+from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError, shown
 from planner.layout import Layout
 
