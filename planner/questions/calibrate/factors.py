@@ -1,7 +1,7 @@
 """The factors that a user's runs may correct: the physically meaningful free constants of a profile and a trainer.
 
 Each multiplies one thing that a machine or a software stack achieves, never what a part is by its datasheet. The prior of a
-factor says how far machines of one kind differ in it; its source stands beside it. Nothing is keyed to a model.
+factor says how far machines of one kind differ in it; its source stands next to it. Nothing is keyed to a model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What a calibration writes: a hardware profile that extends the base, and a trainer that extends its base when it moved.
 
 Both are small files: the base keeps its curves, ``scale`` multiplies what the machine achieves. Where each number comes from
-stands beside it.
+stands next to it.
 """
 
 from __future__ import annotations

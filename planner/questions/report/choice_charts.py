@@ -1,4 +1,4 @@
-"""Charts of the choice: the layouts beside the plan, scaling, and how well runs like it were predicted."""
+"""Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives."""
 
 from __future__ import annotations
 
