@@ -23,7 +23,7 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Flags of this suite."""
-    parser.addoption("--whole-parity", action="store_true", help="run every combination of planner.lab.run.parity")
+    parser.addoption("--whole-parity", action="store_true", help="run every combination of tests.proofs.parity")
 
 
 TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")

@@ -21,7 +21,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 SERVER = """
 import json, os, sys, traceback
-import planner.lab.run.full_rank, planner.lab.run.meta, planner.lab.run.parity, planner.lab.run.workers
+import planner.lab.run.full_rank, planner.lab.run.meta, tests.proofs.parity, planner.lab.run.workers
 
 for line in sys.stdin:
     asked = json.loads(line)

@@ -1,4 +1,4 @@
-"""The cost model's memory and collectives against the witness: stored measurements at full size, a few taken again."""
+"""The cost model's memory and collectives against the memory tracker: stored measurements at full size, a few taken again."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 from fresh import fresh
 
-from planner.lab.run.agreement import compared, load, outside, parse
+from planner.lab.run.comparison import BOUNDS, predicted_traffic
 from planner.lab.run.depth import depths
-from planner.lab.run.predicted_ranks import BOUNDS
-from planner.lab.run.recorded_traffic import predicted
 from planner.layout import Schedule
+from tests.proofs.agreement import compared, load, outside, parse
 
 ROOT = Path(__file__).resolve().parent.parent
 needs_torch = pytest.mark.skipif(
@@ -69,7 +68,7 @@ def test_traffic_by_hand() -> None:
     """Two microbatches of Llama 8B on 8 ranks, zero 3: 4 gathers of bf16 weights, 2 reductions of fp32 gradients."""
     row = parse("llama-3-8b dp=8 zero=3 m=2")
     parameters = 8_030_261_248
-    found = predicted(row.asked, 0, 2)
+    found = predicted_traffic(row.asked, 0, 2)
     assert found == pytest.approx(
         {("all_gather", "data"): 4 * 2 * parameters, ("reduce_scatter", "data"): 2 * 4 * parameters}
     )
@@ -77,21 +76,21 @@ def test_traffic_by_hand() -> None:
 
 AGAIN = """
 import dataclasses, json, sys
-from planner.lab.run import agreement
-from planner.lab.run import recorded_traffic as traffic
-from planner.lab.run import workers
+from tests.proofs import agreement
+from planner.lab.run import meta
+from planner.lab.run.comparison import compared_traffic
 rows = [agreement.parse(text) for text in sys.argv[1:]]
 for row in rows:
     split = row.asked.split
     rank = row.stage * (split.world // split.pp)
-    [found] = workers.measure_all(split, [rank])
+    [found] = meta.measure_ranks(split, [rank])
     whole = None
     if found.layers_run < sum(len(split.stages[i].layers) for i in split.stages_of(row.stage)):
-        kept, workers.depths = workers.depths, lambda *_: None
-        [whole] = workers.measure_all(split, [rank])
-        workers.depths = kept
+        kept, meta.depths = meta.depths, lambda *_: None
+        [whole] = meta.measure_ranks(split, [rank])
+        meta.depths = kept
     missed = [one for one in agreement.compared(row, found.held, found.peak) if not one["inside"]]
-    off = [one for one in traffic.compared(row.asked, found) if not one["inside"]]
+    off = [one for one in compared_traffic(row.asked, found) if not one["inside"]]
     same = None if whole is None else [
         found.peak - whole.peak, found.parameters - whole.parameters, found.held == whole.held,
         found.at_peak == whole.at_peak, found.collectives == whole.collectives,
@@ -100,6 +99,7 @@ for row in rows:
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_taken_again() -> None:
     """Small depths measured now; one of nine layers both from shallow runs and whole, equal to the byte."""

@@ -8,8 +8,8 @@ import pytest
 from samples import TRAINERS, job
 
 from planner.lab.run import assembled_step as assemble
-from planner.lab.run.assembled_step import Seen, predicted_parts, predicted_passes
-from planner.lab.run.predicted_ranks import position
+from planner.lab.run.assembled_step import Seen, predicted_of, predicted_parts
+from planner.lab.run.plan_question import position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced, price
 
@@ -23,23 +23,14 @@ LAYOUTS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-def priced_of(model: str, fields: dict[str, Any], **trainer: float) -> Priced:
-    layout = Layout(**fields)
-    trainer = TRAINERS["torchtitan"].replace(**trainer)
+def priced_of(model: str, fields: dict[str, Any]) -> Priced:
+    layout, trainer = Layout(**fields), TRAINERS["torchtitan"]
     return price(job(model, trainer, int(layout.num_gpus), batch=int(layout.global_batch_size)), layout)
-
-
-def test_a_step_that_polls_for_its_messages_is_put_together_again() -> None:
-    priced = priced_of(*LAYOUTS[2], poll_time=0.01)
-    assert assemble.predicted_step(priced, assemble.told_of(priced)).parts == pytest.approx(
-        predicted_parts(priced), rel=1e-9
-    )
-    assert priced.step_time - priced_of(*LAYOUTS[2]).step_time == pytest.approx(0.01 * 8)
 
 
 def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     """A rank that computes what is predicted, or so many times longer."""
-    told, pp = predicted_passes(priced), int(priced.dealt.pp)
+    told, pp = predicted_of(priced), int(priced.dealt.pp)
     mine = [i for i, where in enumerate(told.ranks) if where == rank]
     kind = position(rank, pp)
     split = bool(told.computed["weight"].any())
@@ -58,7 +49,9 @@ def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: di
     priced = priced_of(model, fields)
     pp, told = int(priced.dealt.pp), predicted_parts(priced)
     assert sum(told.values()) == pytest.approx(priced.step_time, rel=1e-12)
-    assert assemble.predicted_step(priced, assemble.told_of(priced)).parts == pytest.approx(told, rel=1e-9, abs=1e-15)
+    assert assemble.predicted_step(priced, assemble.predicted_of(priced)).parts == pytest.approx(
+        told, rel=1e-9, abs=1e-15
+    )
     for ranks in (range(pp), sorted({0, min(1, pp - 1), pp - 1}), [pp - 1]):
         found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks])
         assert found.step == sum(found.parts.values()) == pytest.approx(priced.step_time, rel=1e-12)

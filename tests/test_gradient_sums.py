@@ -102,26 +102,27 @@ def test_bytes_of_the_loss() -> None:
 COUNT = """
 import collections, json, sys
 import torch
-from planner.lab.run import agreement
+from tests.proofs import agreement
 from planner.lab.run import meta
-from planner.lab.run import memory_tracker as witness
+from planner.lab.run import memory_tracker as tracker
 seen = collections.Counter()
-original = witness.Witness.__torch_dispatch__
+original = tracker.MemoryTracker.__torch_dispatch__
 def counting(self, func, types, args=(), kwargs=None):
-    wrapped = any(issubclass(one, witness.WRAPPERS) for one in types)
-    if not self._blind and not wrapped and not witness.Watch.depth and args and isinstance(args[0], torch.Tensor):
+    wrapped = any(issubclass(one, tracker.WRAPPERS) for one in types)
+    if not self._blind and not wrapped and not tracker.ForwardPass.depth and args and isinstance(args[0], torch.Tensor):
         if str(func) in ("aten.add.Tensor", "aten.add_.Tensor") and isinstance(args[1], torch.Tensor):
             seen[f"{args[0].dtype} {args[1].dtype}".replace("torch.", "")] += args[0].numel()
         if str(func) == "aten._to_copy.default" and args[0].dtype == torch.bfloat16:
             seen["cast"] += args[0].numel()
     return original(self, func, types, args, kwargs)
-witness.Witness.__torch_dispatch__ = counting
+tracker.MemoryTracker.__torch_dispatch__ = counting
 row = agreement.parse(sys.argv[1])
 found = meta.measure(row.asked.split, 0)
 print("FOUND", json.dumps({**seen, "parameters": found.parameters, "m": found.microbatches}))
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_torch_adds_what_is_priced() -> None:
     """Two layers, one in each of two stages, 3 microbatches, fake tensors: every element that the backward pass adds, 2 reads and

@@ -21,9 +21,10 @@ from conftest import may_limit
 from planner.detect import pressure as machine_pressure
 
 ROOT = Path(__file__).resolve().parent.parent
-pytestmark = pytest.mark.skipif(
+needs_torch = pytest.mark.skipif(
     importlib.util.find_spec("torch") is None, reason="NOT RUN: torch, of the extra 'test', is not installed"
 )
+pytestmark = [pytest.mark.proof, needs_torch]
 
 
 def python(code: str, *arguments: str, limit: int = 300) -> list[Any]:
@@ -38,17 +39,17 @@ def python(code: str, *arguments: str, limit: int = 300) -> list[Any]:
 
 SLEEPING = """
 import json
-from planner.lab.run.sleeping import confirmed, subset
+from tests.proofs.sleeping import confirmed, subset
 for row in confirmed(subset()):
     print(json.dumps(row))
 """
 
 
 def test_walked_schedules_take_as_long_as_torchs() -> None:
-    """Stages that sleep, every schedule; ``python -m planner.lab.run.sleeping`` runs them on 2, 4 and 8 processes."""
+    """Stages that sleep, every schedule; ``python -m tests.proofs.sleeping`` runs them on 2, 4 and 8 processes."""
     from planner.lab.reference.split import SCHEDULES
-    from planner.lab.run.sleeping import BOUND, HEAVY, UNIT, Case
     from planner.layout import Schedule
+    from tests.proofs.sleeping import BOUND, HEAVY, UNIT, Case
 
     rows = python(SLEEPING)
     assert {row["schedule"] for row in rows} == set(SCHEDULES) and {row["pp"] for row in rows} == {2, 4, 8}
@@ -69,7 +70,7 @@ PROCESSOR = """
 import dataclasses, json, sys
 from planner.layout import Layout
 from planner.lab.reference import transformer as model
-from planner.lab.run import processor_time
+from tests.proofs import processor_time
 
 small = processor_time.medium(num_layers=4, hidden_size=256, num_heads=4, num_kv_heads=4, ffn_size=704, vocab_size=1024)
 asked = processor_time.Asked(layout=Layout(pp=2, num_microbatches=4, zero=2), model=small, sequence_length=256, rounds=6)
@@ -88,7 +89,7 @@ print(json.dumps(processor_time.compare(dataclasses.replace(asked, rounds=3))))
 
 
 def test_real_passes_take_the_processor_time_that_is_priced() -> None:
-    """``python -m planner.lab.run.processor_time`` holds larger models to 8 %; here a small one, on a machine that others use,
+    """``python -m tests.proofs.processor_time`` holds larger models to 8 %; here a small one, on a machine that others use,
     and one whose first layer works twice, so that its stage takes half as long again as is priced, and the other does not.
     Once more where others came between."""
     for last in (False, True):
@@ -131,8 +132,8 @@ def two_nodes(folder: Path, ranks: int, *, limited: bool) -> Path:
     """A plan for two nodes of so many CPU ranks: tensor parallel inside, data parallel across."""
     from planner.hardware import HardwareProfile
     from planner.lab.profile.definitions import flop, moved_bytes
-    from planner.lab.run.processor_time import Asked, profiled
     from planner.layout import Layout
+    from tests.proofs.processor_time import Asked, profiled
 
     points = Asked(layout=Layout(num_microbatches=2)).points()
     made: HardwareProfile = profiled(
@@ -164,7 +165,7 @@ def agents(
     plan: Path, ranks: int, spaces: tuple[str, str] | None, *flags: str
 ) -> Iterator[list[subprocess.Popen[bytes]]]:
     """torchrun twice, as on two nodes; in two network namespaces, or both on the loopback. None is left behind."""
-    from planner.lab.run.forked_ranks import free_port
+    from tests.proofs.forked_ranks import free_port
 
     port, started = free_port(), []
     for node in range(2):

@@ -10,7 +10,7 @@ from planner.cluster import Cluster
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.lab.run.truncate import Truncated, shallower, shrink
+from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job, check

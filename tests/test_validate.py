@@ -17,7 +17,7 @@ from samples import MODELS, model
 
 from planner.commands.main import main
 from planner.errors import PlannerError
-from planner.lab.reference.split import deal, refusals, split_of
+from planner.lab.reference.split import refusals, split_of, virtual_stages
 from planner.layout import Layout
 from planner.trainer import load_trainer
 from planner.workload import Workload
@@ -31,12 +31,13 @@ needs_torch = pytest.mark.skipif(
 # ------------------------------------------------------------------------------------------------ like one process
 
 
+@pytest.mark.proof
 @needs_torch
 def test_split_jobs_train_like_one_process() -> None:
-    """A part of the table of planner.lab.run.parity; ``python -m planner.lab.run.parity`` runs all of it."""
-    code = "import sys; from planner.lab.run.parity import main; sys.exit(main(['--subset', '--json']))"
+    """A part of the table of tests.proofs.parity; ``python -m tests.proofs.parity`` runs all of it."""
+    code = "import sys; from tests.proofs.parity import main; sys.exit(main(['--subset', '--json']))"
     rows = [json.loads(line) for line in fresh(code).splitlines() if line.startswith("{")]
-    from planner.lab.run.parity import SUBSET
+    from tests.proofs.parity import SUBSET
 
     assert [row["row"] for row in rows] == list(SUBSET)
     for row in rows:
@@ -46,22 +47,24 @@ def test_split_jobs_train_like_one_process() -> None:
         assert row["parameters"] >= 38 and row["values"] > 35000  # 9 tensors in each of 4 layers, and the ends
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_whole_table_on_request(request: pytest.FixtureRequest) -> None:
     """All combinations; minutes, so only with --whole-parity."""
     if not request.config.getoption("--whole-parity"):
         pytest.skip("NOT RUN: all combinations, only with --whole-parity")
-    code = "import sys; from planner.lab.run.parity import main; sys.exit(main(['--json']))"
+    code = "import sys; from tests.proofs.parity import main; sys.exit(main(['--json']))"
     rows = [json.loads(line) for line in fresh(code, limit=1800).splitlines() if line.startswith("{")]
     assert len(rows) >= 40 and all(row["equal"] for row in rows)
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_lost_gradient_is_seen() -> None:
     """Norms whose gradient is that of one tensor-parallel rank: no exception, and found."""
     code = """
 from planner.lab.reference import transformer as model
-from planner.lab.run import parity
+from tests.proofs import parity
 model.whole = lambda weight: weight.to_local() if hasattr(weight, "to_local") else weight
 found = parity.compare(parity.combination("llama", tp=2))
 print(found["equal"], found["parameter_error"] > 1e-4)
@@ -77,14 +80,14 @@ REAL = """
 import dataclasses, json, sys
 from torch.profiler import ProfilerActivity, profile
 from planner.lab.run import meta
-from planner.lab.run import parity
-from planner.lab.run.workers import measure_all
+from tests.proofs import parity
+from planner.lab.run.meta import measure_ranks
 
 small = parity.tiny(hidden_size=256, ffn_size=704, vocab_size=2048, head_dim=64)
 fields = json.loads(sys.argv[1])
 split = dataclasses.replace(parity.combination("llama", **fields), model=small, sequence_length=256, precision="fp32")
-[fake] = measure_all(split, [0])
-step, start, seen = meta.Emulated.measured, meta.Witness.start, {}
+[fake] = measure_ranks(split, [0])
+step, start, seen = meta.RankAlone.measured, meta.MemoryTracker.start, {}
 
 def watched(self):
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
@@ -99,12 +102,13 @@ def begun(self):
     start(self)
     seen["before"] = self.total
 
-meta.Emulated.measured, meta.Witness.start = watched, begun
+meta.RankAlone.measured, meta.MemoryTracker.start = watched, begun
 meta.measure(split, 0, real=True)
 print("FOUND", json.dumps([fake.peak, seen["before"] + seen["top"], sum(fake.at_peak.values())]))
 """
 
 
+@pytest.mark.proof
 @needs_torch
 @pytest.mark.parametrize("fields", [{"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 3, "recompute": "full"}])
 def test_fake_peak_is_what_the_allocator_hands_out(fields: dict[str, Any]) -> None:
@@ -130,6 +134,7 @@ def plan_file(folder: Path, *flags: str, trainer: str = "torchtitan", **sizes: A
     return folder / "plan.yaml"
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_command_measures_prices_and_writes(tmp_path: Path) -> None:
     """tp 2 x dp 2: states to the byte, activations, and the collectives of a tensor-parallel layer counted by hand."""
@@ -185,7 +190,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) -> None:
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--zero", "1")
@@ -230,6 +235,6 @@ def test_what_the_torch_model_has_not_is_a_sentence(
 
 def test_stages_follow_the_schedule() -> None:
     """V-shaped: down the ranks and back up; uneven ends as given."""
-    assert [one.rank for one in deal(8, Layout(pp=4, vpp=2, schedule=4))] == [0, 1, 2, 3, 3, 2, 1, 0]
-    assert [one.rank for one in deal(8, Layout(pp=2, vpp=2, schedule=2))] == [0, 1, 0, 1]
-    assert [one.layers for one in deal(5, Layout(pp=2, first_stage_layers=2))] == [(0, 1), (2, 3, 4)]
+    assert [one.rank for one in virtual_stages(8, Layout(pp=4, vpp=2, schedule=4))] == [0, 1, 2, 3, 3, 2, 1, 0]
+    assert [one.rank for one in virtual_stages(8, Layout(pp=2, vpp=2, schedule=2))] == [0, 1, 0, 1]
+    assert [one.layers for one in virtual_stages(5, Layout(pp=2, first_stage_layers=2))] == [(0, 1), (2, 3, 4)]

@@ -20,6 +20,8 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, steps_written
 
+pytestmark = pytest.mark.proof
+
 WIDE = {"hidden_size": 256, "ffn_size": 4096, "vocab_size": 65536}
 """More than the 64 MiB that a processor's heap is given at once: weights and the first step need memory of the kernel."""
 
@@ -157,7 +159,7 @@ def test_ctrl_c_ends_all_and_keeps_what_was_measured(ends: dict[str, Ended]) -> 
 ALONE = """
 import os, signal, threading, time
 from dataclasses import replace
-from planner.lab.run import parity
+from tests.proofs import parity
 from planner.lab.run.workers import Manner, measure_all
 
 def work(split, rank, say):
@@ -178,11 +180,11 @@ def work(split, rank, say):
 split = parity.combination("llama", dp=8)
 manner = Manner(work=work, at_once=1, fork=True, where="here", limit=30.0)
 begun, gone, phases = time.monotonic(), [], []
-found = measure_all(split, [0, 1, 2, 3, 5, 4, 6], manner=manner, lost=gone.append, begun=phases.append)
+found = measure_all([(rank, split) for rank in (0, 1, 2, 3, 5, 4, 6)], manner, lost=gone.append, begun=phases.append)
 print("ALONE", found, [(one.rank, one.kind, one.phase, one.kept) for one in gone], phases.count("the first half"))
 print("SAID", " | ".join(one.sentence for one in gone))
 try:
-    measure_all(split, [1], manner=manner)
+    measure_all([(1, split)], manner)
 except Exception as error:
     print("RAISED", type(error).__name__, error)
 print("TOOK", time.monotonic() - begun < 20)
@@ -208,17 +210,17 @@ def test_ranks_alone_end_within_their_limits_and_keep_what_they_found() -> None:
 WATCHED = """
 import torch
 from contextlib import ExitStack
-from planner.lab.run import parity
-from planner.lab.run.forked_ranks import run_ranks
+from tests.proofs import parity
+from tests.proofs.forked_ranks import run_ranks
 from planner.lab.run.training import Run
-from planner.lab.run.memory_tracker import Witness
+from planner.lab.run.memory_tracker import MemoryTracker
 
 def job(split, watch):
     with ExitStack() as stack:
         if watch:
-            witness = Witness()
-            stack.enter_context(witness.patches())
-            stack.enter_context(witness)
+            tracker = MemoryTracker()
+            stack.enter_context(tracker.patches())
+            stack.enter_context(tracker)
         run = Run(split, torch.device("cpu")).allocate()
         steps = [run.step(*run.data(step)) for step in range(2)]
     return [(run.total_loss(loss), float(norm)) for loss, norm in steps]

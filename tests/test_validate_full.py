@@ -16,12 +16,15 @@ import yaml
 from fresh import fresh
 from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_written
 
+from planner.lab.run.comparison import BOUNDS
 from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
-from planner.lab.run.predicted_ranks import BOUNDS, question
+from planner.lab.run.plan_question import question
 from planner.lab.run.record import FOUND
 from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import price
+
+pytestmark = pytest.mark.proof
 
 
 @needs_torch
@@ -94,11 +97,11 @@ def _check_passes(found: dict[str, Any], plan: Path) -> None:
         )
         for chains in (True, False)
     }  # fmt: skip
-    told = processor_seconds(priced[True], asked.split, host)
+    predicted = processor_seconds(priced[True], asked.split, host)
     passes = {(row["stage"], row["kind"]): row for row in found["stages"]}
     assert set(passes) == {(0, "F"), (0, "B"), (1, "F"), (1, "B")}
     for (stage, kind), row in passes.items():
-        assert row["predicted_seconds"] == pytest.approx(float(told[kind][stage]), rel=1e-6)
+        assert row["predicted_seconds"] == pytest.approx(float(predicted[kind][stage]), rel=1e-6)
         assert row["currency"] == "processor" and row["measured_seconds"] > 0
     fused = computed(priced[False])
     apart = [abs(float(fused[kind][stage]) / row["predicted_seconds"] - 1) for (stage, kind), row in passes.items()]
@@ -166,16 +169,16 @@ def _both(folder: Path) -> bool:
 TINY = """
 import json, sys, torch
 import torch.distributed as dist
-from planner.lab.run import parity
+from planner.lab.run.parity import among_ranks, tiny_of
 from planner.lab.run.parallel import Meshes
-from planner.lab.run.forked_ranks import run_ranks
-from planner.lab.run.tiny import tiny_of
+from tests.proofs.forked_ranks import run_ranks
+from tests.proofs.parity import combination
 
 def job(split):
-    return parity.among_ranks(tiny_of(split), torch.device("cpu"), Meshes(split, "cpu"))
+    return among_ranks(tiny_of(split), torch.device("cpu"), Meshes(split, "cpu"))
 
 for name, fields in json.loads(sys.argv[1]):
-    split = parity.combination(name, **fields)
+    split = combination(name, **fields)
     found = run_ranks(job, split.world, split)
     assert all(one == found[0] for one in found)
     print(json.dumps(found[0]))

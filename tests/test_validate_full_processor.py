@@ -13,7 +13,7 @@ from validate_samples import entry, needs_torch, plan_file, task
 from planner.cost.layer.eager_kernels import UNCOMPILED
 from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
 from planner.lab.run.full_result import result
-from planner.lab.run.predicted_ranks import question
+from planner.lab.run.plan_question import question
 from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import price
@@ -98,14 +98,16 @@ def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:
     ]
     measurements = {"chain": rows, "launch": [{"kind": "stream", "us": 2.0}]}
     timed = replace(asked.cluster, hardware=replace(hardware, measurements=measurements))
-    told = processor_seconds(
+    predicted = processor_seconds(
         price(Job(workload=asked.workload, cluster=timed, trainer=trainer), asked.layout), asked.split, None
     )
     rate = hardware.memory_bandwidth
     norm = 2 * (30.0 - 6 * 2.0) * 1e-6 - 28 * tokens * h / (rate * hardware.memory_fraction["elementwise"])
     swiglu = (200.0 - 9 * 2.0) * 1e-6 - 96 * tokens * f / (rate * hardware.memory_fraction["swiglu"])
-    assert told["F"] - bare["F"] == pytest.approx([4 * norm, 5 * norm])  # two norms of a layer, and that of the head
-    assert told["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
+    assert predicted["F"] - bare["F"] == pytest.approx(
+        [4 * norm, 5 * norm]
+    )  # two norms of a layer, and that of the head
+    assert predicted["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
 
     layer, embedding = 2 * h * h + 2 * h * 64 + 3 * h * f + 2 * h, vocabulary * h
     clip = [

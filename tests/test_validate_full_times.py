@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from validate_samples import entry, needs_torch, plan_file, task
 
+from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full import LIBRARIES, needed_memory
 from planner.lab.run.full_result import result
 from planner.lab.run.levels import Task
-from planner.lab.run.predicted_ranks import predicted, question
+from planner.lab.run.plan_question import question
 from planner.lab.run.record import complete, time_row
 from planner.plan_file import load_plan
 from planner.units import GIB
@@ -72,8 +73,12 @@ def test_rows_of_a_gpu_by_hand(tmp_path: Path) -> None:
     assert times["optimizer"]["measured_seconds"] == pytest.approx(0.004)
     assert times["exposed pipeline"]["measured_seconds"] == 0.004 and "exposed all" not in times
     rows = {row["what"]: row for row in found["ranks"][0]["memory"]}
-    assert rows["peak"]["predicted_gib"] == predicted(on_gpu.asked, 0)["peak"] / GIB < rows["device"]["predicted_gib"]
-    ranks = sum(predicted(on_gpu.asked, stage)["peak"] for stage in (0, 1))
+    assert (
+        rows["peak"]["predicted_gib"]
+        == predicted_memory(on_gpu.asked, 0)["peak"] / GIB
+        < rows["device"]["predicted_gib"]
+    )
+    ranks = sum(predicted_memory(on_gpu.asked, stage)["peak"] for stage in (0, 1))
     assert needed_memory(on_gpu) == pytest.approx(ranks + 2 * LIBRARIES)  # the peak of each, not the sum of its parts
     told = load_plan(plan).prediction
     assert rows["device"]["predicted_gib"] == pytest.approx(told.memory_peak_gib)  # both stages of this model are alike

@@ -1,4 +1,4 @@
-"""Rungs rank and truncated of plan validate: a rank alone does what it does among others; the commands."""
+"""Levels rank and truncated of plan validate: a rank alone does what it does among others; the commands."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from test_validate import plan_file
 from planner import library
 from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
-from planner.lab.run import scale, truncated
-from planner.lab.run.assembled_step import predicted_passes
+from planner.lab.run import truncated
+from planner.lab.run.assembled_step import predicted_of
 from planner.lab.run.record import time_row
 from planner.lab.run.show import validation_tables
 from planner.plan_file import plan_from_dict
@@ -39,10 +39,11 @@ import dataclasses, json
 import torch
 from functools import partial
 from planner.lab.run import emulate
-from planner.lab.run import parity
-from planner.lab.run.forked_ranks import run_ranks
+from tests.proofs import parity
+from tests.proofs.forked_ranks import run_ranks
 from planner.lab.run.training import Run
 from planner.lab.run.eager_pricing import Yardsticks
+from planner.lab.run.meta import measure_ranks
 from planner.lab.run.workers import Manner, measure_all
 
 small = parity.tiny(hidden_size=128, ffn_size=352, vocab_size=1024, head_dim=32)
@@ -58,21 +59,21 @@ def of_rank(split):
 
 def alone(split, rank, say):
     seen = {}
-    timed = emulate._time
-    def kept(alone, run, stand_ins, device, so_far, say):
+    timed = emulate.LoneRank.time
+    def kept(self, run):
         seen["shapes"] = shapes(run.run)
-        timed(alone, run, stand_ins, device, so_far, say)
+        timed(self, run)
         buffers = run.receive_buffers()
         seen["buffers"] = [[emulate.denormals(one), float(one.std()), bool(one.isfinite().all())] for one in buffers]
-    emulate._time = kept
+    emulate.LoneRank.time = kept
     kept = Yardsticks(product=1e-3, stream=2e-3)
     found = emulate.emulate(emulate.Alone(device="cpu", warmup=1, steps=2, yardsticks=kept, host=True), split, rank, say)
     return found, seen
 
 every = run_ranks(of_rank, split.world, split)
 ranks = [6]
-fake = measure_all(split, ranks)
-real = measure_all(split, ranks, manner=Manner(work=alone, at_once=1, fork=True, where="alone"))
+fake = measure_ranks(split, ranks)
+real = measure_all([(rank, split) for rank in ranks], Manner(work=alone, at_once=1, fork=True, where="alone"))
 for rank, one, (found, seen) in zip(ranks, fake, real):
     collectives = {}
     for row in one.collectives:
@@ -93,9 +94,10 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
 """
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_rank_alone_is_the_rank_among_others() -> None:
-    """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without stand-ins."""
+    """tp 2 x pp 2 x dp 2: shards of a real job, memory of fake tensors, neighbours' buffers sane, times without local copies."""
     lines = [json.loads(line.removeprefix("FOUND")) for line in fresh(ALONE).splitlines() if line.startswith("FOUND")]
     assert [one["stage"] for one in lines] == [1]
     for one in lines:
@@ -121,14 +123,10 @@ def test_a_rank_alone_is_the_rank_among_others() -> None:
 def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     """A core half as quick, memory at 0.8: passes halved, the update by its own yardstick, whose runs are no work of the passes;
     halves of a backward pass joined. Nothing is touched where the profile has no yardstick."""
-    import torch
-
     from planner.lab.run import emulate
-    from planner.lab.run.fake_collectives import StandIns
-    from planner.lab.run.ipc import Voice
-    from planner.lab.run.meta import step_of
-    from planner.lab.run.parity import combination
     from planner.lab.run.rate import Slowed
+    from planner.lab.run.workers import Pipe
+    from tests.proofs.parity import combination
 
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
              ("optimizer", -1, -1): 0.04, ("step", -1, -1): 0.2}  # fmt: skip
@@ -141,12 +139,12 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
         def ended(self) -> Slowed:
             return Slowed(passes=2.0, update=1.25, wall=0.5, worked=0.01)
 
-    split, device = combination("llama", pp=2, num_microbatches=4), torch.device("cpu")
-    ran = dataclasses.replace(split, num_microbatches=step_of(split))
+    split = combination("llama", pp=2, num_microbatches=4)
     for core, by, update, worked in ((Core(), 2.0, 1.25, 0.01), (None, 1.0, 1.0, 0.0)):
-        so_far = emulate._Progress(0, ran, device, Voice())
-        emulate._took([None, {("step", -1, -1): [(0, 0)]}], Clock(), StandIns(device), so_far, core)  # type: ignore[arg-type]
-        found = so_far.found()
+        lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, Pipe())
+        lone.clock, lone.core = Clock(), core  # type: ignore[assignment]
+        lone.took([None, {("step", -1, -1): [(0, 0)]}])
+        found = lone.found
         assert found.samples == {
             ("forward", 0): [0.02 / by], ("backward", 0): [pytest.approx(0.03 / by)], ("weight", 0): [0.01 / by],
         }  # fmt: skip
@@ -159,11 +157,11 @@ STANDS = """
 import torch, torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from planner.lab.run.fake_collectives import StandIns, denormals
+from planner.lab.run.fake_collectives import FakeCollectives, denormals
 
 dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
 x = torch.arange(1.0, 9.0)
-with StandIns(torch.device("cpu")) as stands:
+with FakeCollectives(torch.device("cpu")) as stands:
     out = torch.zeros(32)
     dist.all_gather_into_tensor(out, x)
     assert torch.equal(out, x.repeat(4))
@@ -208,14 +206,16 @@ for causal in (True, False):
     out, normaliser = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
     mine = kernels.attention(q, k, v, causal)
     theirs = aten._scaled_dot_product_flash_attention_for_cpu_backward(g, q, k, v, out, normaliser, 0.0, causal)
-    back = kernels.attention_backward(g, q, k, v, *mine, causal)
+    back = kernels.attention_backward(g, (q, k, v, *mine), causal)
     for a, b in zip((out, normaliser, *theirs), (*mine, *back), strict=True):
         assert a.shape == b.shape and float((a - b).abs().max()) < 1e-13
 x, g, w = (torch.randn(64, 32).bfloat16(), torch.randn(64, 48).bfloat16(), torch.randn(4, 48, 32).bfloat16())
 rows = [16, 8, 24, 16]
-assert torch.equal(kernels.grouped(x, w, rows), operators._grouped(x, w, rows))
-assert torch.equal(kernels.grouped(g, w.transpose(1, 2), rows), operators._grouped(g, w.transpose(1, 2), rows))
-assert torch.equal(kernels.grouped_weight_gradient(g, x, rows), operators._grouped_weight_gradient(g, x, rows))
+def products():
+    both = operators._grouped(x, w, rows), operators._grouped(g, w.transpose(1, 2), rows)
+    return [*both, operators._grouped_weight_gradient(g, x, rows)]
+plain, operators._has_kernel = products(), lambda _: True
+assert all(torch.equal(a, b) for a, b in zip(plain, products(), strict=True))
 def odd(x):
     return x + 1
 torch.compile = lambda function, **_: (lambda *_: (_ for _ in ()).throw(RuntimeError("no compiler\\nat all")))
@@ -225,8 +225,8 @@ print("DONE")
 
 
 @needs_torch
-def test_stand_ins_and_kernels_of_a_gpu() -> None:
-    """Stand-ins: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, attention by its
+def test_fake_collectives_and_kernels_of_a_gpu() -> None:
+    """Fake collectives: every kind by hand, and nothing of it left behind. Kernels: as far as a CPU has them, attention by its
     definition and grouped products; a missing compiler is written down."""
     assert fresh(STANDS + KERNELS).split() == ["DONE", "DONE"]
 
@@ -252,6 +252,7 @@ def validated(plan: Path, *flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.proof
 @needs_torch
 def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> None:
     """The last stage of a pipeline of two: parts sum to the step, what is priced is not called measured."""
@@ -281,6 +282,7 @@ def test_the_rung_prints_what_it_measured_and_what_it_priced(tmp_path: Path) -> 
     assert "rung rank: asked for" in tables and "priced, not measured" in tables
 
 
+@pytest.mark.proof
 @needs_torch
 def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> None:
     """tp 2 x pp 4 on two gloo ranks: one stage of one layer; the whole step is the sum of its scaled parts."""
@@ -297,8 +299,8 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.lab.run.on_processor import host_of, parts_as_run
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.as_run import host_of, parts_as_run
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
@@ -307,7 +309,7 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     assert {name: one["predicted_seconds"] for name, one in parts.items()} == pytest.approx(
         {name: seconds for name, seconds in whole.items() if seconds}
     )
-    assert whole["compute"] > 2 * load_plan(plan).prediction.time_s["compute"], "a layer of nothing takes milliseconds"
+    assert whole["compute"] > 2 * load_plan(plan).prediction.time_s["compute"], "an empty layer takes milliseconds"
     assert small["as_run"]["sentences"] == found["as_run"]["sentences"]
 
 
@@ -327,8 +329,8 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
             time_row("optimizer", 0.1, 0.05, currency=currency), time_row("step", 1.0, 9.0, note="not compared"),
         ]  # fmt: skip
 
-    parts = scale.scaled(told, rows(1.2, "device"), rows(1.1, "device"))
-    whole = scale.summary(parts, (10.0, 16.0), True)
+    parts = truncated.scaled(told, rows(1.2, "device"), rows(1.1, "device"))
+    whole = truncated.summary(parts, (10.0, 16.0), True)
     assert whole["scaled_seconds"] == pytest.approx(13.0 * 1.2 + 0.2 + 0.1) and whole[
         "predicted_seconds"
     ] == pytest.approx(13.5)
@@ -336,17 +338,17 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
         0.1 / 15.9
     )
     assert whole["inside"] and whole["error"] == pytest.approx(13.5 / 15.9 - 1)
-    on_cpu = scale.summary(scale.scaled(told, rows(1.2, "processor"), None), (1.0, 2.0), False)
+    on_cpu = truncated.summary(truncated.scaled(told, rows(1.2, "processor"), None), (1.0, 2.0), False)
     assert on_cpu["scaled_seconds"] == pytest.approx(11.0 * 1.2 + 2.0 + 0.2 + 0.1) and on_cpu["depth_error"] is None
     assert not on_cpu["inside"]
-    assert scale.scaled(told, [time_row("forward_backward", None, 2.0, note="elsewhere")], None) == []
+    assert truncated.scaled(told, [time_row("forward_backward", None, 2.0, note="elsewhere")], None) == []
 
 
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
@@ -367,7 +369,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
     from planner.lab.run.levels import Machine, Task, choose
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
@@ -385,7 +387,7 @@ def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
 
 
 HOST = {"F": (3e-3, 1e-3), "B": (6e-3, 2e-3), "update": (1e-3, 2e-3)}
-"""Seconds of a layer of nothing and of the ends."""
+"""Seconds of an empty layer and of the ends."""
 
 
 def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[str, Any]]:
@@ -393,24 +395,23 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     loaded = load_plan(plan)
     asked = question(loaded)
     machine = Machine(device=device, gpus=int(device == "cuda"), name="x", memory=1e9, cores=2, place=None)
-    layout = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
     ran = dataclasses.replace(
-        Emulation.lost(1, asked.split, ""), failure=None, totals=[0.35], updates=[0.01],
+        Emulation.of(1, asked.split), totals=[0.35], updates=[0.01],
         samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]}, **more,
     )  # fmt: skip
-    return asked, one_rank.result(Task(plan=loaded, asked=asked, machine=machine), price(layout, asked.layout), [ran])
+    return asked, one_rank.result(Task(plan=loaded, asked=asked, machine=machine), [ran])
 
 
 @needs_torch
-def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -> None:
+def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) -> None:
     """Passes as chains with 3 and 6 ms of the host per layer less what its launches are priced at, the update with the norm and
-    the host around 2 layers and an end; on a GPU the same rank is held against the plan's trainer."""
+    the host around 2 layers and an end; on a GPU the same rank is compared with the plan's trainer."""
     from planner.lab.run.eager_pricing import as_run, priced_host, processor_seconds, update_seconds
 
     plan = on_this_cpu(tmp_path, "--gpus", "2", "--pp", "2", "--global-batch-size", "8")
@@ -450,7 +451,7 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
     planned = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer), asked.layout)
     told = {row["kind"]: row["predicted_seconds"] for row in found["stages"]}
     assert told == {
-        kind: float(predicted_passes(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
+        kind: float(predicted_of(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
     }
     times = {row["what"]: row for row in found["times"]}
     assert times["step"]["predicted_seconds"] == pytest.approx(planned.step_time) and found["as_run"] is None
@@ -460,15 +461,15 @@ def test_a_rank_on_a_processor_is_held_against_what_runs_there(tmp_path: Path) -
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.lab.run.on_processor import parts_as_run, priced_as_run, told_as_run
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.as_run import parts_as_run, predicted_as_run, priced_as_run
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
     asked = question(load_plan(on_this_cpu(tmp_path, *flags)))
     priced = priced_as_run(asked)
-    told = told_as_run(priced, asked.split, None)
-    computed, model = told.passes.computed, predicted_passes(priced).computed
+    told = predicted_as_run(priced, asked.split, None)
+    computed, model = told.computed, predicted_of(priced).computed
     assert computed["weight"][0] == computed["backward"][0] and 0 < computed["weight"][1] < computed["backward"][1]
     for name in ("forward", "backward"):
         assert computed[name] == pytest.approx(model[name])
@@ -487,7 +488,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
     from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.predicted_ranks import question
+    from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
@@ -495,21 +496,23 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     task = Task(
         plan=plan, asked=asked, machine=Machine(device="cpu", gpus=0, name="x", memory=1e9, cores=2, place=None)
     )
-    layout = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
     ran = dataclasses.replace(
-        Emulation.lost(2, asked.split, ""), failure=None, totals=[0.35], updates=[0.01],
+        Emulation.of(2, asked.split), totals=[0.35], updates=[0.01],
         samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]},
     )  # fmt: skip
-    full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "out_of_memory": True}
-    lost = Emulation.lost(0, asked.split, "rank 0: its process ended with code -9 before it was done")
-    found = one_rank.result(task, price(layout, asked.layout), [dataclasses.replace(lost, failure=full), ran])
+    full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "outcome": "out_of_memory"}
+    ended = {"phase": "its step", "allocated_gib": None, "outcome": "failed"}
+    lost = Emulation.of(
+        0, asked.split, {**ended, "sentence": "rank 0: its process ended with code -9 before it was done"}
+    )
+    found = one_rank.result(task, [dataclasses.replace(lost, failure=full), ran])
     assert found["outcome"] == "out_of_memory" and found["failure"]["allocated_gib"] == 70.5
     assert "rank 0 alone on one device, step 1: CUDA out of memory" in found["failure"]["sentence"]
     rows = {one["what"]: one for one in found["times"]}
     assert rows["compute"]["measured_seconds"] == pytest.approx(8 * 0.10) and rows["once_per_step"][
         "measured_seconds"
     ] == (pytest.approx(0.35 - 3 * 0.10))
-    found = one_rank.result(task, price(layout, asked.layout), [lost])
+    found = one_rank.result(task, [lost])
     assert found["outcome"] == "failed" and "ended with code -9" in found["failure"]["sentence"]
     from planner.lab.run.record import complete
 

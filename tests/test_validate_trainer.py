@@ -135,7 +135,7 @@ def test_the_exported_script_starts_the_trainer_with_the_whole_batch(
     monkeypatch.setattr("planner.lab.run.trainer_run._probe", lambda: (8, True, "2.13"))
     told: list[str] = []
     asked = TrainerRun(trainer="megatron", steps=8, warm_up=4)
-    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked, tell=told.append)
+    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked, say=told.append)
     assert found["outcome"] == "completed" and found["steps"] == {"warm": 4, "measured": 8} and found["log"] is None
     given = words.read_text().splitlines()
     last = {flag: given[at + 1] for at, flag in enumerate(given) if flag.startswith("--")}  # of two, the last counts

@@ -15,7 +15,7 @@ from planner import library
 REFRESH = 0.3
 """Seconds between two writings of the file, and between two drawings of the bar."""
 
-BESIDE = 52
+OTHER_COLUMNS = 52
 """Columns of the line that the spinner, the bar, the time left and the time spent take."""
 
 
@@ -191,7 +191,7 @@ class Bar:
             if done is None:
                 done = state.done / state.points if state.points else 0.0
             spent = int(max(state.spent, time.monotonic() - self._begun))
-            room = self._progress.console.width - BESIDE
+            room = self._progress.console.width - OTHER_COLUMNS
             self._progress.update(
                 self._task, description=f"{state.part}{count} {state.doing}"[: max(room, 20)], completed=done, left=left,
                 spent=f"{spent // 60:.0f}:{spent % 60:02.0f}",

@@ -1,4 +1,4 @@
-"""Starts the ranks of one machine with torchrun and waits for them; no torch in this process."""
+"""Starts the ranks of one machine with torchrun and waits for them; and one of these ranks. No torch in this process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError
+from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State, from_file
 
 DIRECTORY = "PLANNER_RUN_DIRECTORY"
@@ -71,7 +73,7 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
             _stop(process)
             raise InterruptedRunError("stopped") from None
         finally:
-            with deaf():
+            with interrupts_ignored():
                 _end(process, directory)
     _judge(process.returncode, directory, ranks)
     return time.monotonic() - begun
@@ -119,7 +121,7 @@ def termination_interrupts() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deaf() -> Iterator[None]:
+def interrupts_ignored() -> Iterator[None]:
     """Ctrl-C is not heard: processes that are ended here are all ended, those that are started here never hear it."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -164,3 +166,27 @@ def _judge(code: int, directory: Path, ranks: int) -> None:
     last = [line.strip() for line in log.splitlines() if "Error" in line or "Signal" in line]
     why = f": {last[-1][:300]}" if last else ""
     raise PlannerError(f"rank {', '.join(map(str, missing))} ended early during {doing} (exit code {code}){why}")
+
+
+# ------------------------------------------------------------------------------------------------ one rank
+
+
+def as_rank(command: str, settings: str, work: Callable[[str, Place], object]) -> int:
+    """Does ``work(text of the settings, place)``; a PlannerError becomes the last words for the process that started torchrun.
+
+    ``command`` is the one that a user should have started instead. Returns the exit code.
+    """
+    place = place_from(os.environ)
+    if place is None or DIRECTORY not in os.environ:
+        raise SystemExit(f"this is one rank of `plan {command}`; start that, or torchrun")
+    directory = Path(os.environ[DIRECTORY])
+    library.write_whole(directory / f"pid-{place.rank}", str(os.getpid()))
+    try:
+        work(Path(settings).read_text(encoding="utf-8"), place)
+    except PlannerError as error:
+        if not (directory / "failure.txt").exists():
+            library.write_whole(directory / "failure.txt", str(error))
+        return 2
+    except KeyboardInterrupt:
+        return 130
+    return 0

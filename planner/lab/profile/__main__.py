@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 from planner.lab.launch.place import Place
-from planner.lab.launch.rank import as_rank
+from planner.lab.launch.torchrun import as_rank
 from planner.lab.profile.settings import Settings
 
 

@@ -13,7 +13,7 @@ from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT, text
 from planner.lab.profile.points import Point
 from planner.lab.profile.tensors import Run, gradients, in_turn, values, whole
 from planner.lab.reference.fused_operators import OPS
-from planner.lab.reference.transformer import EPSILON, Place, angles, turn
+from planner.lab.reference.transformer import EPSILON, Place, angles, rotary
 
 
 def memory_bound(point: Point, device: str) -> Run:
@@ -91,7 +91,7 @@ def _rope(point: Point, device: str) -> Run:
     place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
 
     def rotate(q: Any, k: Any) -> list[Any]:
-        return [turn(one, place, fused=False) for one in (q, k)]
+        return [rotary(one, place, fused=False) for one in (q, k)]
 
     function = compiled(rotate, point, device)
     return _either_pass(lambda: function(*heads), heads, point)

@@ -2,7 +2,7 @@
 
 Compiled or hand-written GPU code runs each of them as one kernel that keeps its inputs and small statistics. Here each is one
 operator of a torch library, with its gradient: on fake tensors it allocates what the kernel would, on a CPU it computes
-by plain torch, on a GPU by the kernels of ``kernels.py``. Without ``fused`` the model uses plain torch operations instead.
+by plain torch, on a GPU compiled or by the kernels of ``kernels.py``. Without ``fused`` the model uses plain torch operations.
 """
 
 from __future__ import annotations
@@ -27,18 +27,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: functional.relu(x).square(),
 }
 """Non-linearities as plain torch operations, by their names in a model."""
-
-_LIBRARY = torch.library.Library("planner", "DEF")
-_LIBRARY.define("rms_norm(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)")
-_LIBRARY.define("rms_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)")
-_LIBRARY.define("swiglu(Tensor gate, Tensor up) -> Tensor")
-_LIBRARY.define("swiglu_backward(Tensor gradient, Tensor gate, Tensor up) -> (Tensor, Tensor)")
-_LIBRARY.define("rotate(Tensor x, Tensor cosine, Tensor sine) -> Tensor")
-_LIBRARY.define("grouped(Tensor x, Tensor weights, int[] rows) -> Tensor")
-_LIBRARY.define("grouped_weight_gradient(Tensor gradient, Tensor x, int[] rows) -> Tensor")
-_LIBRARY.define("largest_logit(Tensor logits) -> Tensor")
-_LIBRARY.define("sum_of_exponentials(Tensor logits, Tensor largest) -> Tensor")
-_LIBRARY.define("loss_gradient(Tensor logits, Tensor normaliser, Tensor targets, Tensor scale) -> Tensor")
 
 
 def exact(x: Tensor) -> Tensor:
@@ -94,7 +82,7 @@ def _grouped_weight_gradient(gradient: Tensor, x: Tensor, rows: list[int]) -> Te
 
 
 def _has_kernel(x: Tensor) -> bool:
-    """torch multiplies groups in one kernel: in bf16 on a GPU."""
+    """torch multiplies groups in one kernel, in bf16 on a GPU: nothing to compile."""
     return x.is_cuda and x.dtype == torch.bfloat16
 
 
@@ -119,21 +107,31 @@ def _loss_gradient(logits: Tensor, normaliser: Tensor, targets: Tensor, scale: T
     return (found * scale).to(logits.dtype)
 
 
-for _name, _real, _fake in (
-    ("rms_norm", _rms_norm, lambda x, weight, eps: (torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=_wide(x)))),
-    ("rms_norm_backward", _rms_norm_backward, lambda g, x, weight, scale: (torch.empty_like(x), torch.empty_like(weight))),
-    ("swiglu", _swiglu, lambda gate, up: torch.empty_like(gate)),
-    ("swiglu_backward", _swiglu_backward, lambda g, gate, up: (torch.empty_like(gate), torch.empty_like(up))),
-    ("rotate", _rotate, lambda x, cosine, sine: x.new_empty(x.shape)),
-    ("grouped", _grouped, lambda x, weights, rows: x.new_empty(x.shape[0], weights.shape[1])),
-    ("grouped_weight_gradient", _grouped_weight_gradient,
+_LIBRARY = torch.library.Library("planner", "DEF")
+for _real, _signature, _fake in (
+    (_rms_norm, "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
+     lambda x, weight, eps: (torch.empty_like(x), x.new_empty(*x.shape[:-1], 1, dtype=_wide(x)))),
+    (_rms_norm_backward, "(Tensor gradient, Tensor x, Tensor weight, Tensor scale) -> (Tensor, Tensor)",
+     lambda g, x, weight, scale: (torch.empty_like(x), torch.empty_like(weight))),
+    (_swiglu, "(Tensor gate, Tensor up) -> Tensor", lambda gate, up: torch.empty_like(gate)),
+    (_swiglu_backward, "(Tensor gradient, Tensor gate, Tensor up) -> (Tensor, Tensor)",
+     lambda g, gate, up: (torch.empty_like(gate), torch.empty_like(up))),
+    (_rotate, "(Tensor x, Tensor cosine, Tensor sine) -> Tensor", lambda x, cosine, sine: x.new_empty(x.shape)),
+    (_grouped, "(Tensor x, Tensor weights, int[] rows) -> Tensor",
+     lambda x, weights, rows: x.new_empty(x.shape[0], weights.shape[1])),
+    (_grouped_weight_gradient, "(Tensor gradient, Tensor x, int[] rows) -> Tensor",
      lambda g, x, rows: x.new_empty(len(rows), g.shape[1], x.shape[1])),
-    ("largest_logit", _largest_logit, lambda logits: logits.new_empty(logits.shape[:-1], dtype=_wide(logits))),
-    ("sum_of_exponentials", _sum_of_exponentials, lambda logits, largest: torch.empty_like(largest)),
-    ("loss_gradient", _loss_gradient, lambda logits, normaliser, targets, scale: torch.empty_like(logits)),
+    (_largest_logit, "(Tensor logits) -> Tensor",
+     lambda logits: logits.new_empty(logits.shape[:-1], dtype=_wide(logits))),
+    (_sum_of_exponentials, "(Tensor logits, Tensor largest) -> Tensor",
+     lambda logits, largest: torch.empty_like(largest)),
+    (_loss_gradient, "(Tensor logits, Tensor normaliser, Tensor targets, Tensor scale) -> Tensor",
+     lambda logits, normaliser, targets, scale: torch.empty_like(logits)),
 ):  # fmt: skip
+    _name = _real.__name__.lstrip("_")
+    _LIBRARY.define(_name + _signature)
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    _LIBRARY.impl(_name, kernels.READY.get(_name) or kernels.compiled(_real), "CUDA")
+    _LIBRARY.impl(_name, _real if _name.startswith("grouped") else kernels.compiled(_real), "CUDA")
     torch.library.register_fake(f"planner::{_name}", _fake, lib=_LIBRARY)
 
 OPS = torch.ops.planner
@@ -185,7 +183,7 @@ class Rotate(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """The turn backwards."""
+        """Rotated backwards."""
         cosine, sine = ctx.saved_tensors
         return OPS.rotate(gradient, cosine, -sine), None, None
 
@@ -247,12 +245,10 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tenso
     return ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
 
 
-def _flash_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
-    if q.is_cuda:
-        return kernels.attention_backward(gradient, q, k, v, out, normaliser, causal)
-    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, q, k, v, out, normaliser, 0.0, causal)
+def _flash_backward(gradient: Tensor, saved: kernels.Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    if gradient.is_cuda:
+        return kernels.attention_backward(gradient, saved, causal)
+    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, *saved, 0.0, causal)
 
 
 class FlashAttention(Function):
@@ -285,17 +281,18 @@ class FlashAttention(Function):
         q, k, v, out, normaliser = ctx.saved_tensors
         out, gradient = _padded(out, q), _padded(gradient, q)
         if ctx.group is None:
-            found = _flash_backward(gradient, q, k, _padded(v, q), out, normaliser, True)
+            found = _flash_backward(gradient, (q, k, _padded(v, q), out, normaliser), True)
             return found[0], found[1], found[2][..., : ctx.narrow], None
         keys, values = _gathered(k, ctx.group), _padded(_gathered(v, ctx.group), q)
         to_q, to_k, to_v = [], torch.zeros_like(keys), torch.zeros_like(values)
-        beside = zip(gradient.chunk(2, 2), out.chunk(2, 2), normaliser.chunk(2, 2), strict=True)
-        for (mine, _, _, start), (g, o, n) in zip(_chunks(q, keys, values, ctx.group), beside, strict=True):
+        parts = zip(gradient.chunk(2, 2), out.chunk(2, 2), normaliser.chunk(2, 2), strict=True)
+        for (mine, _, _, start), (g, o, n) in zip(_chunks(q, keys, values, ctx.group), parts, strict=True):
             end = start + mine.shape[2]
             both = [(slice(start, end), True)] + ([(slice(0, start), False)] if start else [])
             total = None
             for where, causal in both:
-                one = _flash_backward(g, mine, keys[:, :, where], values[:, :, where], o, n.contiguous(), causal)
+                saved = (mine, keys[:, :, where], values[:, :, where], o, n.contiguous())
+                one = _flash_backward(g, saved, causal)
                 total = one[0] if total is None else total + one[0]
                 to_k[:, :, where] += one[1]
                 to_v[:, :, where] += one[2]

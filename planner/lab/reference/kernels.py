@@ -1,16 +1,14 @@
-"""What the torch model runs on a GPU in place of plain torch operations: flash attention, fused and grouped kernels.
+"""What the torch model runs on a GPU in place of plain torch operations: flash attention and compiled kernels.
 
 Operators that plain torch composes of several kernels are compiled to one each, so that they take the time and the memory of
-a compiled trainer; products of experts are one grouped kernel. On a CPU ``operators.py`` computes by itself. Written from torch's
-own schemas and tested on the CPU where the operations exist there; not yet run on a GPU.
+a compiled trainer. On a CPU ``fused_operators.py`` computes by itself. Written from torch's own schemas and tested on the CPU where
+the operations exist there; not yet run on a GPU.
 """
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -64,16 +62,19 @@ def attention(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Te
     return _by_definition(q, k, v, causal)
 
 
-def attention_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values, output and normaliser of a forward pass."""
+
+
+def attention_backward(gradient: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k and v."""
+    q, k = saved[:2]
     if q.dtype in HALF and q.is_cuda:
         unused = q.new_empty(2, dtype=torch.uint64)  # state of a dropout that there is not
         return ATEN._scaled_dot_product_flash_attention_backward(
-            gradient, q, k, v, out, normaliser, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
+            gradient, *saved, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
         )
-    return _backward_by_definition(gradient, q, k, v, out, normaliser, causal)
+    return _backward_by_definition(gradient, saved, causal)
 
 
 def _spread(x: Tensor, heads: int) -> Tensor:
@@ -97,10 +98,9 @@ def _by_definition(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tenso
     return (scores - normaliser[..., None]).exp() @ _spread(v, q.shape[1]), normaliser
 
 
-def _backward_by_definition(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, normaliser: Tensor, causal: bool
-) -> tuple[Tensor, Tensor, Tensor]:
+def _backward_by_definition(gradient: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
     """dS = P (dP - sum(dO O)), dP = dO V^T.  [FlashAttention, arXiv 2205.14135, appendix B.2]"""
+    q, k, v, out, normaliser = saved
     heads = q.shape[1]
     keys, values = _spread(k, heads), _spread(v, heads)
     p = (_scores(q, keys, causal) - normaliser[..., None]).exp()
@@ -109,27 +109,3 @@ def _backward_by_definition(
     to_k = (inner.transpose(-1, -2) @ q).unflatten(1, (shared[1], -1)).sum(2)
     to_v = (p.transpose(-1, -2) @ gradient).unflatten(1, (shared[1], -1)).sum(2)
     return inner @ keys, to_k, to_v
-
-
-@cache
-def _ends(rows: tuple[int, ...], device: torch.device) -> Tensor:
-    """Where each group of rows ends."""
-    return torch.tensor(list(itertools.accumulate(rows)), dtype=torch.int32, device=device)
-
-
-def grouped(x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
-    """Rows of x times the transposed weights of their group, as one kernel in half precision."""
-    if x.dtype != torch.bfloat16:
-        return torch.cat([part @ weight.T for part, weight in zip(x.split(rows), weights, strict=True)])
-    return torch._grouped_mm(x, weights.transpose(1, 2), offs=_ends(tuple(rows), x.device))
-
-
-def grouped_weight_gradient(gradient: Tensor, x: Tensor, rows: list[int]) -> Tensor:
-    """Transposed gradients times rows, group by group: (groups, out, in)."""
-    if x.dtype != torch.bfloat16:
-        return torch.stack([g.T @ part for g, part in zip(gradient.split(rows), x.split(rows), strict=True)])
-    return torch._grouped_mm(gradient.transpose(0, 1), x, offs=_ends(tuple(rows), x.device))
-
-
-READY: dict[str, Callable[..., Any]] = {"grouped": grouped, "grouped_weight_gradient": grouped_weight_gradient}
-"""Operators that need no compiler, by their names in ``operators.py``."""

@@ -102,25 +102,25 @@ class Split:
         return [i for i, stage in enumerate(self.stages) if stage.rank == rank]
 
 
-def deal(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
+def virtual_stages(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
     """Virtual stages of a layout: chunk by chunk over all ranks, or down and back up for V-shaped schedules.
 
-    A rank's layers are dealt to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
+    A rank's layers are assigned to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
     larger ones.
     """
     parts, ranks = int(layout.vpp), stage_layers(num_layers, layout)
-    dealt = []
+    held = []
     for rank, layers in enumerate(ranks):
         share, extra = divmod(layers, parts)
         ends = [share + (i < extra) for i in range(parts)]
-        dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+        held.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
     v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
     found, start = [], 0
     for chunk in range(parts):
-        order = range(len(dealt))
+        order = range(len(held))
         for rank in reversed(order) if v_shaped and chunk == 1 else order:
-            found.append(Stage(rank=rank, layers=tuple(range(start, start + dealt[rank][chunk]))))
-            start += dealt[rank][chunk]
+            found.append(Stage(rank=rank, layers=tuple(range(start, start + held[rank][chunk]))))
+            start += held[rank][chunk]
     return tuple(found)
 
 
@@ -134,7 +134,7 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
         micro_batch_size=int(layout.micro_batch_size), num_microbatches=int(layout.num_microbatches),
         tp=int(layout.tp), pp=int(layout.pp), dp=int(layout.dp), cp=int(layout.cp), ep=int(layout.ep),
         dp_shard=int(layout.shard), zero=int(layout.zero), schedule=SCHEDULES[Schedule(int(layout.schedule))],
-        stages=deal(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
+        stages=virtual_stages(workload.model.num_layers, layout), recompute=NAMES["recompute"][Recompute(int(layout.recompute))],
         precision=workload.precision, optimizer=workload.optimizer, fused="swiglu" not in trainer.kernels.unfused,
         learning_rate=3e-4,
     )  # fmt: skip
@@ -166,62 +166,48 @@ def _of_model(model: ModelSpec) -> list[str]:
 
 
 def _of_workload(work: Workload) -> list[str]:
-    found = []
-    if work.precision not in ("bf16", "fp32"):
-        found.append(f"precision {work.precision}: the torch model computes in bf16 or fp32; plan with one of them")
-    if work.optimizer not in ("adam", "sgd"):
-        found.append(f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them")
-    if work.lora_rank:
-        found.append(f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters")
-    if work.document_length:
-        found.append(
-            f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"
-        )
-    if work.expert_imbalance != 1.0:
-        found.append(
-            f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"
-        )
-    return found
+    reasons = (
+        (work.precision not in ("bf16", "fp32"),
+         f"precision {work.precision}: the torch model computes in bf16 or fp32; plan with one of them"),
+        (work.optimizer not in ("adam", "sgd"),
+         f"optimizer {work.optimizer}: the torch model has adam and sgd; plan with one of them"),
+        (work.lora_rank, f"lora_rank {work.lora_rank}: the torch model trains every weight; plan without adapters"),
+        (work.document_length,
+         f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
+        (work.expert_imbalance != 1.0,
+         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"),
+    )  # fmt: skip
+    return [sentence for wrong, sentence in reasons if wrong]
 
 
 def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
-    tp, pp, cp, ep, zero = (int(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "zero"))
-    schedule = Schedule(int(layout.schedule))
-    name, found = NAMES["schedule"][schedule], []
-    if tp > 1 and not int(layout.sequence_parallel):
-        found.append(f"tp {tp} without sequence parallelism: the torch model always splits the norms too; add it")
-    if not model.is_mla and model.num_kv_heads % tp:
-        found.append(f"tp {tp} must divide the {model.num_kv_heads} key-value heads [ColwiseParallel]; use a divisor")
-    if cp > 1 and int(layout.cp_method) != CpMethod.ALLGATHER:
-        found.append(
-            f"cp_method {NAMES['cp_method'][int(layout.cp_method)]}: the torch model gathers keys and values; use allgather"
-        )
-    if int(layout.etp) > 1:
-        found.append(f"etp {layout.etp}: experts of the torch model are whole on their rank; use etp 1 and a larger ep")
-    if model.is_moe and int(layout.shard) * cp * tp % ep:
-        found.append(
-            f"ep {ep} must divide dp_shard {int(layout.shard)} x cp {cp} x tp {tp}, whose ranks hold the experts"
-        )
-    if pp > 1 and model.tied_embeddings:
-        found.append(
-            f"{model.name} ties its embeddings: with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1"
-        )
-    if schedule not in SCHEDULES:
-        known = ", ".join(NAMES["schedule"][int(one)] for one in SCHEDULES)
-        found.append(f"schedule {name}: torch.distributed.pipelining has {known}; use one of them")
-    elif pp > 1 and SCHEDULES[schedule] in SPLIT_BACKWARD and zero == 3:
-        found.append(
-            f"schedule {name} with zero 3: weights that FSDP frees between the two halves of the backward pass lose their "
-            "gradient, without an error [measured, torch 2.13]; use zero 2"
-        )
-    if int(layout.order) != Order.TP_CP_EP_DP_PP:
-        found.append(f"order {NAMES['order'][int(layout.order)]}: the torch model has tp-cp-ep-dp-pp; use it")
-    if int(layout.recompute) == Recompute.SELECTIVE and int(layout.recompute_modules) != Module.EVERY_SECOND_MATMUL:
-        found.append("selective recompute by module: the torch model has every_second_matmul; use it, or full or none")
-    if int(layout.recompute_layers):
-        found.append(
-            f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"
-        )
-    if int(layout.offload_optimizer) or int(layout.offload_activations):
-        found.append("offload: the torch model keeps states and activations on the GPU; plan without")
-    return found
+    tp, pp, cp, ep, zero, shard = (int(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "zero", "shard"))
+    schedule, recompute = Schedule(int(layout.schedule)), int(layout.recompute)
+    name, known = NAMES["schedule"][schedule], ", ".join(NAMES["schedule"][int(one)] for one in SCHEDULES)
+    reasons = (
+        (tp > 1 and not int(layout.sequence_parallel),
+         f"tp {tp} without sequence parallelism: the torch model always splits the norms too; add it"),
+        (not model.is_mla and model.num_kv_heads % tp,
+         f"tp {tp} must divide the {model.num_kv_heads} key-value heads [ColwiseParallel]; use a divisor"),
+        (cp > 1 and int(layout.cp_method) != CpMethod.ALLGATHER,
+         f"cp_method {NAMES['cp_method'][int(layout.cp_method)]}: the torch model gathers keys and values; use allgather"),
+        (int(layout.etp) > 1,
+         f"etp {layout.etp}: experts of the torch model are whole on their rank; use etp 1 and a larger ep"),
+        (model.is_moe and shard * cp * tp % ep,
+         f"ep {ep} must divide dp_shard {shard} x cp {cp} x tp {tp}, whose ranks hold the experts"),
+        (pp > 1 and model.tied_embeddings,
+         f"{model.name} ties its embeddings: with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1"),
+        (schedule not in SCHEDULES, f"schedule {name}: torch.distributed.pipelining has {known}; use one of them"),
+        (pp > 1 and SCHEDULES.get(schedule) in SPLIT_BACKWARD and zero == 3,
+         f"schedule {name} with zero 3: weights that FSDP frees between the two halves of the backward pass lose their "
+         "gradient, without an error [measured, torch 2.13]; use zero 2"),
+        (int(layout.order) != Order.TP_CP_EP_DP_PP,
+         f"order {NAMES['order'][int(layout.order)]}: the torch model has tp-cp-ep-dp-pp; use it"),
+        (recompute == Recompute.SELECTIVE and int(layout.recompute_modules) != Module.EVERY_SECOND_MATMUL,
+         "selective recompute by module: the torch model has every_second_matmul; use it, or full or none"),
+        (int(layout.recompute_layers),
+         f"recompute_layers {layout.recompute_layers}: the torch model recomputes all layers or none; use 0"),
+        (int(layout.offload_optimizer) or int(layout.offload_activations),
+         "offload: the torch model keeps states and activations on the GPU; plan without"),
+    )  # fmt: skip
+    return [sentence for wrong, sentence in reasons if wrong]

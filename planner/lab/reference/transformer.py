@@ -26,20 +26,20 @@ THETA = 500000.0
 EPSILON = 1e-6
 
 
-class Watch:
-    """Told when layers and the loss begin and end, also when recompute runs them again; the memory witness replaces it."""
+class ForwardPass:
+    """Entered where layers and the loss run, also when recompute runs them again: the memory tracker reads how deep."""
 
     depth = 0
     """Forward passes that are running."""
 
     def __enter__(self) -> None:
-        Watch.depth += 1
+        ForwardPass.depth += 1
 
     def __exit__(self, *_: object) -> None:
-        Watch.depth -= 1
+        ForwardPass.depth -= 1
 
 
-FORWARD = Watch()
+FORWARD = ForwardPass()
 
 
 @dataclass
@@ -117,11 +117,11 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if self.rotary:
-            q, k = turn(q, self.place, self.fused), turn(k, self.place, self.fused)
+            q, k = rotary(q, self.place, self.fused), rotary(k, self.place, self.fused)
         return self.out(attend(q, k, v, self.place).flatten(2))
 
 
-def turn(x: Tensor, place: Place, fused: bool) -> Tensor:
+def rotary(x: Tensor, place: Place, fused: bool) -> Tensor:
     """Rotary embedding of (batch, tokens, heads, width)."""
     assert place.cosine is not None and place.sine is not None
     if fused:
@@ -176,8 +176,8 @@ class LatentAttention(nn.Module):
         kv = functional.linear(self.kv_down_norm(kv), whole(self.kv_up.weight)).unflatten(
             -1, (-1, self.nope + self.value)
         )
-        key = turn(key[:, :, None], self.place, self.fused).expand(-1, -1, q.shape[2], -1)
-        q = torch.cat([q[..., : self.nope], turn(q[..., self.nope :], self.place, self.fused)], -1)
+        key = rotary(key[:, :, None], self.place, self.fused).expand(-1, -1, q.shape[2], -1)
+        q = torch.cat([q[..., : self.nope], rotary(q[..., self.nope :], self.place, self.fused)], -1)
         k = torch.cat([kv[..., : self.nope], key], -1)
         return self.out(attend(q, k, kv[..., self.nope :].contiguous(), self.place).flatten(2))
 

@@ -1,1 +1,10 @@
-"""Runs a plan with PyTorch alone, really or on fake tensors, and holds what happens against what was predicted."""
+"""Runs a plan with PyTorch alone, really or on fake tensors, or with its trainer, and compares what happens with the prediction.
+
+A module imports from its own line and from lines above it:
+
+    plan_question record levels orders learn shrink                              the task, and what a record holds and teaches
+    eager_pricing assembled_step as_run comparison                          what is predicted of a run
+    parallel memory_tracker training clock parity rate traced fake_collectives     one rank (torch)
+    depth workers meta full_times full_result full_rank full emulate one_rank truncated     the levels
+    children trainer_log trainer_run top show show_learned command          trainers, finalists, the command
+"""

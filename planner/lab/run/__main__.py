@@ -1,11 +1,11 @@
-"""One rank of rung ``full`` as torchrun starts it: ``torchrun ... -m planner.lab.run settings.json``."""
+"""One rank of level ``full`` as torchrun starts it: ``torchrun ... -m planner.lab.run settings.json``."""
 
 from __future__ import annotations
 
 import sys
 
 from planner.lab.launch.place import Place
-from planner.lab.launch.rank import as_rank
+from planner.lab.launch.torchrun import as_rank
 from planner.lab.run.orders import Orders
 
 

@@ -9,7 +9,6 @@ overhead. Fed with the predicted computation it gives the prediction again, part
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.stage_times import largest_stage
 from planner.cost.price.state_traffic import data_parallel, data_slowdown
-from planner.lab.run.predicted_ranks import POSITIONS, position
+from planner.lab.run.plan_question import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
@@ -43,7 +42,7 @@ MEASURED = ("compute", "once_per_step", "optimizer")
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What one rank's own computation took; collectives and their stand-ins are not in it."""
+    """What one rank's own computation took; collectives and what stands for them are not in it."""
 
     stage: int
     """Pipeline rank."""
@@ -60,34 +59,21 @@ class Seen:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passes:
-    """Predicted computation and exposed communication of every virtual stage, seconds per microbatch."""
+class Predicted:
+    """What is predicted of every virtual stage, seconds per microbatch; on a processor that is not the cost model's own."""
 
     computed: dict[str, Floats]
-    """By pass: forward, backward, weight (part of backward)."""
+    """Computation by pass: forward, backward, weight (part of backward)."""
     exchanged: dict[str, dict[str, Floats]]
-    """By part (EXCHANGED) and pass."""
+    """Exposed communication by part (EXCHANGED) and pass."""
     ranks: list[int]
     """Pipeline rank of every virtual stage."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Told:
-    """What is predicted of what a rank alone shows, where that is not the cost model's own: on a processor."""
-
-    passes: Passes
-    """Computation with the host's work in it."""
     update: Floats
     """Seconds of clipping and update by kind of stage, (3,)."""
 
 
-def told_of(priced: Priced) -> Told:
-    """As the cost model has it."""
-    return Told(passes=predicted_passes(priced), update=priced.shared.optimizer[:, 0])
-
-
-def predicted_passes(priced: Priced) -> Passes:
-    """What the cost model says of the passes of a layout; without a pipeline, copies of sharded states included."""
+def predicted_of(priced: Priced) -> Predicted:
+    """As the cost model has it; without a pipeline passes include the copies of sharded states."""
     pieces, layout = pieces_by_action(priced), priced.dealt
     count = 1 + max(stage for stage, _ in pieces)
     kinds = {"forward": "F", "backward": "BIW", "weight": "W"}
@@ -101,10 +87,11 @@ def predicted_passes(priced: Priced) -> Passes:
         return found
 
     computed = {name: total(letters, COMPUTED) for name, letters in kinds.items()}
-    return Passes(
+    return Predicted(
         computed=with_copies(priced, computed),
         exchanged={part: {name: total(kinds[name], [part]) for name in ("forward", "backward")} for part in EXCHANGED},
         ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
+        update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
 
 
@@ -132,7 +119,7 @@ def _without_copies(priced: Priced, *, gathers: bool) -> Trainer:
     """The trainer as if it moved nothing into and out of its communication buffers, or (``gathers``) only gathered weights."""
     trainer = priced.job.trainer
     kept = trainer.traffic.copied("gather") if gathers else 0.0
-    return dataclasses.replace(trainer, reduce_copy_bytes=0.0, gather_copy_bytes=kept)
+    return trainer.replace(copy_bytes={"reduce": 0.0, "gather": kept})
 
 
 def _copies(priced: Priced) -> tuple[Floats, Floats]:
@@ -150,29 +137,26 @@ def _copies(priced: Priced) -> tuple[Floats, Floats]:
 
 def predicted_parts(priced: Priced) -> dict[str, float]:
     """The predicted step in the parts of an assembled one; they sum to the predicted step time."""
-    told = {name: float(values[0]) for name, values in priced.estimate.time.items()}
+    seconds = {name: float(values[0]) for name, values in priced.estimate.time.items()}
     forward, backward = _windows(priced, np.ones(3), np.ones(3))
     exposed = _data(priced, forward, backward)
     end = largest_stage(exposed + priced.shared.optimizer + priced.shared.offload)[0]
     copies = float(np.add(*_copies(priced))[end])
     pipelined = int(priced.dealt.pp) > 1
-    parts = {name: told.get(name, 0.0) for name in PARTS}
-    parts["compute"] = sum(told[name] for name in COMPUTED) + (0.0 if pipelined else copies)
+    parts = {name: seconds.get(name, 0.0) for name in PARTS}
+    parts["compute"] = sum(seconds[name] for name in COMPUTED) + (0.0 if pipelined else copies)
     parts["once_per_step"] = copies if pipelined else 0.0
-    parts["data_communication"] = told["data_communication"] - copies
+    parts["data_communication"] = seconds["data_communication"] - copies
     return parts
 
 
 def _windows(priced: Priced, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
     """Seconds per microbatch and kind of stage that traffic hides behind, the predicted ones times a factor each.
 
-    [cost.step: each pass with the send that it waits for]
+    [cost.estimate: each pass with the send that it waits for]
     """
     sent = priced.send[0] * int(priced.dealt.vpp)
-    return (
-        priced.shared.forward * forward[:, None] + sent,
-        priced.shared.backward * backward[:, None] + sent,
-    )
+    return priced.shared.forward * forward[:, None] + sent, priced.shared.backward * backward[:, None] + sent
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,48 +176,48 @@ class Assembled:
         return sum(self.parts.values())
 
 
-def as_predicted(priced: Priced, told: Told, rank: int) -> Seen:
+def as_predicted(priced: Priced, predicted: Predicted, rank: int) -> Seen:
     """A pipeline rank that computes what is predicted."""
-    mine = [i for i, where in enumerate(told.passes.ranks) if where == rank]
+    mine = [i for i, where in enumerate(predicted.ranks) if where == rank]
     kind, pp = position(rank, int(priced.dealt.pp)), int(priced.dealt.pp)
-    computed = told.passes.computed
+    computed = predicted.computed
     halves = bool(computed["weight"].any())
     passes = {
         name: {i: float(computed[name][i]) for i in mine if halves or name != "weight"}
         for name in ("forward", "backward", "weight")
     }
     once = float(np.add(*_copies(priced))[kind]) if pp > 1 else 0.0
-    return Seen(stage=rank, **passes, once=once, optimizer=float(told.update[kind]))
+    return Seen(stage=rank, **passes, once=once, optimizer=float(predicted.update[kind]))
 
 
-def predicted_step(priced: Priced, told: Told) -> Assembled:
-    """The step of ranks that compute what is told of them; with ``told_of`` it has ``predicted_parts``."""
-    return assemble(priced, [as_predicted(priced, told, rank) for rank in range(int(priced.dealt.pp))], told)
+def predicted_step(priced: Priced, predicted: Predicted) -> Assembled:
+    """The step of ranks that compute what is predicted of them; with ``predicted_of`` it has ``predicted_parts``."""
+    ranks = range(int(priced.dealt.pp))
+    return assemble(priced, [as_predicted(priced, predicted, rank) for rank in ranks], predicted)
 
 
-def assemble(priced: Priced, seen: Sequence[Seen], told: Told | None = None) -> Assembled:
+def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None = None) -> Assembled:
     """The step of a layout from what some of its ranks computed. At least one must have been measured.
 
     Stages that were not measured take the predicted computation times measured over predicted of a stage of the same
     kind (first, middle, last), or of all measured ones where their kind was not.
     """
-    whole, layout = told or told_of(priced), priced.dealt
-    passes = whole.passes
+    whole, layout = predicted or predicted_of(priced), priced.dealt
     pp, m = int(layout.pp), int(layout.num_microbatches)
     ratios, borrowed = _ratios(priced, whole, seen)
     computed = {
-        name: passes.computed[name] * np.array([ratios[position(r, pp)][name] for r in passes.ranks])
-        for name in passes.computed
+        name: whole.computed[name] * np.array([ratios[position(r, pp)][name] for r in whole.ranks])
+        for name in whole.computed
     }
     for one in seen:
         for name in computed:
             for stage, seconds in getattr(one, name).items():
                 computed[name][stage] = seconds
     waits = {
-        name: np.sum([passes.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
+        name: np.sum([whole.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
     }
     forward, backward = computed["forward"] + waits["forward"], computed["backward"] + waits["backward"]
-    mine = [[i for i, rank in enumerate(passes.ranks) if rank == r] for r in range(pp)]
+    mine = [[i for i, rank in enumerate(whole.ranks) if rank == r] for r in range(pp)]
     slowest = max(range(pp), key=lambda r: float((forward + backward)[mine[r]].sum()))
 
     def of_slowest(values: Floats) -> float:
@@ -242,14 +226,11 @@ def assemble(priced: Priced, seen: Sequence[Seen], told: Told | None = None) -> 
     parts = dict.fromkeys(PARTS, 0.0)
     parts["compute"] = of_slowest(computed["forward"] + computed["backward"])
     for part in EXCHANGED:
-        parts[part] = of_slowest(passes.exchanged[part]["forward"] + passes.exchanged[part]["backward"])
+        parts[part] = of_slowest(whole.exchanged[part]["forward"] + whole.exchanged[part]["backward"])
     busy = sum(parts.values())
     walked = busy
     if pp > 1:
-        asleep = priced.polled  # beside each other: the walk has no sleep
-        walked = 2 * m * int(layout.vpp) * asleep + walked_time(
-            int(layout.schedule), pp, int(layout.vpp), m, (forward - asleep, backward - asleep, computed["weight"])
-        )
+        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["weight"]))
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
     parts |= _ends(priced, whole, ratios, seen)
@@ -262,9 +243,9 @@ def assemble(priced: Priced, seen: Sequence[Seen], told: Told | None = None) -> 
 
 def _stragglers(priced: Priced, parts: dict[str, float]) -> float:
     """What the slowest GPU of the job adds to computation (the host's part, as predicted, left out) and bubble."""
-    told = {name: float(priced.estimate.time[name][0]) for name in COMPUTED}
-    predicted = predicted_parts(priced)["compute"]
-    share = (told["compute"] + told["recompute"]) / predicted if predicted else 1.0
+    computed = sum(float(priced.estimate.time[name][0]) for name in ("compute", "recompute"))
+    whole = predicted_parts(priced)["compute"]
+    share = computed / whole if whole else 1.0
     return float(priced.estimate.slowed[0]) * (parts["compute"] * share + parts["bubble"])
 
 
@@ -272,7 +253,7 @@ Ratios = dict[int, dict[str, float]]
 """Measured over predicted by kind of stage (0 first, 1 middle, 2 last) and by pass or part."""
 
 
-def _ratios(priced: Priced, told: Told, seen: Sequence[Seen]) -> tuple[Ratios, tuple[str, ...]]:
+def _ratios(priced: Priced, predicted: Predicted, seen: Sequence[Seen]) -> tuple[Ratios, tuple[str, ...]]:
     """Of every kind of stage; and which of them are others' in words."""
     pp = int(priced.dealt.pp)
     names = ("forward", "backward", "weight", "optimizer")
@@ -283,9 +264,9 @@ def _ratios(priced: Priced, told: Told, seen: Sequence[Seen]) -> tuple[Ratios, t
         for name in names[:3]:
             for stage, seconds in getattr(one, name).items():
                 mine[name][0] += seconds
-                mine[name][1] += float(told.passes.computed[name][stage])
+                mine[name][1] += float(predicted.computed[name][stage])
         mine["optimizer"][0] += one.optimizer
-        mine["optimizer"][1] += float(told.update[kind])
+        mine["optimizer"][1] += float(predicted.update[kind])
     every = {name: [sum(one[name][i] for one in sums.values()) for i in (0, 1)] for name in names}
 
     def ratio(pair: list[float], other: float = 1.0) -> float:
@@ -303,16 +284,16 @@ def _ratios(priced: Priced, told: Told, seen: Sequence[Seen]) -> tuple[Ratios, t
     return found, tuple(borrowed)
 
 
-def _beyond(priced: Priced, told: Told, name: str) -> Floats:
-    """What is told of a pass over what the cost model says, by kind of stage, (3,): 1 where they are the same."""
-    bare, pp = predicted_passes(priced), int(priced.dealt.pp)
+def _beyond(priced: Priced, predicted: Predicted, name: str) -> Floats:
+    """What is predicted of a pass over what the cost model says, by kind of stage, (3,): 1 where they are the same."""
+    bare, pp = predicted_of(priced), int(priced.dealt.pp)
     sums = np.zeros((2, 3))
     for stage, rank in enumerate(bare.ranks):
-        sums[:, position(rank, pp)] += told.passes.computed[name][stage], bare.computed[name][stage]
+        sums[:, position(rank, pp)] += predicted.computed[name][stage], bare.computed[name][stage]
     return np.divide(sums[0], sums[1], out=np.ones(3), where=sums[1] > 0)
 
 
-def _ends(priced: Priced, told: Told, ratios: Ratios, seen: Sequence[Seen]) -> dict[str, float]:
+def _ends(priced: Priced, predicted: Predicted, ratios: Ratios, seen: Sequence[Seen]) -> dict[str, float]:
     """What stands around the passes on the stage where it takes longest: traffic, copies, update.
 
     Exposed traffic is priced behind the windows that were measured.
@@ -320,14 +301,10 @@ def _ends(priced: Priced, told: Told, ratios: Ratios, seen: Sequence[Seen]) -> d
     kinds = (0, 1, 2)
     pp = int(priced.dealt.pp)
     longer = {name: np.array([ratios[kind][name] for kind in kinds]) for name in ("forward", "backward", "optimizer")}
-    windows = _windows(
-        priced,
-        longer["forward"] * _beyond(priced, told, "forward"),
-        longer["backward"] * _beyond(priced, told, "backward"),
-    )
+    windows = _windows(priced, *(longer[name] * _beyond(priced, predicted, name) for name in ("forward", "backward")))
     exposed = _data(priced, *windows, _without_copies(priced, gathers=False))[:, 0]
     once = np.add(*_copies(priced)) if pp > 1 else np.zeros(3)
-    optimizer = told.update * longer["optimizer"]
+    optimizer = predicted.update * longer["optimizer"]
     for kind in kinds:
         measured = [one for one in seen if position(one.stage, pp) == kind]
         if measured:
@@ -335,8 +312,5 @@ def _ends(priced: Priced, told: Told, ratios: Ratios, seen: Sequence[Seen]) -> d
     if pp == 1:
         once[:] = seen[0].once
     end = int(largest_stage((exposed + once + optimizer)[:, None])[0])
-    return {
-        "data_communication": float(exposed[end]),
-        "once_per_step": float(once[end]),
-        "optimizer": float(optimizer[end]),
-    }
+    found = {"data_communication": exposed, "once_per_step": once, "optimizer": optimizer}
+    return {name: float(seconds[end]) for name, seconds in found.items()}

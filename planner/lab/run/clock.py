@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from planner.lab.run.memory_tracker import local, optimizer_states
 from planner.lab.run.training import Run
 from planner.units import KIB, KILO
 
@@ -42,10 +44,6 @@ class Timed:
     """Processor seconds of all threads of the process; 0 on a GPU."""
     thread: float
     """Processor seconds of the thread that ran it; 0 on a GPU."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return asdict(self)
 
 
 class Clock:
@@ -81,45 +79,31 @@ class Clock:
             self.between()
 
     def attach(self, run: Run) -> None:
-        """Puts spans around the passes, the loss, clipping and the update of a run."""
+        """Puts spans around the passes, the loss, clipping and the update of a run. The loss is part of the forward pass that has
+        just ended: schedules compute it right behind."""
         run.span = self.span
         for stage in run.stages:
-            stage.forward_one_chunk = self._forward(stage.forward_one_chunk, stage.stage_index)
-            stage.backward_one_chunk = self._backward(stage.backward_one_chunk, stage.stage_index)
-            stage.backward_weight_one_chunk = self._weight(stage.backward_weight_one_chunk, stage.stage_index)
+            for name, kind in (("forward", "F"), ("backward", "B"), ("backward_weight", "W")):
+                method = f"{name}_one_chunk"
+                setattr(stage, method, self._timed_pass(getattr(stage, method), kind, stage.stage_index))
         if run.schedule is not None and run.has_last:
-            run.schedule._loss_fn = self._loss(run.schedule._loss_fn)
+            loss = run.schedule._loss_fn
 
-    def _forward(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
-        def forward(number: int, *arguments: Any, **named: Any) -> Any:
-            self._last = stage, number
-            with self.span("F", stage, number):
+            def timed(*arguments: Any, **named: Any) -> Any:
+                with self.span("F", *self._last):
+                    return loss(*arguments, **named)
+
+            run.schedule._loss_fn = timed
+
+    def _timed_pass(self, original: Callable[..., Any], kind: str, stage: int) -> Callable[..., Any]:
+        def run(number: int, *arguments: Any, **named: Any) -> Any:
+            if kind == "F":
+                self._last = stage, number
+            half = kind == "B" and not named.get("full_backward", True)
+            with self.span("I" if half else kind, stage, number):
                 return original(number, *arguments, **named)
 
-        return forward
-
-    def _backward(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
-        def backward(number: int, *arguments: Any, full_backward: bool = True, **named: Any) -> Any:
-            with self.span("B" if full_backward else "I", stage, number):
-                return original(number, *arguments, full_backward=full_backward, **named)
-
-        return backward
-
-    def _weight(self, original: Callable[..., Any], stage: int) -> Callable[..., Any]:
-        def weight(number: int, *arguments: Any, **named: Any) -> Any:
-            with self.span("W", stage, number):
-                return original(number, *arguments, **named)
-
-        return weight
-
-    def _loss(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Part of the forward pass that has just ended: schedules compute it right behind."""
-
-        def loss(*arguments: Any, **named: Any) -> Any:
-            with self.span("F", *self._last):
-                return original(*arguments, **named)
-
-        return loss
+        return run
 
     def cut(self) -> list[Any]:
         """Everything since the last call, not read yet."""
@@ -146,15 +130,13 @@ class Clock:
 
     def _timed(self, kind: str, stage: int, number: int, origin: Any, begun: Any, ended: Any) -> Timed:
         if self.cuda:
-            start, seconds = _between(origin, begun), _between(begun, ended)
-            return Timed(
-                kind=kind, stage=stage, microbatch=number, start=start, seconds=seconds, processor=0.0, thread=0.0
-            )
-        wall, processor, thread = (after - before for before, after in zip(begun, ended, strict=True))
+            start, seconds, processor, thread = _between(origin, begun), _between(begun, ended), 0.0, 0.0
+        else:
+            start = begun[0] - origin[0]
+            seconds, processor, thread = (after - before for before, after in zip(begun, ended, strict=True))
         return Timed(
-            kind=kind, stage=stage, microbatch=number, start=begun[0] - origin[0], seconds=wall, processor=processor,
-            thread=thread,
-        )  # fmt: skip
+            kind=kind, stage=stage, microbatch=number, start=start, seconds=seconds, processor=processor, thread=thread
+        )
 
 
 def _between(first: Any, second: Any) -> float:
@@ -164,10 +146,45 @@ def _between(first: Any, second: Any) -> float:
 
 def _joined(one: Timed, more: Timed) -> Timed:
     """Two pieces of one action: a forward pass and its loss, the two halves of the same update."""
-    return Timed(
-        kind=one.kind, stage=one.stage, microbatch=one.microbatch, start=one.start, seconds=one.seconds + more.seconds,
-        processor=one.processor + more.processor, thread=one.thread + more.thread,
-    )  # fmt: skip
+    names = ("seconds", "processor", "thread")
+    return replace(one, **{name: getattr(one, name) + getattr(more, name) for name in names})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """Steps that are taken one after the other, the last ones timed."""
+
+    warmup: int
+    """Steps before those that are timed."""
+    steps: int
+    """Steps that are timed."""
+    before: Callable[[int], AbstractContextManager[object]]
+    """Gives what stands around the step of a number, from 0, and around the wait for the last one."""
+    took: Callable[[list[Any]], object]
+    """Gets what ``Clock.cut`` gave of each timed step."""
+
+    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> tuple[list[torch.Tensor], Any]:
+        """Losses of the timed steps and the last gradient norm. On a GPU the host may be one step ahead: a stream that waits to
+        be asked idles at the beginning of the next step."""
+        waiting: list[list[Any]] = []
+        losses, norm = [], None
+        for number in range(self.warmup + self.steps):
+            clock.on = number >= self.warmup
+            with self.before(number):
+                with clock.span("step"):
+                    loss, norm = run.step(*data[number % len(data)])
+                if clock.on:
+                    losses.append(loss.detach())
+                    waiting.append(clock.cut())
+                elif clock.cuda:
+                    torch.cuda.synchronize()  # its time is over when it has run, not when it was started
+                while len(waiting) > int(clock.cuda):
+                    self.took(waiting.pop(0))
+        clock.on = False
+        with self.before(self.warmup + self.steps):
+            for batch in waiting:
+                self.took(batch)
+        return losses, norm
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -202,14 +219,11 @@ def memory(device: torch.device) -> dict[str, int]:
 def states(run: Run) -> dict[str, int]:
     """Bytes that a rank keeps between steps, by the sizes of its own parts: weights, gradients, optimizer states."""
     weights = [p for part in run.parts for p in part.parameters()]
-    kept = [value for one in run.optimizers for state in one.state.values() for value in state.values()]
     found = {
         "weights": weights, "gradients": [p.grad for p in weights if p.grad is not None],
-        "optimizer_states": [one for one in kept if isinstance(one, torch.Tensor)],
+        "optimizer_states": [kept for one in run.optimizers for kept in optimizer_states(one)],
     }  # fmt: skip
-    return {name: sum(_bytes(one) for one in tensors) for name, tensors in found.items()}
-
-
-def _bytes(tensor: Any) -> int:
-    local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return int(local.numel() * local.element_size())
+    return {
+        name: sum(int(one.numel() * one.element_size()) for one in map(local, tensors) if isinstance(one, torch.Tensor))
+        for name, tensors in found.items()
+    }

@@ -15,7 +15,7 @@ from typing import Any
 from planner.lab.reference.split import Split
 
 SHALLOW = (3, 5)
-"""Equal layers of a stage in both runs: the first and the last two are told apart."""
+"""Equal layers of a stage in both runs: the first and the last two are kept apart."""
 Points = dict[tuple[Any, ...], tuple[int, dict[str, int], dict[str, int]]]
 """(virtual stage, microbatch, pass, layer) -> most bytes, their parts at that moment, most of each category."""
 

@@ -1,10 +1,10 @@
 """What a run is priced as where nothing is compiled: on a processor, and on a GPU without a compiler. No torch here.
 
-The trainer of a plan is priced with fused kernels, and with a host beside the device. The reference modules run chains of
-plain kernels there, and on a processor the host's work is work of the same core. A pass is then
+The trainer of a plan is priced with fused kernels, and with a host that works ahead of the device. The reference modules run eager
+kernels there, and on a processor the host's work is work of the same core. A pass is then
 
-    t(stage) = sum of its operators, as chains, at the profile's rates + layers x h + ends x h_e
-    h        = t(layer of nothing, measured) - t(layer of nothing, priced)
+    t(stage) = sum of its operators, as eager kernels, at the profile's rates + layers x h + ends x h_e
+    h        = t(empty layer, measured) - t(empty layer, priced)
 
 h: what torch does around the operators (modules, autograd, hooks of FSDP, DTensor), on layers too small for anything else that are
 split like the plan's, less what the launches in the operators' own prices make of it.
@@ -31,7 +31,6 @@ from planner.hardware import HardwareProfile
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
 from planner.layout import Layout, Recompute, Schedule
-from planner.model import ModelSpec
 from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced, price
@@ -46,13 +45,13 @@ NORM_AND_SCALE = 12.0
 [torch 2.13, nn/utils/clip_grad.py: get_total_norm, _foreach_mul_]
 """
 FP32 = 4.0
-"""Bytes of an element of the chains that a processor's profile has timed."""
+"""Bytes of an element of the eager kernels that a processor's profile has timed."""
 LAYERS = (1, 3)
-"""Of the small models that tell a layer from the ends."""
+"""Of the small models that separate a layer from the ends."""
 SMALL_MICROBATCHES = 4
 
 Host = Mapping[str, tuple[float, float]]
-"""Processor seconds by kind of pass, and of the update: of a layer of nothing, and of embedding and head together."""
+"""Processor seconds by kind of pass, and of the update: of an empty layer, and of embedding and head together."""
 UPDATED = "update"
 """The update among these kinds."""
 UPDATE = ("clip", "optimizer")
@@ -63,9 +62,9 @@ UPDATE = ("clip", "optimizer")
 
 
 def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
-    """The trainer with the chains that the reference modules run, and on a processor without a host beside the device.
+    """The trainer with the eager kernels of the reference modules; on a processor without a host next to the device.
 
-    Not fused: plain torch operations, SwiGLU and rotary embedding as chains that autograd runs backward, and a loss on fp32
+    Not fused: plain torch operations, SwiGLU and rotary embedding as kernels that autograd runs backward, and a loss on fp32
     logits of 8 bytes forward and 12 backward per logit, of which the model counts 6 each. Gradients of microbatches after the
     first: a pipeline adds each tensor's to the fp32 one before, which is read and written, 8 bytes per parameter; otherwise it
     is copied into the buffer that is reduced, 4 written, and its share added to the one before, 8. The fresh gradient itself
@@ -73,43 +72,31 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
     and 12 are 3.6 (a core of a Xeon at 2.5 GHz, 2026-11-21).
     [torch, stage.backward_maybe_with_nosync; FSDPParamGroup.post_backward]
     """
-    passes: dict[str, float] = {"norm_passes": 1.0, "elementwise_passes": 1.0, "rope_passes": 1.0, "loss_passes": 1.0}
+    passes = {"norm": 1.0, "elementwise": 1.0, "rope": 1.0, "loss": 1.0}
     if not split.fused:
-        passes |= {"rope_passes": ROPE_PASSES, "loss_passes": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
-    unfused = trainer.kernels.unfused | {"gradient_sum", "elementwise" if split.fused else "swiglu"}
-    changed = trainer.replace(unfused=unfused, **passes)
-    return _on_processor(changed, split) if on_cpu else changed
-
-
-def _on_processor(trainer: Trainer, split: Split) -> Trainer:
-    reduces = split.pp == 1 and split.zero > 1
-    adds = 4.0 + 8.0 / split.dp_shard if reduces else 8.0
-    return trainer.replace(
-        accumulation_bytes=adds, pipeline_accumulation_bytes=0.0, host_time=0.0, step_overhead=0.0, tensor_parallel_host_factor=1.0,
-        reduce_copy_bytes=0.0 if reduces else trainer.traffic.copied("reduce"),
-    )  # fmt: skip
+        passes |= {"rope": ROPE_PASSES, "loss": (16.0 if split.precision == "fp32" else 10.0) / 6.0}
+    changes: dict[str, Any] = {
+        "unfused": trainer.kernels.unfused | {"gradient_sum", "elementwise" if split.fused else "swiglu"}
+    }
+    if on_cpu:
+        copies = {"accumulate": 8.0, "accumulate_in_pipeline": 0.0}
+        if split.pp == 1 and split.zero > 1:
+            copies |= {"accumulate": 4.0 + 8.0 / split.dp_shard, "reduce": 0.0}
+        changes |= {"copy_bytes": copies, "host_time": 0.0, "step_overhead": 0.0, "tensor_parallel_host_factor": 1.0}
+    return trainer.replace(passes=passes, **changes)
 
 
 def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
     """Seconds of the update as it runs, by kind of stage, (3,): the norm of the gradient and its scale, then the optimizer, with
     what the host needs around the tensors of its layers."""
-    each, ends = host[UPDATED] if host is not None else (0.0, 0.0)
-    held, last = _held(split), split.pp - 1
-    layers = np.array([held[0], max(held[1:last], default=0), held[last]], dtype=float)
-    at_ends = np.array([ends, 0.0, ends]) / min(split.pp, 2)
-    return priced.shared.optimizer[:, 0] + _clip(priced) + np.maximum(each * layers + at_ends, 0.0)
-
-
-def _clip(priced: Priced) -> Floats:
-    """Seconds of the gradient's norm and scale by kind of stage, (3,)."""
     job, layout = priced.job, Layout.stack([priced.dealt])
     states = local_states(job.workload, layout, stage_parameters(job.workload, layout, priced.contents))
-    return np.ravel(job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise"))
-
-
-def _held(split: Split) -> list[int]:
-    """Layers of each pipeline rank."""
-    return [sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp)]
+    clip = np.ravel(job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise"))
+    each, ends = host[UPDATED] if host is not None else (0.0, 0.0)
+    held = [sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp)]
+    layers = np.array([held[0], max(held[1:-1], default=0), held[-1]], dtype=float)
+    at_ends = np.array([ends, 0.0, ends]) / min(split.pp, 2)
+    return priced.shared.optimizer[:, 0] + clip + np.maximum(each * layers + at_ends, 0.0)
 
 
 # ------------------------------------------------------------------------------------------------ passes
@@ -133,99 +120,86 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[s
 
     Where the backward pass has two halves the host's share of it counts with the first.
     """
-    told = with_chains(priced, split)
+    found = with_timed_kernels(priced, split)
     if host is None:
-        return told
-    nothing = priced_host(priced.job, priced.layout, split)
+        return found
+    launches = priced_host(priced.job, priced.layout, split)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    for kind, (each, ends) in host.items():
-        if kind == UPDATED:
-            continue
-        here = kind if kind in told else "I"
-        each, ends = each - nothing[kind][0], ends - nothing[kind][1]
-        told[here] = told[here] + each * layers
-        told[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
-    return {kind: np.maximum(seconds, 0.0) for kind, seconds in told.items()}
+    for kind, (priced_each, priced_ends) in launches.items():
+        here = kind if kind in found else "I"
+        each, ends = host[kind][0] - priced_each, host[kind][1] - priced_ends
+        found[here] = found[here] + each * layers
+        found[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
+    return {kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()}
 
 
-# ------------------------------------------------------------------------------------------------ chains
+# ------------------------------------------------------------------------------------------------ eager kernels, timed
+
+Timed = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
+"""Elements of the tensor and seconds without launches, by class of operator and pass: what a profile has timed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """A chain of a profile."""
-
-    elements: float
-    """Of the tensor that it worked on."""
-    seconds: float
-    """Without the launches of its kernels, which are the host's."""
-
-
-def chain_rows(hardware: HardwareProfile, element: float) -> dict[tuple[str, str], list[Timed]]:
-    """Chains that the profile has timed, by class and pass; none where the elements are of another size than its own."""
+def timed_kernels(hardware: HardwareProfile, element: float) -> Timed:
+    """Eager kernels of a profile; none where the elements are of another size than its own. Their launches are the host's."""
     launch = next((float(row["us"]) for row in hardware.measurements.get("launch", ()) if row["kind"] == "stream"), 0.0)
-    found: dict[tuple[str, str], list[Timed]] = {}
-    for row in hardware.measurements.get("chain", ()):
-        if row["dtype"] != "fp32" or element != FP32:
-            continue
-        op, pass_ = str(row["op"]), str(row["pass"])
-        kernels = UNCOMPILED[op].launches[pass_ == "backward"][element > 2]
-        own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
-        found.setdefault((op, pass_), []).append(
-            Timed(elements=float(row["rows"]) * float(row["columns"]), seconds=own)
-        )
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in hardware.measurements.get("chain", ()) if element == FP32 else ():
+        if row["dtype"] == "fp32":
+            op, pass_ = str(row["op"]), str(row["pass"])
+            kernels = UNCOMPILED[op].launches[pass_ == "backward"][element > 2]
+            own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
+            found.setdefault((op, pass_), []).append((float(row["rows"]) * float(row["columns"]), own))
     return found
 
 
-def with_chains(priced: Priced, split: Split) -> dict[str, Floats]:
-    """``computed`` with the chains that the profile has timed in place of their bytes over its bandwidth.
+def with_timed_kernels(priced: Priced, split: Split) -> dict[str, Floats]:
+    """``computed`` with the eager kernels that the profile has timed in place of their bytes over its bandwidth.
 
-    seconds = elements x seconds per element of the chain of the nearest size. A chain's tensors are in the cache between its
-    kernels, and the bandwidth of a profile is that of kernels that are not.
+    seconds = elements x seconds per element of the timed tensor of the nearest size. Tensors are in the cache between eager
+    kernels, and the bandwidth of a profile is that of kernels whose tensors are not.
     """
-    told, job = computed(priced), priced.job
+    found, job = computed(priced), priced.job
     shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.dealt]), ep_stride=1.0)
-    rows = chain_rows(job.cluster.hardware, shard.element)
-    if not rows or not split.fused or job.model.is_moe:
-        return told
+    timed = timed_kernels(job.cluster.hardware, shard.element)
+    if not timed or not split.fused or job.model.is_moe:
+        return found
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
     ends = np.zeros_like(layers)
     ends[-1] = 1.0
+    backward_kind = "B" if "B" in found else "I"
     for block, count in ((layer, layers), (head, ends)):
-        forward, backward = _against_bytes(block, shard, job.cluster.hardware, rows)
-        told["F"] = told["F"] + forward * count
-        told["B" if "B" in told else "I"] = told["B" if "B" in told else "I"] + backward * count
-    return told
+        forward, backward = _beyond_bytes(block, shard, job.cluster.hardware, timed)
+        found["F"] = found["F"] + forward * count
+        found[backward_kind] = found[backward_kind] + backward * count
+    return found
 
 
-def _against_bytes(
-    block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, rows: Mapping[tuple[str, str], Sequence[Timed]]
+def _beyond_bytes(
+    block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, timed: Timed
 ) -> tuple[float, float]:
-    """What the timed chains of a block take beyond their bytes over the bandwidth, forward and backward."""
+    """What the timed kernels of a layer or the head take beyond their bytes over the bandwidth, forward and backward."""
     fused = dataclasses.replace(
         shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {"elementwise"})
     )
     named = {"moe": False} if block is layer else {}
-    chains = {one.name: one for one in block(shard, **named)[0]}
+    eager = {one.name: one for one in block(shard, **named)[0]}
     found = [0.0, 0.0]
     for one in block(fused, **named)[0]:
-        count, chain = elements(one, shard), chains[one.name]
+        count, kernels = elements(one, shard), eager[one.name]
         if count is None:
             continue
-        assert isinstance(one, MemoryBound) and isinstance(chain, MemoryBound)
-        size = float(np.ravel(count)[0])
-        each = []
-        for pass_, moved in (("forward", chain.forward), ("backward", chain.backward)):
-            timed = rows.get((one.kind, pass_), ())
-            nearest = min(timed, key=lambda row: abs(np.log(row.elements / size)), default=None)
-            priced = float(np.ravel(hardware.memory_time(moved, chain.kind))[0])
-            each.append(nearest.seconds * size / nearest.elements - priced if nearest else 0.0)
+        assert isinstance(one, MemoryBound) and isinstance(kernels, MemoryBound)
+        size, each = float(np.ravel(count)[0]), []
+        for pass_, moved in (("forward", kernels.forward), ("backward", kernels.backward)):
+            nearest = min(timed.get((one.kind, pass_), ()), key=lambda row: abs(np.log(row[0] / size)), default=None)
+            priced = float(np.ravel(hardware.memory_time(moved, kernels.kind))[0])
+            each.append(nearest[1] * size / nearest[0] - priced if nearest else 0.0)
         again = float(np.ravel(repeated(int(one.module), shard, one.share))[0])
         found = [found[0] + each[0], found[1] + each[1] + again * each[0]]
     return found[0], found[1]
 
 
-# ------------------------------------------------------------------------------------------------ layers of nothing
+# ------------------------------------------------------------------------------------------------ empty layers
 
 
 def not_measured(split: Split) -> str:
@@ -236,29 +210,26 @@ def not_measured(split: Split) -> str:
     return f"host time of layers with {' and '.join(names)} is not measured: it is priced by launches" if names else ""
 
 
-def _small_model(model: ModelSpec, tp: int, layers: int) -> ModelSpec:
-    return dataclasses.replace(
-        model, name="small", num_layers=layers, hidden_size=8 * model.num_heads, head_dim=8, ffn_size=8 * tp,
-        vocab_size=8 * tp, published_parameters=0.0, published_active_parameters=0.0,
-    )  # fmt: skip
-
-
-def small(split: Split, layers: int) -> Split:
+def empty_layers(split: Split, layers: int) -> Split:
     """Layers without work on one stage, split by as many ranks: what is left is the host's.
 
     Gradients are reduced when the plan's are: in each microbatch, or, as in the middle of a pipeline, in none that is looked at.
     """
-    rest = split.world // split.tp
+    rest, heads = split.world // split.tp, split.model.num_heads
+    model = dataclasses.replace(
+        split.model, name="small", num_layers=layers, hidden_size=8 * heads, head_dim=8, ffn_size=8 * split.tp,
+        vocab_size=8 * split.tp, published_parameters=0.0, published_active_parameters=0.0,
+    )  # fmt: skip
     return dataclasses.replace(
-        split, model=_small_model(split.model, split.tp, layers), sequence_length=2 * split.tp, pp=1, dp=rest, dp_shard=rest,
+        split, model=model, sequence_length=2 * split.tp, pp=1, dp=rest, dp_shard=rest,
         zero=split.zero if split.pp == 1 else 1, num_microbatches=SMALL_MICROBATCHES,
         schedule="1F1B", stages=(Stage(rank=0, layers=tuple(range(layers))),),
     )  # fmt: skip
 
 
 def priced_host(job: Job, layout: Layout, split: Split) -> Host:
-    """What the model makes of layers of nothing, as ``Host``."""
-    each = [_priced_small(job, layout, small(split, layers)) for layers in LAYERS]
+    """What the model makes of empty layers, as ``Host`` without the update."""
+    each = [_priced_small(job, layout, empty_layers(split, layers)) for layers in LAYERS]
     return {kind: apart(each[0][kind], each[1][kind]) for kind in ("F", "B")}
 
 
@@ -269,19 +240,17 @@ def apart(one: float, three: float) -> tuple[float, float]:
 
 
 def _priced_small(job: Job, layout: Layout, split: Split) -> dict[str, float]:
-    rest = split.dp
     like = layout.replace(
-        pp=1, vpp=1, dp=rest, dp_shard=0, num_microbatches=SMALL_MICROBATCHES, first_stage_layers=0, last_stage_layers=0,
+        pp=1, vpp=1, dp=split.dp, dp_shard=0, num_microbatches=SMALL_MICROBATCHES, first_stage_layers=0, last_stage_layers=0,
         schedule=Schedule.ONE_F_ONE_B, recompute_layers=0, zero=split.zero,
+        **({"recompute_modules": 0} if int(layout.recompute) == Recompute.NONE else {}),
     )  # fmt: skip
-    if int(like.recompute) == Recompute.NONE:
-        like = like.replace(recompute_modules=0)
     workload = dataclasses.replace(
         job.workload, model=split.model, sequence_length=split.sequence_length, document_length=0,
         global_batch_size=int(like.global_batch_size),
     )  # fmt: skip
     cluster = dataclasses.replace(job.cluster, num_gpus=int(like.num_gpus))
-    found = with_chains(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like), split)
+    found = with_timed_kernels(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like), split)
     return {kind: float(seconds[0]) for kind, seconds in found.items()}
 
 
@@ -303,33 +272,26 @@ class Yardsticks:
 
 def yardsticks(cluster: Cluster) -> Yardsticks:
     """Those of a cluster's profile."""
-    return Yardsticks(product=yardstick_seconds(cluster), stream=yardstick_seconds(cluster, "stream"))
+    rows = cluster.hardware.measurements.get("yardstick", ())
+    seconds = {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
+    return Yardsticks(product=seconds.get("product"), stream=seconds.get("stream"))
 
 
 def host_is_measured(cluster: Cluster, split: Split) -> bool:
-    """Whether layers of nothing are run before the steps: on the processor of the plan, where there can be such layers."""
+    """Whether empty layers are run before the steps: on the processor of the plan, where there can be such layers."""
     return cluster.hardware.is_cpu and not not_measured(split)
-
-
-def yardstick_seconds(cluster: Cluster, kind: str = "product") -> float | None:
-    """What a yardstick of the profiler took when the profile was measured, at the rate that its figures have; None = not kept."""
-    rows = cluster.hardware.measurements.get("yardstick", ())
-    return next((float(row["us"]) * MICRO for row in rows if row["kind"] == kind), None)
 
 
 def profile_error(cluster: Cluster) -> float | None:
     """How far sums of operators were off from whole layers when the profile was measured, the largest, as a fraction."""
     rows = cluster.hardware.measurements.get("layer", ())
-    errors = [abs(float(row["error_percent"])) / 100.0 for row in rows if "error_percent" in row]
-    return max(errors, default=None)
+    return max((abs(float(row["error_percent"])) / 100.0 for row in rows if "error_percent" in row), default=None)
 
 
-def mean_host(found: Sequence[Mapping[str, Any]]) -> Host | None:
+def mean_host(found: Sequence[Host | None]) -> Host | None:
     """Of the ranks that have measured it."""
-    rows = [one["host_seconds"] for one in found if one.get("host_seconds")]
+    rows = [one for one in found if one]
     if not rows:
         return None
-    return {
-        kind: (float(np.mean([row[kind][0] for row in rows])), float(np.mean([row[kind][1] for row in rows])))
-        for kind in rows[0]
-    }
+    means = {kind: np.mean([row[kind] for row in rows], axis=0) for kind in rows[0]}
+    return {kind: (float(each), float(ends)) for kind, (each, ends) in means.items()}

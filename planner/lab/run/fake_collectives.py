@@ -1,8 +1,8 @@
-"""Local stand-ins of collectives: one process does, to its own memory, what a collective of the whole group would.
+"""Fake collectives: one process does, to its own memory, what a collective of the whole group would.
 
 The fake process group gathers by copying and exchanges by copying, but its all-reduce, broadcast and receive do nothing and
-its reduce-scatter reads one shard of the input. While ``StandIns`` is entered every one of them reads and writes the
-bytes that this rank's GPU reads and writes for it, so that kernels beside it find caches and memory as busy as they
+its reduce-scatter reads one shard of the input. While ``FakeCollectives`` is entered every one of them reads and writes the
+bytes that this rank's GPU reads and writes for it, so that kernels next to it find caches and memory as busy as they
 will be, and buffers from neighbours hold sane numbers. Time on the wire is not there: it is priced, never measured.
 
 operation        reads             writes
@@ -36,7 +36,7 @@ DENORMAL = 1e-30
 """Numbers closer to 0 than this are close to where single precision and bf16 lose bits, and CPUs most of their speed."""
 
 
-class StandIns:
+class FakeCollectives:
     """Replaces the collectives of this process while it is entered, and takes the time that each replacement takes.
 
     ``log`` has one entry for each: (operation, bytes of the full buffer, ranks of the group, begin, end) with begin and end
@@ -52,7 +52,7 @@ class StandIns:
         self._library: Any = None
         self._main = torch.cuda.current_stream(device) if device.type == "cuda" else None
 
-    def __enter__(self) -> StandIns:
+    def __enter__(self) -> FakeCollectives:
         self._library = torch.library.Library("c10d", "IMPL")
         key = self.device.type.upper()
         operations: dict[str, Callable[..., Any]] = {
@@ -75,9 +75,18 @@ class StandIns:
         the device."""
         return sum(_length(times) for _, _, _, times in self.log[first:last])
 
-    def beside(self) -> int:
-        """Entries that ran on other streams, beside the computation: their time is nobody's."""
-        return sum(times is None for _, _, _, times in self.log)
+    def by_operation(self, first: int, last: int) -> list[dict[str, Any]]:
+        """Entries of the log from ``first`` to before ``last``, summed up; ``beside`` of them ran on other streams, untimed."""
+        found: dict[str, dict[str, Any]] = {}
+        for operation, size, _, times in self.log[first:last]:
+            one = found.setdefault(
+                operation, {"operation": operation, "times": 0, "bytes": 0, "seconds": 0.0, "beside": 0}
+            )
+            one["times"] += 1
+            one["bytes"] += size
+            one["seconds"] += _length(times)
+            one["beside"] += times is None
+        return [found[operation] for operation in sorted(found)]
 
     def clear(self) -> None:
         """Forget the log."""
@@ -155,7 +164,7 @@ class StandIns:
 
 
 def fill(tensor: Tensor, numbers: Tensor) -> None:
-    """Write such numbers over and over into a contiguous tensor, without memory beside it."""
+    """Write such numbers over and over into a contiguous tensor, without other memory."""
     flat, count = tensor.detach().view(-1), numbers.numel()
     whole = flat.numel() // count * count
     flat[:whole].view(-1, count).copy_(numbers.expand(whole // count, count))

@@ -1,4 +1,4 @@
-"""Rung ``full``: the plan itself on all its ranks, started here with torchrun or by torchrun or srun; no torch in this module."""
+"""Level ``full``: the plan itself on all its ranks, started here with torchrun or by torchrun or srun; no torch in this module."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from planner.errors import PlannerError
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
+from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full_result import result
-from planner.lab.run.levels import Say, Task
+from planner.lab.run.levels import FIRST, OUT_OF_MAIN_MEMORY, SETTING_UP, START, Say, Task, kills, step_limits
 from planner.lab.run.orders import Ledger, Orders
-from planner.lab.run.time_limits import FIRST, SETTING_UP, START, step_limits
 from planner.units import GIB, format_seconds
 
 MOST_ON_CPU = 64
@@ -55,10 +55,8 @@ def obstacle(task: Task) -> str:
 
 def needed_memory(task: Task) -> float:
     """Bytes of all ranks together: what is predicted for the stages, and the libraries."""
-    from planner.lab.run.predicted_ranks import predicted
-
-    pp, world = int(task.asked.layout.pp), task.asked.split.world
-    every = sum(predicted(task.asked, stage)["peak"] for stage in range(pp))
+    pp, world = task.asked.split.pp, task.asked.split.world
+    every = sum(predicted_memory(task.asked, stage)["peak"] for stage in range(pp))
     return every * (world // pp) + world * LIBRARIES
 
 
@@ -85,12 +83,14 @@ def stated_limits(task: Task) -> str:
     )
 
 
-def limits(task: Task) -> dict[str, float]:
-    """The same as numbers, seconds."""
-    return {
+def _result(task: Task, entries: list[dict[str, Any]], verdict: Verdict | None) -> dict[str, Any]:
+    """What the ranks left, with the limits and the traces."""
+    found = result(task, entries, verdict)
+    limits = {
         "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
         "first_step_seconds": FIRST * task.timeout,
     }  # fmt: skip
+    return {**found, "limits": limits, "traces": _traces(task, found["traces"])}
 
 
 def _here(task: Task, orders: Orders) -> dict[str, Any]:
@@ -98,21 +98,18 @@ def _here(task: Task, orders: Orders) -> dict[str, Any]:
     world, killed = task.asked.split.world, kills()
     verdict: Verdict | None = None
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
-        directory = Path(name)
         try:
             with Bar(through=task.shown) as bar:
-                run_here("planner.lab.run", orders.to_json(), world, directory, bar.show)
+                run_here("planner.lab.run", orders.to_json(), world, Path(name), bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
-            verdict = _verdict(directory, str(error))
+            verdict = _verdict(Path(name), str(error))
         if verdict is not None and verdict.kind == "died" and kills() > killed:
-            verdict = Verdict(
-                kind="error", rank=verdict.rank, phase=verdict.phase, facts={"out_of_memory": True},
-                sentence=f"{verdict.sentence}: the kernel ended a process of this machine because main memory was used up",
-            )  # fmt: skip
-        found = result(task, Ledger(name).read(world), verdict)
-    return found | {"limits": limits(task), "traces": traces(task, found)}
+            sentence = f"{verdict.sentence}: the kernel ended a process of this machine {OUT_OF_MAIN_MEMORY}"
+            facts = {"out_of_memory": True}
+            verdict = Verdict(kind="error", rank=verdict.rank, phase=verdict.phase, facts=facts, sentence=sentence)
+        return _result(task, Ledger(name).read(world), verdict)
 
 
 def _verdict(directory: Path, sentence: str) -> Verdict:
@@ -129,13 +126,12 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
 
     place = task.machine.place
     assert place is not None
-    told: list[dict[str, Any]] = []
+    finished: list[dict[str, Any]] = []
 
     def report(entries: list[dict[str, Any]], verdict: Verdict | None) -> None:
-        found = result(task, entries, verdict) | {"limits": limits(task)}
-        found["traces"] = traces(task, found)
+        found = _result(task, entries, verdict)
         if verdict is None:
-            told.append(found)
+            finished.append(found)
         else:  # this rank ends at once
             task.report({"rung": "full", "why": task.why, **found})
 
@@ -144,28 +140,15 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
             work(orders, place, report, bar.show)
         except KeyboardInterrupt:
             sys.exit(1)  # the first rank has reported
-    return told[0] if told else {}
+    return finished[0] if finished else {}
 
 
-def traces(task: Task, found: dict[str, Any]) -> list[dict[str, Any]]:
-    """The traces that ranks wrote, and beside them the predicted one."""
-    written = found.pop("written_traces", [])
+def _traces(task: Task, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The traces that ranks wrote, and next to them the predicted one."""
     if not task.trace or not written:
         return []
     from planner.questions.report.trace import trace_of
-    from planner.rules import Job
-    from planner.timeline.priced_plan import price
 
-    asked = task.asked
     path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
-    job = Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
-    library.write_whole(path, trace_of(price(job, asked.layout)))
+    library.write_whole(path, trace_of(task.asked.priced()))
     return [*written, {"what": "predicted", "file": str(path)}]
-
-
-def kills() -> int:
-    """Processes that the kernel has ended because memory ran out, since it started."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
-    return 0

@@ -1,4 +1,4 @@
-"""One rank of rung ``full``: meets the others, compares a tiny model with one process, then runs and times the plan (torch)."""
+"""One rank of level ``full``: meets the others, compares a tiny model with one process, then runs and times the plan (torch)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import logging
 import os
 import statistics
 import warnings
-import zlib
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -16,8 +15,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
-from torch.distributed.tensor import DTensor
 
 from planner import library
 from planner.detect import pressure
@@ -27,16 +24,13 @@ from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, Watch, heed_signals
 from planner.lab.reference import kernels
-from planner.lab.reference.routed_experts import Experts
-from planner.lab.run import clock as clocks
-from planner.lab.run.clock import PASSES, Clock, Timed
+from planner.lab.run.clock import PASSES, Clock, Timed, TimedSteps, memory, reset_memory, states
 from planner.lab.run.eager_pricing import host_is_measured, yardsticks
-from planner.lab.run.memory_tracker import Witness
+from planner.lab.run.levels import FIRST, SETTING_UP
+from planner.lab.run.memory_tracker import MemoryTracker, optimizer_states
 from planner.lab.run.orders import Ledger, Orders
-from planner.lab.run.parity import among_ranks
+from planner.lab.run.parity import among_ranks, precisions, tiny_of
 from planner.lab.run.rate import Core, host_seconds
-from planner.lab.run.time_limits import FIRST, SETTING_UP
-from planner.lab.run.tiny import precisions, tiny_of
 from planner.lab.run.traced import traced_step
 from planner.lab.run.training import Run
 from planner.units import GIB
@@ -51,10 +45,8 @@ class OneRank:
     def __init__(self, orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller) -> None:
         self.orders, self.place, self.met, self.ledger, self.teller = orders, place, met, ledger, teller
         self.asked = orders.question()
-        self.device = (
-            torch.device("cuda", torch.cuda.current_device()) if orders.device == "cuda" else torch.device("cpu")
-        )
-        self.world = list(range(place.world))
+        self.on_cpu = orders.device != "cuda"
+        self.device = torch.device("cpu") if self.on_cpu else torch.device("cuda", torch.cuda.current_device())
         self.clock = Clock(self.device)
         self.steps = orders.warmup + orders.steps
         self.pace = Pace("validate", self.steps + 3, skip=3)
@@ -67,40 +59,35 @@ class OneRank:
 
     def doing(self, words: str, seconds: float | None = None) -> Any:
         """What is said when it fails, and after how long it has hung."""
-        return self.met.watch.doing(words, self.world, seconds)
+        return self.met.watch.doing(words, list(range(self.place.world)), seconds)
 
-    def tell(self, doing: str, done: int) -> None:
+    def show(self, doing: str, done: int) -> None:
         """Shows where the run is."""
         self.teller.tell(self.pace.at(doing, done))
 
     def run(self) -> None:
         """Everything; the entry in the ledger is whole after every step."""
-        split = self.asked.split
+        tracker = MemoryTracker() if self.on_cpu else None
         with self.doing("setting up the groups", SETTING_UP):
-            self.tell("setting up", 0)
-            clocks.reset_memory(self.device)
-            witness = Witness() if self.device.type == "cpu" else None
-            with contextlib.ExitStack() as stack:
-                if witness is not None:  # modules are hooked when they are sharded
-                    stack.enter_context(witness.patches())
-                made = Run(split, self.device)
+            self.show("setting up", 0)
+            reset_memory(self.device)
+            with tracker.patches() if tracker else contextlib.nullcontext():  # modules are hooked when they are sharded
+                made = Run(self.asked.split, self.device)
         self.entry["stage"] = made.rank["pp"]
         if self.orders.parity and not self._equal(made):
             return
-        if self.device.type == "cpu":
+        if self.on_cpu:
             self._processor()
         with self.doing("allocating weights and optimizer states", SETTING_UP):
-            with contextlib.ExitStack() as stack:
-                if witness is not None:
-                    stack.enter_context(witness)
+            with tracker or contextlib.nullcontext():
                 made.allocate(fill=False)
-            fill(made, self.place.rank)
+            made.fill_by_shard()
         self.clock.attach(made)
-        if witness is not None:
-            self._witness(made, witness)
+        if tracker is not None:
+            self._track(made, tracker)
         self._measure(made)
-        self._memory(made)
-        if self.orders.trace or self.device.type == "cuda":
+        self.entry["memory"] |= {"states": states(made), **memory(self.device)}
+        if self.orders.trace or not self.on_cpu:
             self._trace(made)
         self.entry["pressure"].append(pressure())
         self.put()
@@ -112,7 +99,7 @@ class OneRank:
         self.clock.between = self.core.look
         if host_is_measured(cluster, split):
             with self.doing("timing layers without work", SETTING_UP):
-                self.tell("timing the host", 1)
+                self.show("timing the host", 1)
                 self.entry["host_seconds"] = dict(host_seconds(split, self.core.kept.product))
         self.put()
 
@@ -122,7 +109,7 @@ class OneRank:
 
     def _equal(self, made: Run) -> bool:
         """Whether a tiny model with the same degrees trains like one process."""
-        self.tell("comparing a tiny model with one process", 1)
+        self.show("comparing a tiny model with one process", 1)
         for precision in precisions(self.asked.split):
             tiny = tiny_of(self.asked.split, precision)
             words = f"training a tiny model in {precision} to compare it with one process"
@@ -134,66 +121,49 @@ class OneRank:
                 return False
         return True
 
-    def _witness(self, made: Run, witness: Witness) -> None:
+    def _track(self, made: Run, tracker: MemoryTracker) -> None:
         """Two steps on a CPU with every storage followed: the second has optimizer states from its beginning."""
         with self.doing("a step with its memory followed", self.orders.timeout * FIRST):
             kept = [p for part in made.parts for p in part.parameters()]
-            witness.is_("weights", kept)
-            with witness.patches(), witness:
+            tracker.assign("weights", kept)
+            with tracker.patches(), tracker:
                 for step in range(2):
-                    self.tell("following memory", 2)
+                    self.show("following memory", 2)
                     if step:
-                        witness.start()
+                        tracker.start()
                     self.met.watch.again(self.orders.timeout * FIRST)
                     for optimizer in made.optimizers:
                         optimizer.zero_grad()
                     made.gradients(*made.data(step))
-                    witness.is_("gradients", [p.grad for p in kept if p.grad is not None])
+                    tracker.assign("gradients", [p.grad for p in kept if p.grad is not None])
                     made.clip()
                     for optimizer in made.optimizers:
                         optimizer.step()
-                        states = [one for state in optimizer.state.values() for one in state.values()]
-                        witness.is_("optimizer_states", [one for one in states if isinstance(one, Tensor)])
-            self.entry["memory"] |= {
-                "held": dict(witness.largest),
-                "at_peak": witness.peak.parts,
-                "peak": witness.peak.total,
-            }
+                        tracker.assign("optimizer_states", optimizer_states(optimizer))
+            peak = tracker.peak
+            self.entry["memory"] |= {"held": dict(tracker.largest), "at_peak": peak.parts, "peak": peak.total}
 
     def _measure(self, made: Run) -> None:
-        """Warm steps, then measured ones. On a GPU the host may be one step ahead, so that the stream never runs dry."""
-        before: Tensor | None = None
-        waiting: list[tuple[int, Any, Any]] = []
-        losses: list[Tensor] = []
-        data = [made.data(step) for step in range(2)]
-        for step in range(self.steps):
-            warm = step < self.orders.warmup
-            words = f"warm step {step + 1}" if warm else f"step {step + 1 - self.orders.warmup}"
-            self.tell(words, 3 + step)
-            if step == self.orders.warmup and self.device.type == "cuda":
-                clocks.reset_memory(self.device)
-            self.clock.on = not warm
-            if self.core is not None:
-                self.core.begin()
-            limit = self.orders.timeout * (FIRST if step == 0 else 1.0)
-            with self.doing(words, limit):
-                with self.clock.span("step"):
-                    loss, before = made.step(*data[step % 2])
-                if not warm:
-                    losses.append(loss.detach())
-                    waiting.append((step, self.clock.cut(), loss))
-                while len(waiting) > (1 if self.device.type == "cuda" else 0):
-                    self._took(waiting.pop(0)[1])
-                if warm and self.device.type == "cuda":
-                    torch.cuda.synchronize()
-        self.clock.on = False
+        """Warm steps, then measured ones."""
+        steps = TimedSteps(warmup=self.orders.warmup, steps=self.orders.steps, before=self._before, took=self._took)
+        losses, norm = steps.take(made, self.clock, [made.data(step) for step in range(2)])
         with self.doing("the last step"):
-            for _, batch, _ in waiting:
-                self._took(batch)
             ends = [losses[0], losses[-1]] if losses else []
             self.entry["loss"] = [made.total_loss(one.reshape(())) for one in ends]
-            self.entry["norm"] = float(before) if before is not None else None
+            self.entry["norm"] = float(norm) if norm is not None else None
         self.put()
+
+    def _before(self, number: int) -> Any:
+        if number == self.steps:
+            return self.doing("the last step")
+        warm = number < self.orders.warmup
+        words = f"warm step {number + 1}" if warm else f"step {number + 1 - self.orders.warmup}"
+        self.show(words, 3 + number)
+        if number == self.orders.warmup and not self.on_cpu:
+            reset_memory(self.device)
+        if self.core is not None:
+            self.core.begin()
+        return self.doing(words, self.orders.timeout * (FIRST if number == 0 else 1.0))
 
     def _took(self, batch: Any) -> None:
         """Keeps the times of one step."""
@@ -207,20 +177,18 @@ class OneRank:
         self.entry["not_compiled"] = dict(kernels.NOT_COMPILED)
         self.put()
 
-    def _memory(self, made: Run) -> None:
-        self.entry["memory"] |= {"states": clocks.states(made), **clocks.memory(self.device)}
-
     def _trace(self, made: Run) -> None:
         """One more step under torch's profiler, on one rank of each pipeline stage."""
         mine = all(made.rank[name] == 0 for name in ("replica", "shard", "cp", "tp"))
         path = trace_path(self.orders.trace, made.rank["pp"]) if self.orders.trace else None
         with self.doing("the traced step", self.orders.timeout * FIRST):
-            self.tell("tracing", self.steps + 3)
-            found = traced_step(made, self.device, path) if mine else made.step(*made.data(0)) and None
+            self.show("tracing", self.steps + 3)
+            if mine:
+                self.entry["exposed"] = traced_step(made, self.device, path)
+                self.entry["trace"] = str(path) if path else ""
+            else:
+                made.step(*made.data(0))
             dist.barrier()
-        if found is not None:
-            self.entry["exposed"] = found
-            self.entry["trace"] = str(path) if path else ""
 
 
 def trace_path(path: str, stage: int) -> Path:
@@ -249,27 +217,6 @@ def summary(timed: Sequence[Timed]) -> dict[str, Any]:
     if passes:  # from the first forward to the end of the last backward pass
         found["window"] = max(one.start + one.seconds for one in passes) - min(one.start for one in passes)
     return found
-
-
-def fill(run: Run, rank: int) -> None:
-    """Random weights, each rank only its own part; parts that several ranks hold are the same on all of them."""
-    with torch.no_grad():
-        for part in run.parts:
-            experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
-            for name, parameter in part.named_parameters():
-                where = (
-                    [run.meshes.experts.get_local_rank("ep")] if id(parameter) in experts and run.meshes.experts else []
-                )
-                local = parameter.data
-                if isinstance(parameter, DTensor):
-                    mesh, placements = parameter.device_mesh, parameter.placements
-                    where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
-                    local = parameter.to_local()
-                if "norm" in name:
-                    local.fill_(0.0 if name.endswith("bias") else 1.0)
-                    continue
-                seed = torch.Generator(device=local.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
-                local.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -326,7 +273,7 @@ def _job(orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller)
 
 
 def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], report: Report) -> None:
-    """This rank has to end because something failed; with a sentence on the one that tells."""
+    """This rank has to end because something failed; with a sentence on the one that reports."""
     if not sentence:
         return
     verdict = watches[0].verdict if watches else None
@@ -339,22 +286,22 @@ def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], re
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:
-    """What an exception says beside its text: whether memory ran out, and how much was allocated."""
-    if not any(_out_of_memory(one) for one in chain(error)):
+    """What an exception says in addition to its text: whether memory ran out, and how much was allocated."""
+    if not any(_out_of_memory(one) for one in causes(error)):
         return {}
     if device == "cuda":
         return {"out_of_memory": True, "allocated_gib": torch.cuda.memory_allocated() / GIB}
-    return {"out_of_memory": True, "allocated_gib": clocks.memory(torch.device("cpu")).get("resident", 0) / GIB}
+    return {"out_of_memory": True, "allocated_gib": memory(torch.device("cpu")).get("resident", 0) / GIB}
 
 
 def in_words(error: BaseException) -> str:
     """The first line of the innermost cause: torch wraps what fails inside of a stage."""
-    inner = list(chain(error))[-1]
+    inner = causes(error)[-1]
     lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
     return f"{type(inner).__name__}: {lines[0]}" if lines else type(inner).__name__
 
 
-def chain(error: BaseException) -> list[BaseException]:
+def causes(error: BaseException) -> list[BaseException]:
     """An exception and its causes, the innermost last."""
     found = [error]
     while found[-1].__cause__ is not None:

@@ -1,4 +1,4 @@
-"""What the ranks of rung ``full`` left, as the content of validation.yaml: outcome, times, memory, rates. No torch here."""
+"""What the ranks of level ``full`` left, as the content of validation.yaml: outcome, times, memory, rates. No torch here."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from planner.cost.estimate import memory_by_stage
-from planner.cost.memory.states import RESERVED
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.full_notes import as_run_of
-from planner.lab.run.full_times import Run, stages, times
-from planner.lab.run.levels import Task
-from planner.lab.run.predicted_ranks import NAMES, POSITIONS, position, predicted, row
+from planner.lab.run.as_run import EagerRun, notes_of
+from planner.lab.run.comparison import device_memory, memory_row, rank_memory
+from planner.lab.run.full_times import FullRun, stages, times
+from planner.lab.run.levels import LONGER, Task
+from planner.lab.run.record import rates
 from planner.units import GIB
 
 OUTCOME = {
@@ -29,7 +28,7 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     asked = task.asked
     waits = [one["pressure"] for one in entries if one["rank"] == 0]
     before, after = (waits[0][0], waits[0][-1] if len(waits[0]) > 1 else None) if waits else (None, None)
-    run = Run(task=task, entries=entries, pressure=(before, after))
+    run = FullRun(task=task, entries=entries, pressure=(before, after))
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
     outcome, failure = _outcome(entries, verdict, parity)
     passes = stages(run)
@@ -43,10 +42,10 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
             "pressure": {"some_avg10": {"before": before, "after": after}} if run.on_cpu else None,
         },
         "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
-        "times": times(run), "stages": passes, "as_run": as_run_of(run, passes),
-        "ranks": [_memory(run, one) for one in entries if _has_memory(one)],
+        "times": times(run), "stages": passes, "as_run": _as_run(run, passes),
+        "ranks": [_memory(run, one) for one in entries if "states" in one["memory"]],
         "rates": _rates(run), "parity": parity,
-        "written_traces": [
+        "traces": [
             {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
         ],
     }  # fmt: skip
@@ -80,7 +79,7 @@ def _outcome(
     memory: dict[str, float] = next((one["memory"] for one in entries if one["rank"] == verdict.rank), {})
     known = memory.get("allocated", memory.get("peak"))
     allocated = verdict.facts.get("allocated_gib", None if known is None else known / GIB)
-    more = "; if a step only needs longer, raise --timeout" if outcome == "hung" else ""
+    more = LONGER.format(what="a step") if outcome == "hung" else ""
     return outcome, {
         "rank": verdict.rank if verdict.rank >= 0 else None, "phase": verdict.phase, "sentence": verdict.sentence + more,
         "allocated_gib": allocated,
@@ -104,57 +103,45 @@ def _losses(entries: Sequence[dict[str, Any]]) -> list[float]:
     return next((one["loss"] for one in entries if one["loss"]), [])
 
 
-def _has_memory(entry: dict[str, Any]) -> bool:
-    return "states" in entry["memory"]
-
-
-def _memory(run: Run, entry: dict[str, Any]) -> dict[str, Any]:
-    """One rank as rung meta writes it, with what the allocator holds and the device or the system has in use."""
-    asked, seen = run.task.asked, entry["memory"]
-    pp = int(asked.layout.pp)
-    told = predicted(asked, entry["stage"])
-    held = {**seen["states"], **seen.get("held", {})}
-    rows = [row(name, told[name], held[name]) for name in NAMES.values() if name in held]
-    rows.append(row("peak", told["peak"], seen.get("peak", seen.get("allocated", 0))))
-    where = position(entry["stage"], pp)
-    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(entry["stage"], 1))
-    if "reserved" in seen:
-        rows.append(row("reserved", sum(float(parts[name][where, 0]) for name in RESERVED), seen["reserved"]))
+def _memory(run: FullRun, entry: dict[str, Any]) -> dict[str, Any]:
+    """One rank as level meta writes it, with what the allocator holds and the device or the system has in use."""
+    asked, seen, stage = run.task.asked, entry["memory"], entry["stage"]
+    measured = {**seen["states"], **seen.get("held", {}), "peak": seen.get("peak", seen.get("allocated", 0))}
+    found = rank_memory(asked, entry["rank"], stage, measured, seen.get("at_peak", {}))
     if "device" in seen:
-        whole = sum(float(one[where, 0]) for one in parts.values()) + asked.cluster.hardware.context_memory
-        rows.append(_within(run, row("device", whole, seen["device"])))
+        predicted = device_memory(asked, stage, alone=False)
+        reserved, device = (memory_row(name, predicted[name], seen[name]) for name in ("reserved", "device"))
+        bar = error_bar("memory", asked.trainer, asked.cluster.hardware, run.task.plan.kind())
+        low, high = bar.interval(device["predicted_gib"])
+        inside = None if run.not_compared else low <= device["measured_gib"] <= high
+        found["memory"] += [reserved, {**device, "interval": [low, high], "inside": inside}]
     if "resident" in seen:
-        rows.append({
-            "what": "resident", "predicted_gib": None, "measured_gib": seen["resident"] / GIB, "error": None, "bound": None,
-            "inside": None,
-        })  # fmt: skip
-    return {
-        "rank": entry["rank"], "stage": entry["stage"], "priced_as": POSITIONS[where], "memory": rows,
-        "at_peak_gib": {name: size / GIB for name, size in seen.get("at_peak", {}).items()},
-    }  # fmt: skip
+        row = {"what": "resident", "predicted_gib": None, "measured_gib": seen["resident"] / GIB}
+        found["memory"].append({**row, "error": None, "bound": None, "inside": None})
+    return found
 
 
-def _within(run: Run, row: dict[str, Any]) -> dict[str, Any]:
-    """The peak of the device with the interval that nine of ten runs lie in."""
-    asked = run.task.asked
-    bar = error_bar("memory", asked.trainer, asked.cluster.hardware, run.task.plan.kind())
-    low, high = bar.interval(row["predicted_gib"])
-    inside = None if run.not_compared else low <= row["measured_gib"] <= high
-    return {**row, "interval": [low, high], "inside": inside}
+def _as_run(run: FullRun, rows: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """What it was priced as; None where the plan's own prediction stands."""
+    if not run.plain or not run.steps or run.not_compared:
+        return None
+    slowed, update_slowed = (
+        [one[name] for step in run.steps for one in step if one.get(name)] for name in ("slowed", "update_slowed")
+    )
+    eager = EagerRun(
+        asked=run.task.asked, priced=run.priced, on_cpu=run.on_cpu, not_compiled=run.not_compiled, host=run.host,
+        slowed=slowed, update_slowed=update_slowed,
+    )  # fmt: skip
+    return notes_of(eager, rows)
 
 
-def _rates(run: Run) -> dict[str, Any] | None:
+def _rates(run: FullRun) -> dict[str, Any] | None:
     """Throughput of the job, MFU, loss of the first and the last measured step."""
     if not run.steps:
         return None
-    estimate, world = run.priced.estimate, run.task.asked.split.world
-    step, (told, _, _) = statistics.median(run.step_seconds), run.step_range
-    tokens = float(estimate.tokens[0]) * world
-    compared = not run.not_compared
-    useful = float(estimate.flop[0]) / estimate.peak_flops
     loss = _losses(run.entries)
-    return {
-        "tokens_per_second": {"predicted": tokens / told if compared else None, "measured": tokens / step},
-        "mfu": {"predicted": useful / told if compared else None, "measured": useful / step if compared else None},
-        "loss": loss if all(math.isfinite(one) for one in loss) else None,
-    }  # fmt: skip
+    predicted = None if run.not_compared else run.step_range[0]
+    return rates(
+        run.priced.estimate, run.task.asked.split.world, predicted, statistics.median(run.step_seconds),
+        loss if all(math.isfinite(one) for one in loss) else None,
+    )  # fmt: skip

@@ -1,9 +1,9 @@
-"""Measured times of a run beside the predicted ones: the step, its stages, the bubble, exposed communication. No torch here.
+"""Measured and predicted times of a run: the step, its stages, the bubble, exposed communication. No torch here.
 
 On a CPU whose cores are shared only processor time says something about the work: each pass is compared by the seconds of the
 thread that computes, without what it waits, at the rate that the core had when it was profiled, and the step by a replay of
 the schedule with those seconds. Wall time is compared when the machine is quiet and every rank has a core. What is not
-compiled is priced as it runs (``uncompiled``).
+compiled is priced as it runs (``eager_pricing``).
 """
 
 from __future__ import annotations
@@ -21,11 +21,10 @@ from planner.detect import profile_of
 from planner.hardware import load_hardware
 from planner.lab.run.eager_pricing import UPDATE, Host, as_run, mean_host, processor_seconds, update_seconds
 from planner.lab.run.levels import Task
-from planner.lab.run.record import time_row
+from planner.lab.run.record import measured_row, time_row
 from planner.plan_file import Prediction, predict
-from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
-from planner.timeline.priced_plan import Priced, price
+from planner.timeline.priced_plan import Priced
 
 QUIET = 10.0
 """Percent of time in which some process waited for a core; below, wall times are compared."""
@@ -38,9 +37,12 @@ EXPOSED = {
 }  # fmt: skip
 """Kind of communication -> part of the predicted step."""
 
+Passes = dict[tuple[int, str], float]
+"""Seconds of one microbatch by virtual stage and kind."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class FullRun:
     """What ranks left, and what was predicted."""
 
     task: Task
@@ -68,43 +70,41 @@ class Run:
     def priced(self) -> Priced:
         """The layout priced as it was run."""
         asked = self.task.asked
-        trainer = as_run(asked.trainer, asked.split, on_cpu=self.on_cpu) if self.plain else asked.trainer
-        return price(Job(workload=asked.workload, cluster=asked.cluster, trainer=trainer), asked.layout)
+        return asked.priced(as_run(asked.trainer, asked.split, on_cpu=self.on_cpu) if self.plain else None)
 
     @cached_property
     def host(self) -> Host | None:
-        """What layers of nothing took on a processor."""
-        return mean_host(self.entries)
+        """What empty layers took on a processor."""
+        return mean_host([one.get("host_seconds") for one in self.entries])
 
     @cached_property
-    def passes(self) -> dict[tuple[int, str], float]:
-        """Predicted seconds of one microbatch by virtual stage and kind: of the core, or of the GPU's stream."""
-        if not self.on_cpu:
-            return predicted_passes(self)
-        return self._processor(self.host)
+    def passes(self) -> Passes:
+        """Predicted seconds of one microbatch by virtual stage and kind: of the core, or of all that the stream does not hide."""
+        if self.on_cpu:
+            return self._processor(self.host)
+        pieces = pieces_by_action(self.priced)
+        return _as_torch({key: sum(one.seconds for one in mine if not one.hidden) for key, mine in pieces.items()})
 
-    def _processor(self, host: Host | None) -> dict[tuple[int, str], float]:
-        told = processor_seconds(self.priced, self.task.asked.split, host)
-        return _as_torch({(stage, kind): float(t) for kind, every in told.items() for stage, t in enumerate(every)})
+    def _processor(self, host: Host | None) -> Passes:
+        seconds = processor_seconds(self.priced, self.task.asked.split, host)
+        return _as_torch({(stage, kind): float(t) for kind, every in seconds.items() for stage, t in enumerate(every)})
 
     @cached_property
     def update(self) -> float:
         """Predicted seconds of the update, on a processor with the gradient's norm, of the stage where it takes longest."""
-        return (
-            float(np.max(update_seconds(self.priced, self.task.asked.split, self.host)))
-            if self.on_cpu
-            else self.prediction.time_s["optimizer"]
-        )
+        if not self.on_cpu:
+            return self.prediction.time_s["optimizer"]
+        return float(np.max(update_seconds(self.priced, self.task.asked.split, self.host)))
 
     @cached_property
     def step_range(self) -> tuple[float, float, float]:
         """Predicted seconds of the step and the ends of its interval: on a processor with the host's work and the norm."""
-        told, (low, high) = self.prediction.step_time_s, self.prediction.step_time_range_s
+        step, (low, high) = self.prediction.step_time_s, self.prediction.step_time_range_s
         if not self.on_cpu:
-            return told, low, high
+            return step, low, high
         more = (replay(self, self.passes) or 0.0) - (replay(self, self._processor(None)) or 0.0)
-        whole = told + more + self.update - self.prediction.time_s["optimizer"]
-        return whole, low * whole / told, high * whole / told
+        whole = step + more + self.update - self.prediction.time_s["optimizer"]
+        return whole, low * whole / step, high * whole / step
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -126,17 +126,14 @@ class Run:
 
     @cached_property
     def not_compared(self) -> str:
-        """Why measured times are not held against predicted ones; "" when they are."""
-        hardware = self.task.asked.cluster.hardware
-        if self.on_cpu == hardware.is_cpu:
-            known = None if self.on_cpu else profile_of(self.task.machine.name)
-            arch = load_hardware(known).arch if known else hardware.arch
-            if arch == hardware.arch:
-                return ""
-            return (
-                f"the plan is for {hardware.name} ({hardware.arch}) and ran on {self.task.machine.name}: not compared"
-            )
-        return f"the plan is for {hardware.name} and ran on a {'CPU' if self.on_cpu else 'GPU'}: not compared"
+        """Why measured times are not compared with predicted ones; "" when they are."""
+        hardware, name = self.task.asked.cluster.hardware, self.task.machine.name
+        if self.on_cpu != hardware.is_cpu:
+            return f"the plan is for {hardware.name} and ran on a {'CPU' if self.on_cpu else 'GPU'}: not compared"
+        known = None if self.on_cpu else profile_of(name)
+        if known is None or load_hardware(known).arch == hardware.arch:
+            return ""
+        return f"the plan is for {hardware.name} ({hardware.arch}) and ran on {name}: not compared"
 
     @cached_property
     def not_by_wall(self) -> str:
@@ -144,17 +141,13 @@ class Run:
         if self.not_compared or not self.on_cpu:
             return self.not_compared
         world, cores = self.task.asked.split.world, self.task.machine.cores
-        waits = [one for one in self.pressure if one is not None]
         if world > cores:
             return f"{world} ranks share {cores} cores: wall time is not compared"
-        if not waits or max(waits) > QUIET:
-            said = (
-                f"for {max(waits):.0f} % of the time a process waited for a core"
-                if waits
-                else "the kernel does not say"
-            )
-            return f"the machine is not quiet ({said}): wall time is not compared"
-        return ""
+        waits = [one for one in self.pressure if one is not None]
+        if waits and max(waits) <= QUIET:
+            return ""
+        said = f"for {max(waits):.0f} % of the time a process waited for a core" if waits else "the kernel does not say"
+        return f"the machine is not quiet ({said}): wall time is not compared"
 
     def of_ranks(self, measure: Callable[[dict[str, Any]], float]) -> dict[int, list[float]]:
         """By pipeline rank one value per step: the largest of its ranks."""
@@ -174,44 +167,33 @@ def _rated(step: dict[str, Any]) -> dict[str, Any]:
     def more(times: list[float], by: float = slowed) -> list[float]:
         return [*times, times[THREAD] / by]
 
-    found = {
-        name: more(value, update if name in UPDATE else slowed)
-        if isinstance(value, list) and name != "actions"
-        else value
-        for name, value in step.items()
-    }
     actions = [{**one, "total": more(one["total"]), "median": more(one["median"])} for one in step["actions"]]
-    return {**found, "actions": actions}
+    spans = {name: value for name, value in step.items() if isinstance(value, list) and name != "actions"}
+    rated = {name: more(value, update if name in UPDATE else slowed) for name, value in spans.items()}
+    return {**step, **rated, "actions": actions}
 
 
-def spread(values: Sequence[float]) -> float | None:
-    """Half the distance of the 5th and the 95th percentile over the median."""
-    middle = statistics.median(values) if values else 0.0
-    if len(values) < 2 or middle <= 0:
-        return None
-    low, high = np.percentile(values, [5, 95])
-    return float((high - low) / 2 / middle)
-
-
-def times(run: Run) -> list[dict[str, Any]]:
+def times(run: FullRun) -> list[dict[str, Any]]:
     """The rows of the table of times; none before a step was measured."""
     if not run.steps:
         return []
-    wall = "wall" if run.on_cpu else "device"
-    step = run.step_seconds
-    told, low, high = run.step_range
-    return [
-        time_row(
-            "step", _if(run, told), statistics.median(step), spread=spread(step), currency=wall,
-            interval=(low, high) if not run.not_compared else None, note=run.not_by_wall,
-        ),
-        *(_on_cpu(run) if run.on_cpu else _on_gpu(run)),
-    ]  # fmt: skip
+    step, low, high = run.step_range
+    row = measured_row(
+        "step", _if(run, step), run.step_seconds, currency="wall" if run.on_cpu else "device", note=run.not_by_wall,
+        interval=None if run.not_compared else (low, high),
+    )  # fmt: skip
+    return [row, *(_on_cpu(run) if run.on_cpu else _on_gpu(run))]
 
 
-def _if(run: Run, value: float) -> float | None:
+def _if(run: FullRun, value: float | None) -> float | None:
     """A prediction, where it is one of this device."""
     return None if run.not_compared else value
+
+
+def _row(run: FullRun, what: str, predicted: float | None, values: Sequence[float]) -> dict[str, Any]:
+    """One compared time, of the core or of the GPU's stream."""
+    currency = "processor" if run.on_cpu else "device"
+    return measured_row(what, _if(run, predicted), values, currency=currency, note=run.not_compared)
 
 
 def _passes(clock: int) -> Callable[[dict[str, Any]], float]:
@@ -222,121 +204,101 @@ def _update(clock: int) -> Callable[[dict[str, Any]], float]:
     return lambda step: sum(step[name][clock] for name in UPDATE if name in step)
 
 
-def _on_cpu(run: Run) -> list[dict[str, Any]]:
-    """Processor time of the thread that computes; waiting only where the machine is quiet."""
-    passes, update = run.of_ranks(_passes(RATED)), run.of_ranks(_update(RATED))
+def _between(step: dict[str, Any]) -> float:
+    """Wall seconds between the passes of a step."""
+    return max(step["passes"][SECONDS] - _passes(SECONDS)(step), 0.0)
+
+
+def _slowest(run: FullRun, clock: int) -> tuple[int, list[float], list[float]]:
+    """The pipeline rank whose passes take longest, their seconds by step; and the longest updates, of any rank."""
+    passes, update = run.of_ranks(_passes(clock)), run.of_ranks(_update(clock))
     slowest = max(passes, key=lambda rank: statistics.median(passes[rank]))
-    told = seconds_of_rank(run, slowest)
-    most = max(update.values(), key=statistics.median)
-    rows = [
-        time_row("forward_backward", _if(run, told), statistics.median(passes[slowest]), spread=spread(passes[slowest]),
-                 currency="processor", note=run.not_compared),
-        time_row("optimizer", _if(run, run.update), statistics.median(most), spread=spread(most),
-                 currency="processor", note=run.not_compared),
-    ]  # fmt: skip
-    measured = replay(run, measured_passes(run, RATED))
+    return slowest, passes[slowest], max(update.values(), key=statistics.median)
+
+
+def _on_cpu(run: FullRun) -> list[dict[str, Any]]:
+    """Processor time of the thread that computes; waiting only where the machine is quiet."""
+    slowest, passes, update = _slowest(run, RATED)
+    count = int(run.priced.dealt.num_microbatches)
+    mine = [t for (stage, kind), t in run.passes.items() if kind in ("F", "B") and _rank(run, stage) == slowest]
+    rows = [_row(run, "forward_backward", count * sum(mine), passes), _row(run, "optimizer", run.update, update)]
+    measured = replay(run, {key: statistics.median(values) for key, values in measured_passes(run, RATED).items()})
     if measured is not None:
         expected = replay(run, run.passes)
         whole = None if expected is None else expected + run.update
-        rows.append(
-            time_row("replayed_step", None if run.not_compared else whole, measured + statistics.median(most),
-                     currency="processor", note=run.not_compared)
-        )  # fmt: skip
-    if not run.not_by_wall:
-        rows += _waiting(run, slowest)
-    return rows
+        row = time_row(
+            "replayed_step",
+            _if(run, whole),
+            measured + statistics.median(update),
+            currency="processor",
+            note=run.not_compared,
+        )
+        rows.append(row)
+    return rows if run.not_by_wall else [*rows, *_waiting(run, slowest)]
 
 
-def _waiting(run: Run, slowest: int) -> list[dict[str, Any]]:
+def _waiting(run: FullRun, slowest: int) -> list[dict[str, Any]]:
     """What the slowest pipeline rank waits: inside of its passes for others, and between them."""
-    time, hidden = run.prediction.time_s, ("tensor", "context", "expert")
+    time = run.prediction.time_s
     inside = run.of_ranks(
         lambda step: sum(max(one["total"][SECONDS] - one["total"][THREAD], 0.0) for one in step["actions"])
     )
-    between = run.of_ranks(lambda step: max(step["passes"][SECONDS] - _passes(SECONDS)(step), 0.0))
-    told = sum(time[EXPOSED[kind]] for kind in hidden) + time["data_communication"]
+    exposed = sum(time[EXPOSED[kind]] for kind in ("tensor", "context", "expert", "data"))
+    bubble = time["bubble"] + time["pipeline_communication"]
     return [
-        time_row("exposed in passes", told, statistics.median(inside[slowest]), spread=spread(inside[slowest])),
-        time_row("pipeline_bubble", time["bubble"] + time["pipeline_communication"], statistics.median(between[slowest]),
-                 spread=spread(between[slowest])),
-    ]  # fmt: skip
+        measured_row("exposed in passes", exposed, inside[slowest], currency="wall"),
+        measured_row("pipeline_bubble", bubble, run.of_ranks(_between)[slowest], currency="wall"),
+    ]
 
 
-def _on_gpu(run: Run) -> list[dict[str, Any]]:
+def _on_gpu(run: FullRun) -> list[dict[str, Any]]:
     """By events of the stream; exposed communication by the kernels of the traced step."""
-    passes, update = run.of_ranks(_passes(SECONDS)), run.of_ranks(_update(SECONDS))
-    between = run.of_ranks(lambda step: max(step["passes"][SECONDS] - _passes(SECONDS)(step), 0.0))
-    slowest = max(passes, key=lambda rank: statistics.median(passes[rank]))
-    most = max(update.values(), key=statistics.median)
+    slowest, passes, update = _slowest(run, SECONDS)
     time = run.prediction.time_s
-    told = {
-        "forward_backward": sum(time[one] for one in ("compute", "recompute", "host", *list(EXPOSED.values())[:3])),
-        "optimizer": time["optimizer"], "pipeline_bubble": time["bubble"] + time["pipeline_communication"],
-    }  # fmt: skip
-    seen = {"forward_backward": passes[slowest], "optimizer": most, "pipeline_bubble": between[slowest]}
+    in_passes = sum(time[one] for one in ("compute", "recompute", "host", *list(EXPOSED.values())[:3]))
     rows = [
-        time_row(name, _if(run, told[name]), statistics.median(values), spread=spread(values), currency="device",
-                 note=run.not_compared)
-        for name, values in seen.items()
+        _row(run, "forward_backward", in_passes, passes), _row(run, "optimizer", time["optimizer"], update),
+        _row(run, "pipeline_bubble", time["bubble"] + time["pipeline_communication"], run.of_ranks(_between)[slowest]),
     ]  # fmt: skip
-    found: dict[str, float] = next(
-        (one["exposed"] for one in run.entries if one["stage"] == slowest and one.get("exposed")), {}
-    )
-    for kind, seconds in found.items():
+    traced = (one["exposed"] for one in run.entries if one["stage"] == slowest and one.get("exposed"))
+    for kind, seconds in next(traced, {}).items():
         if kind in EXPOSED:
-            rows.append(
-                time_row(
-                    f"exposed {kind}", _if(run, time[EXPOSED[kind]]), seconds, currency="device", note=run.not_compared
-                )
-            )
+            rows.append(_row(run, f"exposed {kind}", time[EXPOSED[kind]], [seconds]))
     return rows
 
 
 # ------------------------------------------------------------------------------------------------ passes by stage
 
 
-def stages(run: Run) -> list[dict[str, Any]]:
+def stages(run: FullRun) -> list[dict[str, Any]]:
     """A row for each virtual stage and kind of pass: seconds of one microbatch, the median of its steps and ranks."""
-    if not run.steps:
-        return []
-    clock = RATED if run.on_cpu else SECONDS
-    told, found = run.passes, []
-    for (stage, kind), values in sorted(measured_passes(run, clock, every=True).items()):
-        row = time_row(
-            kind, None if run.not_compared else told.get((stage, kind)), statistics.median(values), spread=spread(values),
-            currency="processor" if run.on_cpu else "device", note=run.not_compared,
-        )  # fmt: skip
+    found = []
+    for (stage, kind), values in sorted(measured_passes(run, RATED if run.on_cpu else SECONDS).items()):
+        row = _row(run, kind, run.passes.get((stage, kind)), values)
         found.append({"rank": _rank(run, stage), "stage": stage, "kind": row.pop("what"), **row})
     return found
 
 
-def _rank(run: Run, stage: int) -> int:
+def _rank(run: FullRun, stage: int) -> int:
     """Pipeline rank of a virtual stage."""
     layout = run.priced.dealt
     return stage_rank(stage, int(layout.pp), int(layout.schedule))
 
 
-def measured_passes(run: Run, clock: int, *, every: bool = False) -> Any:
-    """Seconds of one microbatch by virtual stage and kind; with ``every`` the value of each step, else their median."""
+def measured_passes(run: FullRun, clock: int) -> dict[tuple[int, str], list[float]]:
+    """Seconds of one microbatch by virtual stage and kind, one for each step."""
     found: dict[tuple[int, str], list[float]] = {}
     for step in run.steps:
         this: dict[tuple[int, str], list[float]] = {}
-        for one in step:
-            for action in one["actions"]:
-                this.setdefault((action["stage"], action["kind"]), []).append(action["median"][clock])
+        for action in (action for one in step for action in one["actions"]):
+            this.setdefault((action["stage"], action["kind"]), []).append(action["median"][clock])
         for key, values in this.items():
             found.setdefault(key, []).append(statistics.median(values))
-    return found if every else {key: statistics.median(values) for key, values in found.items()}
+    return found
 
 
-def predicted_passes(run: Run) -> dict[tuple[int, str], float]:
-    """The same as predicted, of all that is not hidden."""
-    pieces = pieces_by_action(run.priced)
-    return _as_torch({key: sum(one.seconds for one in mine if not one.hidden) for key, mine in pieces.items()})
-
-
-def _as_torch(found: dict[tuple[int, str], float]) -> dict[tuple[int, str], float]:
-    """Kinds as torch's schedules have them: B where the model has I and W, and nothing for halves that it does not tell apart."""
+def _as_torch(found: Passes) -> Passes:
+    """Kinds as torch's schedules have them: B where the model has I and W, and nothing for halves that it does not separate."""
     for stage in {stage for stage, _ in found}:
         if (stage, "I") in found:
             found[stage, "B"] = found[stage, "I"] + found.get((stage, "W"), 0.0)
@@ -346,16 +308,7 @@ def _as_torch(found: dict[tuple[int, str], float]) -> dict[tuple[int, str], floa
     return found
 
 
-def seconds_of_rank(run: Run, rank: int) -> float:
-    """Predicted seconds of all passes of a pipeline rank in a step."""
-    passes = run.passes
-    count = int(run.priced.dealt.num_microbatches)
-    return count * sum(
-        seconds for (stage, kind), seconds in passes.items() if kind in ("F", "B") and _rank(run, stage) == rank
-    )
-
-
-def replay(run: Run, passes: dict[tuple[int, str], float]) -> float | None:
+def replay(run: FullRun, passes: Passes) -> float | None:
     """Seconds of the pipeline if each pass took that long and sends nothing; None where a pass is missing."""
     layout = run.priced.dealt
     pp, v, m = int(layout.pp), int(layout.vpp), int(layout.num_microbatches)
@@ -370,5 +323,4 @@ def replay(run: Run, passes: dict[tuple[int, str], float]) -> float | None:
         weight.append(half)
     if pp == 1:
         return m * (sum(forward) + sum(backward))
-    durations = np.array(forward), np.array(backward), np.array(weight)
-    return walked_time(int(layout.schedule), pp, v, m, durations)
+    return walked_time(int(layout.schedule), pp, v, m, (np.array(forward), np.array(backward), np.array(weight)))

@@ -1,6 +1,6 @@
 """What a validation teaches: the mechanism that is likeliest behind a miss, and the run that calibration reads.
 
-``learned`` adds to what a rung found the keys ``likeliest``, ``no_run`` and ``run``; every rung goes through it.
+``learned`` adds to what a level found the keys ``likeliest``, ``no_run`` and ``run``; every level goes through it.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIB
 
 RAN = ("full", "truncated", "trainer")
-"""Rungs whose step is one that all ranks of a job really ran: the plan's, or of the truncated plan, which is a job of its own."""
+"""Levels whose step is one that all ranks of a job really ran: the plan's, or of the truncated plan, which is a job of its own."""
 PARTS = {
     "meta": "rung meta runs on fake tensors: nothing was measured on hardware",
     "rank": "rung rank runs ranks alone: passes and memory are measured, communication is priced, and no step of a job was run",
 }
-"""Why the other rungs are no run of a job."""
+"""Why the other levels are no run of a job."""
 PEAKS = {"reserved": "reserved", "device": "device", "peak": "allocated", "allocated": "allocated"}
 """Rows of a rank's memory that are a peak, best for a comparison first, and what they are the peak of."""
 
 
 def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str = "plan") -> dict[str, Any]:
-    """What a rung found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
+    """What a level found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
     if not found.get("layout"):  # it ended before there was anything to compare
         return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
     if found["rung"] == "truncated":  # it has learned of its own plan, which is a smaller one (truncated.py)
@@ -86,7 +86,7 @@ def measured_of(found: Mapping[str, Any]) -> Measured:
 
 
 def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The row of the step among the times, where it is held against the prediction; None where it is not, or was not measured."""
+    """The row of the step among the times, where it is compared with the prediction; None where it is not, or was not measured."""
     row = time_of(found, "step")
     return row if row and row["predicted_seconds"] is not None and not row.get("note") else None
 
@@ -99,13 +99,9 @@ def time_of(found: Mapping[str, Any], what: str) -> Mapping[str, Any] | None:
 
 def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
     """(kind, bytes) of the highest peak of the ranks; None where none was measured."""
+    rows = [row for rank in found.get("ranks") or () for row in rank.get("memory") or () if row["measured_gib"]]
     for what, kind in PEAKS.items():
-        sizes = [
-            row["measured_gib"] * GIB
-            for rank in found.get("ranks") or ()
-            for row in rank.get("memory") or ()
-            if row["what"] == what and row["measured_gib"]
-        ]
+        sizes = [row["measured_gib"] * GIB for row in rows if row["what"] == what]
         if sizes:
             return kind, max(sizes)
     return "", None
@@ -157,12 +153,10 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     if step is None and peak is None:
         return None
     try:
-        told = diagnose(plan, step, peak, kind or "device")
-    except (
-        PlannerError
-    ) as error:  # the plan's files changed since it was made: then nothing can be said, and that is said
+        findings = diagnose(plan, step, peak, kind or "device").findings
+    except PlannerError as error:  # the plan's files changed since it was made
         return {"mechanism": None, "sentence": f"no mechanism can be named: {error}"}
-    missed = [_said(one, plan) for one in told.findings if not one.inside]
+    missed = [_miss(one) for one in findings if not one.inside]
     return {**missed[0], "also": missed[1:]} if missed else None
 
 
@@ -178,24 +172,21 @@ def _ran_the_largest(plan: Plan, found: Mapping[str, Any]) -> bool:
 
 
 def unseen(plan: Plan, found: Mapping[str, Any]) -> float:
-    """Bytes of GPU libraries that the predicted peak has and a witness without a GPU cannot see."""
-    watched = found["rung"] == "meta" or (found.get("device") or {}).get("kind") == "cpu"
-    return float(plan.cluster().hardware.workspace_memory) if watched else 0.0
+    """Bytes of GPU libraries that the predicted peak has and a memory tracker without a GPU cannot see."""
+    tracked = found["rung"] == "meta" or (found.get("device") or {}).get("kind") == "cpu"
+    return float(plan.cluster().hardware.workspace_memory) if tracked else 0.0
 
 
-def _said(one: Finding, plan: Plan) -> dict[str, Any]:
+def _miss(one: Finding) -> dict[str, Any]:
     """The first explanation of one quantity as plain data."""
     what = "step" if one.quantity == "step_time" else "peak of memory"
-    far = (
-        f"{1.0 + one.gap:.3g} times" if one.gap >= 1.0 else f"{abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'}"
-    )
+    far = f"{abs(one.gap):.1%} {'above' if one.gap > 0 else 'below'}"
+    far = f"{1.0 + one.gap:.3g} times" if one.gap >= 1.0 else far
     gap = f"the {what} is {far} the prediction and outside of its interval"
     base = {"quantity": one.quantity, "gap": one.gap, "model_error_share": one.model_share}
     if not one.explanations:
-        return {
-            **base, "mechanism": None, "share": None, "check": None, "others": [],
-            "sentence": f"{gap}; nothing that is priced moves it that way: compare the job with the plan, input by input",
-        }  # fmt: skip
+        sentence = f"{gap}; nothing that is priced moves it that way: compare the job with the plan, input by input"
+        return {**base, "mechanism": None, "share": None, "check": None, "others": [], "sentence": sentence}
     first, *others = one.explanations
     sentence = f"{gap}; likeliest: {first.name}, {first.size} ({first.share:.0%} of the explanations' weight)"
     if one.model_share > first.share:
@@ -209,4 +200,4 @@ def _said(one: Finding, plan: Plan) -> dict[str, Any]:
 
 
 def _plain(one: Explanation) -> dict[str, Any]:
-    return {"name": one.name, "size": one.size, "share": one.share, "explains": one.explains, "check": one.check}
+    return {name: getattr(one, name) for name in ("name", "size", "share", "explains", "check")}

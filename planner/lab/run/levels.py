@@ -1,12 +1,13 @@
-"""The rungs of a validation: what each needs, and the highest that a machine allows. No torch here.
+"""The levels of a validation (``--rung``): what each needs, and the highest that a machine allows. No torch here.
 
-A rung is a module of this package with ``run(task, say)``, which returns the content of validation.yaml as far as it has it
+A level is a module of this package with ``run(task, say)``, which returns the content of validation.yaml as far as it has it
 (``record.complete`` fills in the rest; {} on a rank that does not report), and ``obstacle(task)``: why this machine cannot
-run it, or "".
+run it, or "". The limits of time are the same on every level and are said before the start.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 from collections.abc import Callable, Mapping
@@ -18,13 +19,25 @@ from planner import detect
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State, same
+from planner.units import KIB, format_seconds
 
 if TYPE_CHECKING:
-    from planner.lab.run.predicted_ranks import Question
+    from planner.lab.run.plan_question import Question
     from planner.plan_file import Plan
 
+START = 120.0
+"""Seconds that ranks wait for each other."""
+SETTING_UP = 300.0
+"""Seconds for modules, weights and groups, and for the comparison with one process."""
+FIRST = 4.0
+"""The first steps may take so many times longer: kernels are chosen, communicators are made."""
+OUT_OF_MAIN_MEMORY = "because main memory was used up"
+"""Why the kernel ended a process, at the end of a sentence."""
+LONGER = "; if {what} only needs longer, raise --timeout"
+"""Said of what has hung."""
+
 Say = Callable[[str], None]
-"""Told what is going on, for a person who waits."""
+"""Shows a person who waits what is going on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +60,7 @@ class Machine:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is asked of a rung."""
+    """What is asked of a level."""
 
     plan: Plan
     """The plan as it was read."""
@@ -56,7 +69,7 @@ class Task:
     machine: Machine
     """Where."""
     ranks: tuple[int, ...] = ()
-    """Ranks that the user named; none = the rung chooses."""
+    """Ranks that the user named; none = the level chooses."""
     steps: int = 5
     """Steps that are measured."""
     warmup: int = 2
@@ -68,16 +81,33 @@ class Task:
     trace: Path | None = None
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
-    """Why this rung, in one sentence."""
+    """Why this level, in one sentence."""
     shown: Callable[[State], State] = same
     """What a bar draws of a state: where this run is one of several, all of them."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
 
+    def chosen_ranks(self) -> list[int]:
+        """The ranks that the user named, else one of the first, the second and the last stage. Raises PlannerError."""
+        split = self.asked.split
+        for one in self.ranks:
+            if not 0 <= one < split.world:
+                raise PlannerError(f"--rank {one}: the plan has ranks 0 to {split.world - 1}")
+        stages = sorted({0, min(1, split.pp - 1), split.pp - 1})
+        return list(dict.fromkeys(self.ranks)) or [stage * (split.world // split.pp) for stage in stages]
+
+
+def step_limits(timeout: float, steps: int) -> str:
+    """The part of the sentence about limits that all levels with steps share."""
+    return (
+        f"{format_seconds(timeout)} for each of {steps} steps ({format_seconds(FIRST * timeout)} for the first, --timeout), then "
+        "what hangs is named and ended"
+    )
+
 
 @dataclass(frozen=True, kw_only=True)
-class Rung:
-    """One way to hold a plan against reality."""
+class Level:
+    """One way to compare a plan with reality."""
 
     name: str
     """As ``--rung`` takes it."""
@@ -85,30 +115,39 @@ class Rung:
     """What it does, in a few words."""
     module: str
     """Of this package; has run(task, say) and obstacle(task)."""
-    shows_itself: bool = False
+    one_process: bool = False
+    """No launcher may have started it."""
+    anywhere: bool = False
+    """Any machine can run it: its module has no ``obstacle``."""
+    shows_itself: bool = True
     """It draws a progress bar of its own."""
 
     def obstacle(self, task: Task) -> str:
         """Why the machine cannot run it, a part of a sentence; "" when it can."""
-        return str(importlib.import_module(self.module).obstacle(task))
+        if self.one_process and task.machine.place is not None:
+            return "it is one process; start it without torchrun or srun"
+        if self.anywhere:
+            return ""
+        return str(importlib.import_module(f"planner.lab.run.{self.module}").obstacle(task))
 
     def run(self, task: Task, say: Say) -> dict[str, Any]:
         """What was found, {} on a rank that does not report. Raises PlannerError for what is the user's to change; a run that
         fails is a result."""
-        found: dict[str, Any] = importlib.import_module(self.module).run(task, say)
-        return found
+        return dict(importlib.import_module(f"planner.lab.run.{self.module}").run(task, say))
 
 
-RUNGS: tuple[Rung, ...] = (
-    Rung(name="full", what="the plan itself on all its ranks", module="planner.lab.run.full", shows_itself=True),
-    Rung(name="truncated", what="fewer layers and replicas", module="planner.lab.run.truncated", shows_itself=True),
-    Rung(
-        name="rank",
-        what="some ranks, one after the other on one device",
-        module="planner.lab.run.one_rank",
-        shows_itself=True,
+LEVELS: tuple[Level, ...] = (
+    Level(name="full", what="the plan itself on all its ranks", module="full"),
+    Level(name="truncated", what="fewer layers and replicas", module="truncated"),
+    Level(name="rank", what="some ranks, one after the other on one device", module="one_rank", one_process=True),
+    Level(
+        name="meta",
+        what="memory on fake tensors, no GPU needed",
+        module="meta",
+        one_process=True,
+        anywhere=True,
+        shows_itself=False,
     ),
-    Rung(name="meta", what="memory on fake tensors, no GPU needed", module="planner.lab.run.meta_run"),
 )
 """The highest first."""
 
@@ -129,52 +168,51 @@ def machine_here(device: str | None, environment: Mapping[str, str] = os.environ
     )  # fmt: skip
 
 
-def named(wanted: str) -> Rung | None:
-    """The rung of a name; None for ``auto``. Raises PlannerError."""
-    names = {rung.name: rung for rung in RUNGS}
+def named(wanted: str) -> Level | None:
+    """The level of a name; None for ``auto``. Raises PlannerError."""
+    names = {level.name: level for level in LEVELS}
     if wanted != "auto" and wanted not in names:
-        known = ", ".join(f"{rung.name} ({rung.what})" for rung in RUNGS)
+        known = ", ".join(f"{level.name} ({level.what})" for level in LEVELS)
         nearest = nearest_first(wanted, ["auto", *names])[0]
         raise PlannerError(f"unknown rung '{wanted}', nearest: {nearest}; known: auto (the highest possible), {known}")
     return names.get(wanted)
 
 
-def choose(task: Task, wanted: str) -> tuple[Rung, str]:
-    """The rung, and in one sentence why this one and not a higher one. Raises PlannerError.
+def choose(task: Task, wanted: str) -> tuple[Level, str]:
+    """The level, and in one sentence why this one and not a higher one. Raises PlannerError.
 
-    ``wanted`` is the name of a rung, or ``auto`` for the highest that the machine allows.
+    ``wanted`` is the name of a level, or ``auto`` for the highest that the machine allows.
     """
-    rung = named(wanted)
-    if rung is not None:
-        obstacle = rung.obstacle(task)
+    level = named(wanted)
+    if level is not None:
+        obstacle = level.obstacle(task)
         if obstacle:
-            raise PlannerError(f"--rung {wanted} ({rung.what}) is not possible here: {obstacle}")
-        return rung, f"asked for with --rung {wanted}"
+            raise PlannerError(f"--rung {wanted} ({level.what}) is not possible here: {obstacle}")
+        return level, f"asked for with --rung {wanted}"
     passed: list[str] = []
-    for rung in RUNGS:
-        obstacle = rung.obstacle(task) or automatic_obstacle(task, rung)
-        if not obstacle:
-            return rung, "; ".join(passed) if passed else "the highest rung, and this machine can run it"
-        passed.append(f"not {rung.name}: {obstacle}")
-    raise PlannerError(f"nothing can be run here: {'; '.join(passed)}")
-
-
-def automatic_obstacle(task: Task, rung: Rung) -> str:
-    """Why a rung that is possible is not taken unless it is asked for."""
     hardware = task.asked.cluster.hardware
-    on_cpu = task.machine.device == "cpu"
-    if rung.name != "meta" and on_cpu and not hardware.is_cpu:
-        return f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
-    return ""
+    on_other_device = task.machine.device == "cpu" and not hardware.is_cpu
+    for level in LEVELS:
+        obstacle = level.obstacle(task)
+        if not obstacle and on_other_device and level.name != "meta":
+            obstacle = f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
+        if not obstacle:
+            return level, "; ".join(passed) if passed else "the highest rung, and this machine can run it"
+        passed.append(f"not {level.name}: {obstacle}")
+    raise PlannerError(f"nothing can be run here: {'; '.join(passed)}")
 
 
 def free_memory() -> float:
     """Bytes of main memory that can be had without swapping; all of it where the kernel does not say."""
-    try:
+    with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-    from planner.units import KIB
+        return float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * KIB
+    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
-    found = [float(line.split()[1]) * KIB for line in lines if line.startswith("MemAvailable:")]
-    return found[0] if found else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+
+def kills() -> int:
+    """Processes that the kernel has ended because memory ran out, since it started."""
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
+        return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+    return 0

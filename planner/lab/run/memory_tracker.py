@@ -1,15 +1,16 @@
-"""What a rank allocates: every storage that an operation makes, from its first to its last reference, by category.
+"""What a rank allocates, and which collectives it issues, read off the operations as they are dispatched (torch).
 
-Weights, gradients and optimizer states are what parameters and optimizer hold between steps. Activations are made by a
-forward pass, also when recompute repeats it, and by the loss in both directions; the most of them is looked for between the
-passes, when only what the backward pass needs is left. All else is temporary: gathered weights,
-gradients on their way, buffers of collectives and of the pipeline.
+Memory: every storage that an operation makes, from its first to its last reference, by category. Weights, gradients and optimizer
+states are what parameters and optimizer hold between steps. Activations are made by a forward pass, also when recompute repeats
+it, and by the loss in both directions; the most of them is looked for between the passes, when only what the backward pass needs
+is left. All else is temporary: gathered weights, gradients on their way, buffers of collectives and of the pipeline.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,13 +18,14 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.distributed_c10d import _resolve_process_group, get_process_group_ranks
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._sharding_prop import ShardingPropagator
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from planner.lab.reference.transformer import FORWARD, Watch
+from planner.lab.reference.transformer import ForwardPass
 
 WRAPPERS = (DTensor, AsyncCollectiveTensor)
 """Tensors that hold another one and no memory."""
@@ -31,6 +33,12 @@ WAIT = torch.ops._c10d_functional.wait_tensor.default
 LOSS_GRADIENTS = ("planner.loss_gradient", "nll_loss_backward", "_log_softmax_backward_data")
 """Operations of the backward pass whose results, gradients of logits, count as activations."""
 CATEGORIES = ("weights", "gradients", "optimizer_states", "activations", "temporary")
+OPERATIONS = {
+    "all_reduce": "all_reduce", "allreduce": "all_reduce", "all_gather": "all_gather", "allgather": "all_gather",
+    "reduce_scatter": "reduce_scatter", "all_to_all": "all_to_all", "alltoall": "all_to_all", "broadcast": "broadcast",
+    "send": "send", "recv_": "receive",
+}  # fmt: skip
+"""How torch's names of collectives begin -> ours."""
 
 
 @dataclass
@@ -53,20 +61,30 @@ class Peak:
     """Bytes by category at that moment; they sum to the total."""
 
 
+def local(tensor: Any) -> Any:
+    """What this rank holds of a tensor."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def optimizer_states(optimizer: Any) -> list[Any]:
+    """All that an optimizer holds of its parameters, numbers of steps included."""
+    return [one for state in optimizer.state.values() for one in state.values()]
+
+
 def _outside(original: Any) -> Any:
     """The function as if no forward pass were running."""
 
     def run(*arguments: Any, **named: Any) -> Any:
-        depth, Watch.depth = Watch.depth, 0
+        depth, ForwardPass.depth = ForwardPass.depth, 0
         try:
             return original(*arguments, **named)
         finally:
-            Watch.depth = depth
+            ForwardPass.depth = depth
 
     return run
 
 
-class Witness(TorchDispatchMode):
+class MemoryTracker(TorchDispatchMode):
     """Counts storages while it is entered. ``largest`` holds the most bytes of each category, not all at one moment."""
 
     def __init__(self) -> None:
@@ -90,17 +108,17 @@ class Witness(TorchDispatchMode):
                 func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))
-        if not Watch.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
+        if not ForwardPass.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
             self._settle("activations")
-        category = "activations" if Watch.depth or any(name in str(func) for name in LOSS_GRADIENTS) else "temporary"
+        activations = ForwardPass.depth or any(name in str(func) for name in LOSS_GRADIENTS)
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
-                self._see(tensor, category)
+                self._see(tensor, "activations" if activations else "temporary")
         return out
 
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
-        """What has to be watched beside operations; entered before modules are sharded."""
+        """What has to be watched that is no operation; entered before modules are sharded."""
         wrapped = (
             (torch.UntypedStorage, "resize_", self._resized),
             (FSDPState, "_pre_forward", _outside),  # gathers weights inside of a forward pass: not activations
@@ -133,7 +151,10 @@ class Witness(TorchDispatchMode):
 
         def resize(storage: Any, size: int) -> Any:
             result = original(storage, size)
-            self._grow(storage, size)
+            one = self._alive.get(storage._cdata)
+            if one is not None:
+                self._add(one.category, size - one.size)
+                one.size = size
             return result
 
         return resize
@@ -143,29 +164,20 @@ class Witness(TorchDispatchMode):
             return
         storage = tensor.untyped_storage()
         key = storage._cdata
-        if key in self._alive:
-            return
-        size = storage.nbytes()
-        self._alive[key] = Storage(size, category)
-        weakref.finalize(storage, self._gone, key)
-        self._add(category, size)
+        if key not in self._alive:
+            self._alive[key] = Storage(storage.nbytes(), category)
+            weakref.finalize(storage, self._gone, key)
+            self._add(category, self._alive[key].size)
 
     def _gone(self, key: int) -> None:
         one = self._alive.pop(key, None)
         if one is not None:
             self._add(one.category, -one.size)
 
-    def _grow(self, storage: Any, size: int) -> None:
-        one = self._alive.get(storage._cdata)
-        if one is not None:
-            self._add(one.category, size - one.size)
-            one.size = size
-
     def _add(self, category: str, size: int) -> None:
         self.now[category] += size
         self.total += size
-        settled = category != "activations" or not Watch.depth
-        if size > 0 and settled:
+        if size > 0 and (category != "activations" or not ForwardPass.depth):
             self._settle(category)
         if self.total > self._top.total:
             self._top = Peak(self.total, dict(self.now))
@@ -173,26 +185,25 @@ class Witness(TorchDispatchMode):
                 self.peak = self._top
 
     def _settle(self, category: str) -> None:
-        """The most of a category, of all and since the last point."""
-        self.largest[category] = max(self.largest[category], self.now[category])
-        self._most[category] = max(self._most[category], self.now[category])
+        """The most of a category, of all and since the last program point."""
+        for most in (self.largest, self._most):
+            most[category] = max(most[category], self.now[category])
 
     def at(self, point: Any) -> None:
         """From here on the program is at another point; what was highest at the last one is kept under its name."""
         if self._point is not None:
-            before = self.points.get(self._point)
-            most = (
-                self._most if before is None else {name: max(self._most[name], before[2][name]) for name in CATEGORIES}
-            )
-            top = self._top if before is None or self._top.total > before[0] else Peak(before[0], before[1])
-            self.points[self._point] = (top.total, top.parts, most)
+            total, parts, most = self.points.get(self._point, (-1, {}, self._most))
+            if self._top.total > total:
+                total, parts = self._top.total, self._top.parts
+            self.points[self._point] = (total, parts, {name: max(self._most[name], most[name]) for name in CATEGORIES})
         self._point, self._top, self._most = point, Peak(self.total, dict(self.now)), dict(self.now)
 
-    def is_(self, category: str, tensors: Iterable[torch.Tensor]) -> None:
-        """Name what some tensors hold; from now on it counts there."""
+    def assign(self, category: str, tensors: Iterable[Any]) -> None:
+        """What some tensors hold counts in this category from now on; what is no tensor is left out."""
         for tensor in tensors:
-            local = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-            one = self._alive.get(local.untyped_storage()._cdata)
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            one = self._alive.get(local(tensor).untyped_storage()._cdata)
             if one is not None and one.category != category:
                 self.now[one.category] -= one.size
                 one.category = category
@@ -204,4 +215,42 @@ class Witness(TorchDispatchMode):
         self.peak, self.largest = Peak(self.total, dict(self.now)), dict(self.now)
 
 
-__all__ = ["CATEGORIES", "FORWARD", "Peak", "Witness"]
+class CollectiveRecorder(TorchDispatchMode):
+    """Counts collectives while it is entered: (operation, ranks of the group, bytes of the full buffer) -> times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(kind, WRAPPERS) for kind in types):
+            return NotImplemented
+        out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            name = func._opname.lstrip("_")
+            operation = next((word for start, word in OPERATIONS.items() if name.startswith(start)), None)
+            if operation is not None:
+                values = pytree.tree_leaves((args, kwargs))
+                tensors = [one for one in (*values, *pytree.tree_leaves(out)) if isinstance(one, torch.Tensor)]
+                size = max((one.numel() * one.element_size() for one in tensors), default=0)
+                self.found[operation, _ranks(values), size] += 1
+        return out
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Operation, ranks of the group, from each to the next, bytes and times, as a record has them."""
+        return [
+            {"operation": operation, "ranks": len(ranks), "stride": ranks[1] - ranks[0] if len(ranks) > 1 else 1,
+             "bytes": size, "times": times}
+            for (operation, ranks, size), times in sorted(self.found.items())
+        ]  # fmt: skip
+
+
+def _ranks(values: list[Any]) -> tuple[int, ...]:
+    """Ranks of the group among the arguments: a handle, or a name."""
+    for one in values:
+        if isinstance(one, str) and one not in ("sum", "max", "avg", "min"):
+            return tuple(sorted(get_process_group_ranks(_resolve_process_group(one))))
+        if isinstance(one, torch.ScriptObject):
+            with contextlib.suppress(RuntimeError, ValueError, KeyError):
+                return tuple(sorted(get_process_group_ranks(torch.distributed.ProcessGroup.unbox(one))))
+    return ()

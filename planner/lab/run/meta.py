@@ -1,4 +1,4 @@
-"""Memory without hardware: the rank's real modules, optimizer and step on fake tensors and a fake process group.
+"""Level meta: memory without hardware. The rank's real modules, optimizer and step on fake tensors and a fake process group.
 
 Everything has its full size, and nothing is allocated or computed. Optimizer states exist before the step that is measured,
 as in every step but the first.  [torch: FakeTensorMode, FakeStore]
@@ -9,9 +9,11 @@ from __future__ import annotations
 import dataclasses
 import gc
 import logging
+import os
+import sys
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -24,11 +26,71 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from planner.errors import PlannerError
 from planner.lab.reference.split import V_SHAPED, Split
-from planner.lab.run.collective_recorder import Wires
-from planner.lab.run.depth import Points, place
-from planner.lab.run.memory_tracker import CATEGORIES, Witness
+from planner.lab.run.comparison import tracked_rank
+from planner.lab.run.depth import Points, beyond, depths, place
+from planner.lab.run.levels import Say, Task, kills
+from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, optimizer_states
+from planner.lab.run.plan_question import Question
 from planner.lab.run.training import Run
+from planner.lab.run.workers import Lost, Manner, measure_all
+from planner.units import format_seconds
+
+FAKE = 20.0
+"""A rank on fake tensors may take so many times the limit of a step: all its operations run on one core."""
+
+
+# ------------------------------------------------------------------------------------------------ the level
+
+
+def run(task: Task, say: Say) -> dict[str, Any]:
+    """The ranks asked for, or one of each stage that may be the worst. One that does not come to its end is a result."""
+    wanted, gone, killed, limit = task.chosen_ranks(), list[Lost](), kills(), FAKE * task.timeout
+    count = "1 rank" if len(wanted) == 1 else f"{len(wanted)} ranks"
+    stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended"
+    print(f"{count} on fake tensors. Limit: {stated}", file=sys.stderr, flush=True)
+    every = measure_ranks(
+        task.asked.split, wanted, limit=limit, say=lambda text: say(f"{len(wanted)} ranks, {text}"), lost=gone.append
+    )
+    found = result(task.asked, [one for one in every if one is not None]) | {"limits": {"rank_seconds": limit}}
+    if not gone:
+        return found
+    if gone[0].kind == "failed":  # the torch model has not got what the plan asks for: nothing was run
+        raise PlannerError(gone[0].sentence)
+    failure = gone[0].failure(killed)
+    rank = gone[0].rank if gone[0].rank >= 0 else None
+    return {**found, "outcome": failure.pop("outcome"), "failure": {"rank": rank, **failure}}
+
+
+def result(asked: Question, ranks: Sequence[Measured]) -> dict[str, Any]:
+    """The whole validation as plain data; the rank with the highest peak first."""
+    rows = sorted((tracked_rank(asked, one) for one in ranks), key=lambda one: -one["memory"][-1]["measured_gib"])
+    return {
+        "rung": "meta", "trainer": asked.trainer.name, "changes": list(asked.changes),
+        "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus), "ranks": rows,
+    }  # fmt: skip
+
+
+def measure_ranks(
+    split: Split, ranks: Sequence[int], *, limit: float = float("inf"), say: Callable[[str], object] = lambda _: None,
+    lost: Callable[[Lost], object] | None = None,
+) -> list[Measured | None]:  # fmt: skip
+    """The step of each rank, in processes of their own; of a deep stage the line through two shallow ones (depth.py)."""
+    manner = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors", limit=limit)
+    deep = {rank: depths(split, rank * split.pp // split.world) for rank in ranks}
+    jobs = [(rank, job) for rank, pair in deep.items() for job in (pair[:2] if pair else (split,))]
+    every, found = iter(measure_all(jobs, manner, say=say, lost=lost)), []
+    for pair in deep.values():
+        one = next(every)
+        if pair is not None:
+            second = next(every)
+            one = None if one is None or second is None else beyond(one, second, pair[2])
+        found.append(one)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ one rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +144,6 @@ def step_of(split: Split) -> int:
     return min(count, 2 * split.pp + 1)
 
 
-def stage_ranks(split: Split) -> list[int]:
-    """A rank of each pipeline stage that may have the highest peak: first, second and last."""
-    size = split.world // split.pp
-    return [stage * size for stage in sorted({0, min(1, split.pp - 1), split.pp - 1})]
-
-
 def measure(
     split: Split, rank: int, progress: Callable[[str], None] = lambda _: None, *, real: bool = False
 ) -> Measured:
@@ -96,58 +152,43 @@ def measure(
     Once per process: torch remembers process groups by name that the next call would not have.
     """
     started = time.perf_counter()
-    gc.collect()
-    gc.disable()  # nothing here waits for it, and it would look at every fake tensor again and again
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    count = step_of(split)
-    ran = dataclasses.replace(split, num_microbatches=count, balanced=True)
+    ran = quiet_process(split)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
         with ExitStack() as stack:
             stack.enter_context(RealMeshes())
-            witness = Witness()
-            stack.enter_context(witness.patches())
+            tracker = MemoryTracker()
+            stack.enter_context(tracker.patches())
             made = Run(ran, torch.device("cpu"))  # before tensors are fake: shards of nothing are made quickly
             if not real:
                 stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(witness)
-            run, wires = Emulated(made, witness, progress), Wires()
-            run.warm()
-            witness.start()
-            witness.at("start")
-            with wires:
-                run.measured()
-            witness.is_("gradients", run.gradient_tensors())
-            witness.at(None)
-            return measured_by(run, witness, wires, split, rank, time.perf_counter() - started)
+            stack.enter_context(tracker)
+            alone = RankAlone(made, tracker, progress)
+            alone.warm()
+            return alone.tracked(split, rank, started)
     finally:
         gc.enable()
         dist.destroy_process_group()
 
 
-def measured_by(run: Emulated, witness: Witness, wires: Wires, split: Split, rank: int, seconds: float) -> Measured:
-    """What was seen of a rank's step, as if all microbatches of ``split`` had run."""
-    unseen = (split.num_microbatches - run.split.num_microbatches) * run.receive_bytes()
-    return Measured(
-        rank=rank, stage=run.run.rank["pp"], held=_with(witness.largest, unseen), at_peak=_with(run.peak.parts, unseen),
-        peak=run.peak.total + unseen, parameters=run.parameters, microbatches=run.split.num_microbatches,
-        unseen_receive_bytes=unseen, collectives=_listed(wires), seconds=seconds,
-        layers_run=sum(len(part.layers) for part in run.run.parts),
-        points={key: (top + unseen, _with(parts, unseen), _with(most, unseen))
-                for key, (top, parts, most) in witness.points.items()},
-    )  # fmt: skip
+def quiet_process(split: Split) -> Split:
+    """Sets this process up for one rank alone; the job with as few microbatches as show the peak, and even experts."""
+    gc.collect()
+    gc.disable()  # a collection in a step belongs to no layout, and would look at every fake tensor again and again
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
+    return dataclasses.replace(split, num_microbatches=step_of(split), balanced=True)
 
 
 def _with(parts: dict[str, int], unseen: int) -> dict[str, int]:
     return {**parts, "temporary": parts["temporary"] + unseen}
 
 
-class Emulated:
-    """The run of a rank whose neighbours do not exist."""
+class RankAlone:
+    """The run of a rank whose neighbours do not exist, under a tracker."""
 
-    def __init__(self, run: Run, witness: Witness, progress: Callable[[str], None]) -> None:
-        self.split, self.run, self.witness, self.progress = run.split, run, witness, progress
+    def __init__(self, run: Run, tracker: MemoryTracker, progress: Callable[[str], None]) -> None:
+        self.split, self.run, self.tracker, self.progress = run.split, run, tracker, progress
         self.parameters = sum(p.numel() for part in run.parts for p in part.parameters())
         self._done = 0
         self._passes: dict[int, int] = {}
@@ -155,7 +196,7 @@ class Emulated:
         self.kept = [
             p for part in run.parts for p in part.parameters()
         ]  # shards: in a pass modules hold gathered weights
-        witness.is_("weights", [p for part in self.run.parts for p in part.parameters()])
+        tracker.assign("weights", self.kept)
         self.hooks: list[Any] = []
         for number, part in zip(run.mine, run.parts, strict=True):
             self._passes[number] = 0
@@ -165,26 +206,23 @@ class Emulated:
                 where = place(i, len(part.layers))
                 self.hooks.append(layer.register_forward_pre_hook(partial(self._before, number, where)))
                 self.hooks.append(layer.register_forward_hook(partial(self._after, number, where)))
-                self.hooks.append(layer.register_forward_hook(self._tick))
 
     def _accumulated(self, *_: Any) -> None:
         """Gradients of the microbatches before this one."""
-        self.witness.is_("gradients", self.gradient_tensors())
+        self.tracker.assign("gradients", self.gradient_tensors())
 
     def _begun(self, number: int, *_: Any) -> None:
         self._passes[number] += 1
 
     def _before(self, number: int, where: int | None, *_: Any) -> None:
-        self.witness.at((number, self._passes[number], "forward", where))
+        self.tracker.at((number, self._passes[number], "forward", where))
 
     def _after(self, number: int, where: int | None, _module: Any, _inputs: Any, output: torch.Tensor) -> None:
         """Behind the last layer comes the head; its backward pass begins when the gradient of its output is there."""
         count = self._passes[number]
         if where == -1:
-            self.witness.at((number, count, "behind", 0))
-        output.register_hook(lambda _: self.witness.at((number, count, "backward", where)))
-
-    def _tick(self, *_: Any) -> None:
+            self.tracker.at((number, count, "behind", 0))
+        output.register_hook(lambda _: self.tracker.at((number, count, "backward", where)))
         self._done += 1
         layers = sum(len(part.layers) for part in self.run.parts)
         self.progress(f"stage {self.run.rank['pp']}: {self._done} of {layers * self.split.num_microbatches} layers")
@@ -200,10 +238,7 @@ class Emulated:
             for parameter in part.parameters():
                 parameter.grad = torch.zeros_like(parameter)
             optimizer.step()
-            states = [
-                one for state in optimizer.state.values() for one in state.values() if isinstance(one, torch.Tensor)
-            ]
-            self.witness.is_("optimizer_states", states)
+            self.tracker.assign("optimizer_states", optimizer_states(optimizer))
             optimizer.zero_grad()
         if self.run.schedule is not None:
             self.run.schedule._warmup_p2p = self._no_vote
@@ -213,16 +248,35 @@ class Emulated:
         for stage in stages if isinstance(stages, list) else [stages]:
             stage._inference_mode = InferenceMode.STATIC
 
+    def tracked(self, split: Split, rank: int, started: float) -> Measured:
+        """Takes a step and says what was seen of it, as if all microbatches of ``split`` had run."""
+        recorder, tracker = CollectiveRecorder(), self.tracker
+        tracker.start()
+        tracker.at("start")
+        with recorder:
+            self.measured()
+        tracker.assign("gradients", self.gradient_tensors())
+        tracker.at(None)
+        unseen = (split.num_microbatches - self.split.num_microbatches) * self.receive_bytes()
+        return Measured(
+            rank=rank, stage=self.run.rank["pp"], held=_with(tracker.largest, unseen), at_peak=_with(self.peak.parts, unseen),
+            peak=self.peak.total + unseen, parameters=self.parameters, microbatches=self.split.num_microbatches,
+            unseen_receive_bytes=unseen, collectives=recorder.listed(), seconds=time.perf_counter() - started,
+            layers_run=sum(len(part.layers) for part in self.run.parts),
+            points={key: (top + unseen, _with(parts, unseen), _with(most, unseen))
+                    for key, (top, parts, most) in tracker.points.items()},
+        )  # fmt: skip
+
     def measured(self) -> None:
         """The step: gradients are named when the passes are over, before clipping and the update."""
         self.run.gradients(*self.inputs(self.split.num_microbatches))
-        before = self.witness.peak
-        self.witness.is_("gradients", self.gradient_tensors())
-        self.witness.at("update")
+        before = self.tracker.peak
+        self.tracker.assign("gradients", self.gradient_tensors())
+        self.tracker.at("update")
         self.run.clip()
         for optimizer in self.run.optimizers:
             optimizer.step()
-        self.peak = self.witness.peak if self.witness.peak.total > before.total else before
+        self.peak = self.tracker.peak if self.tracker.peak.total > before.total else before
 
     def gradient_tensors(self) -> list[torch.Tensor]:
         """Of all parameters, as they are kept between the backward pass and the update."""
@@ -231,11 +285,12 @@ class Emulated:
     def receive_bytes(self) -> int:
         """Receive buffers of one microbatch: activations from before, gradients from behind, for each virtual stage."""
         total = 0
-        for number in self.run.mine:
-            for there, shown in ((number > 0, number), (number < len(self.split.stages) - 1, number + 1)):
-                neighbour = self.split.stages[number - 1 if shown == number else number + 1].rank if there else -1
-                same = neighbour == self.run.rank["pp"] and self.split.schedule in V_SHAPED
-                if there and not same and self.split.pp > 1:
+        for number in self.run.mine if self.split.pp > 1 else ():
+            for neighbour, shown in ((number - 1, number), (number + 1, number + 1)):
+                if not 0 <= neighbour < len(self.split.stages):
+                    continue
+                mine = self.split.stages[neighbour].rank == self.run.rank["pp"]
+                if not (mine and self.split.schedule in V_SHAPED):
                     example, _ = self.run.examples(shown)
                     total += example.numel() * example.element_size()
         return total
@@ -255,14 +310,3 @@ class RealMeshes(ExitStack):
         self.callback(setattr, DeviceMesh, "_concatenate", staticmethod(original))
         super().__enter__()
         return self
-
-
-def _listed(wires: Wires) -> list[dict[str, Any]]:
-    found = []
-    for (operation, ranks, size), times in sorted(wires.found.items()):
-        stride = ranks[1] - ranks[0] if len(ranks) > 1 else 1
-        found.append({"operation": operation, "ranks": len(ranks), "stride": stride, "bytes": size, "times": times})
-    return found
-
-
-__all__ = ["CATEGORIES", "Emulated", "Measured", "measure", "measured_by", "stage_ranks", "step_of"]

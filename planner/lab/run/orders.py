@@ -1,4 +1,4 @@
-"""What the ranks of rung ``full`` are told, and what each leaves behind while it goes: files of this machine or the store."""
+"""What the ranks of level ``full`` get to do, and what each leaves behind while it goes: files of this machine or the store."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.lab.run.predicted_ranks import Question, question
+from planner.lab.run.plan_question import Question, question
 from planner.plan_file import plan_from_dict
 
 
@@ -65,17 +65,12 @@ class Ledger:
 
     def read(self, world: int, store: Any = None) -> list[dict[str, Any]]:
         """Of every rank that has left something. ``store``: a client for this thread."""
-        found = []
-        for rank in range(world):
-            text = self._text(rank, store or self.store)
-            if text:
-                found.append(json.loads(text))
-        return found
+        found = (self._text(rank, store or self.store) for rank in range(world))
+        return [json.loads(text) for text in found if text]
 
     def _text(self, rank: int, store: Any) -> str:
+        if self.directory is None:
+            return str(store.get(f"rank/{rank}").decode()) if store.check([f"rank/{rank}"]) else ""
         with contextlib.suppress(OSError):
-            if self.directory is not None:
-                return (self.directory / f"rank-{rank}.json").read_text(encoding="utf-8")
-            if store.check([f"rank/{rank}"]):
-                return str(store.get(f"rank/{rank}").decode())
+            return (self.directory / f"rank-{rank}.json").read_text(encoding="utf-8")
         return ""

@@ -39,19 +39,12 @@ class Meshes:
         if self.split.zero == 0:
             return mesh["replica", *names]._flatten(f"all_{names[0]}")
         inner = mesh[names]._flatten(f"flat_{names[0]}") if len(names) > 1 else mesh[names[0]]
-        if replicas == 1:
-            return inner
-        return _beside(mesh["replica"], inner)
+        return inner if replicas == 1 else DeviceMesh._concatenate([mesh["replica"], inner])
 
     def group(self, name: str) -> Any:
         """Process group of one dimension; None where it has one rank."""
         mesh = self.experts if name == "ep" else self.all
         return mesh.get_group(name) if mesh is not None and mesh[name].size() > 1 else None
-
-
-def _beside(outer: DeviceMesh, inner: DeviceMesh) -> DeviceMesh:
-    """Both as one mesh of two dimensions."""
-    return DeviceMesh._concatenate([outer, inner])
 
 
 GATHER = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}

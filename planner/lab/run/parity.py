@@ -1,17 +1,13 @@
 """Does a split job train like one process? Loss, gradient norm and every updated parameter, in fp64 (or bf16) with SGD.
 
-``python -m planner.lab.run.parity`` runs the whole table of combinations on CPU processes of this machine, ``--subset``
-the part of it that the tests run, ``--json`` for programs. SGD, because Adam hides a gradient that is scaled wrongly.
+A tiny model of the plan's kind, split as the plan is, is compared with one process before anything is timed. SGD, because Adam
+hides a gradient that is scaled wrongly.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import math
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +18,10 @@ from torch.distributed.tensor import DTensor
 from torch.nn import functional
 
 from planner.errors import PlannerError
-from planner.lab.reference.routed_experts import Experts
-from planner.lab.reference.split import SCHEDULES, Split, Stage, deal
+from planner.lab.reference.split import Split, Stage
 from planner.lab.reference.transformer import Part, Place
-from planner.lab.run.forked_ranks import run_ranks
 from planner.lab.run.parallel import Meshes
-from planner.lab.run.training import Run, initial, locate, tokens
-from planner.layout import Layout
+from planner.lab.run.training import Run, expert_parameters, initial, locate, tokens
 from planner.model import ModelSpec
 
 TOLERANCE = 1e-12
@@ -36,41 +29,6 @@ TOLERANCE = 1e-12
 STEPS = 2
 NO_UPDATE = 1e-6
 """Update of a parameter, over the usual one, below which its gradient is 0 but for rounding (fp64 rounds at 1e-16)."""
-
-
-def tiny(**changes: Any) -> ModelSpec:
-    """A small Llama with changes."""
-    sizes: dict[str, Any] = {
-        "name": "tiny", "num_layers": 4, "hidden_size": 32, "num_heads": 4, "num_kv_heads": 4, "head_dim": 8, "ffn_size": 48,
-        "vocab_size": 64, "max_sequence_length": 64,
-    }  # fmt: skip
-    return ModelSpec(**sizes | changes)
-
-
-EXPERTS: dict[str, Any] = {"num_experts": 8, "top_k": 2, "expert_ffn_size": 24}
-MODELS: dict[str, ModelSpec] = {
-    "llama": tiny(),
-    "gqa": tiny(num_kv_heads=2, qkv_bias=True),
-    "qwen": tiny(num_kv_heads=2, qk_norm=True),
-    "tied": tiny(tied_embeddings=True),
-    "gpt": tiny(gated=False, activation="gelu", norm="layernorm", position="learned", num_position_embeddings=64, linear_bias=True),
-    "moe": tiny(**EXPERTS),
-    "shared": tiny(**EXPERTS, num_shared_experts=1, shared_expert_ffn_size=24, num_dense_layers=1),
-    "mla": tiny(head_dim=12, q_lora_rank=16, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=4, v_head_dim=8),
-}  # fmt: skip
-
-
-def combination(model: str, **fields: Any) -> Split:
-    """A split of a small model; ``schedule`` by its number in Layout."""
-    names = ("tp", "pp", "dp", "cp", "ep", "vpp", "schedule", "first_stage_layers", "last_stage_layers")
-    layout = Layout(**{name: fields[name] for name in names if name in fields})
-    return Split(**{
-        "model": MODELS[model], "sequence_length": 16, "micro_batch_size": 1, "num_microbatches": 2, "precision": "fp64",
-        "clip": 0.5, "dp_shard": int(layout.dp), "stages": deal(MODELS[model].num_layers, layout),
-        **{name: value for name, value in fields.items() if name not in names},
-        **{name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "cp", "ep")},
-        "schedule": SCHEDULES[layout.schedule],  # type: ignore[index]
-    })  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,7 +91,7 @@ def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | N
         norms.append(float(norm))
     found: dict[str, Any] = {}
     for part in run.parts:
-        experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+        experts = expert_parameters(part)
         for name, parameter in part.named_parameters():
             value = parameter.detach()
             value = value.full_tensor() if isinstance(value, DTensor) else value
@@ -142,13 +100,6 @@ def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | N
                 first = run.meshes.experts.get_local_rank("ep") * value.shape[0]
             found[name] = (first, value.cpu().numpy())
     return losses, norms, found
-
-
-def compare(split: Split) -> dict[str, Any]:
-    """Both runs of one combination and their largest differences."""
-    truth = Truth(split)
-    ranks = run_ranks(of_rank, split.world, split)
-    return truth.judged([truth.differences(one) for one in ranks])
 
 
 def among_ranks(split: Split, device: torch.device, meshes: Meshes) -> dict[str, Any]:
@@ -227,125 +178,79 @@ class Truth:
         }  # fmt: skip
 
 
-GPIPE, INTERLEAVED, ZB, ZBV, DUALPIPE = 0, 2, 3, 4, 5
-TABLE: tuple[tuple[str, dict[str, Any]], ...] = (
-    # tensor parallelism, alone and with replicas and shards
-    ("llama", {"tp": 2}),
-    ("gqa", {"tp": 2, "fused": True}),
-    ("qwen", {"tp": 2, "recompute": "selective"}),
-    ("llama", {"tp": 4, "fused": True, "recompute": "full"}),
-    ("gpt", {"tp": 2, "dp": 2, "zero": 2}),
-    ("tied", {"tp": 2, "dp": 2, "zero": 3, "recompute": "full"}),
-    ("llama", {"tp": 2, "dp": 2, "zero": 0}),
-    ("llama", {"tp": 2, "dp": 4, "dp_shard": 2, "zero": 3, "fused": True}),
-    # data parallelism: every level of sharding, HSDP, accumulation
-    ("llama", {"dp": 2, "zero": 0, "num_microbatches": 3}),
-    ("llama", {"dp": 2, "zero": 1, "num_microbatches": 3, "fused": True}),
-    ("tied", {"dp": 2, "zero": 2, "num_microbatches": 3}),
-    ("gqa", {"dp": 2, "zero": 3, "num_microbatches": 3, "micro_batch_size": 2, "recompute": "selective"}),
-    ("gpt", {"dp": 4, "zero": 3, "recompute": "full"}),
-    ("llama", {"dp": 4, "dp_shard": 2, "zero": 2}),
-    ("llama", {"dp": 4, "dp_shard": 2, "zero": 1, "num_microbatches": 3}),
-    ("llama", {"dp": 8, "dp_shard": 4, "zero": 3, "fused": True}),
-    # pipelines: every schedule, with shards and recompute
-    ("llama", {"pp": 2, "schedule": GPIPE, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "num_microbatches": 4, "fused": True}),
-    ("llama", {"pp": 4, "num_microbatches": 6, "recompute": "full"}),
-    ("llama", {"pp": 2, "first_stage_layers": 1, "num_microbatches": 3}),
-    ("llama", {"pp": 2, "vpp": 2, "schedule": INTERLEAVED, "num_microbatches": 4}),
-    ("gqa", {"pp": 2, "schedule": ZB, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "vpp": 2, "schedule": ZBV, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "vpp": 2, "schedule": DUALPIPE, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "dp": 2, "zero": 3, "num_microbatches": 4, "recompute": "full"}),
-    ("llama", {"pp": 2, "dp": 2, "zero": 0, "num_microbatches": 4}),
-    ("llama", {"pp": 2, "dp": 2, "zero": 2, "schedule": GPIPE, "num_microbatches": 3}),
-    ("llama", {"pp": 2, "dp": 2, "vpp": 2, "zero": 2, "schedule": INTERLEAVED, "num_microbatches": 4, "recompute": "selective"}),
-    ("llama", {"pp": 2, "dp": 2, "vpp": 2, "zero": 2, "schedule": ZBV, "num_microbatches": 4, "fused": True}),
-    ("llama", {"pp": 2, "dp": 4, "dp_shard": 2, "zero": 2, "num_microbatches": 2}),
-    # tensor parallelism in a pipeline
-    ("llama", {"tp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4}),
-    ("gqa", {"tp": 2, "pp": 2, "dp": 2, "zero": 3, "num_microbatches": 3, "fused": True, "recompute": "full"}),
-    ("llama", {"tp": 2, "pp": 2, "dp": 2, "zero": 0, "num_microbatches": 3}),
-    ("llama", {"tp": 2, "pp": 2, "vpp": 2, "schedule": ZBV, "num_microbatches": 4, "fused": True}),
-    ("llama", {"tp": 2, "pp": 2, "dp": 2, "vpp": 2, "zero": 2, "schedule": INTERLEAVED, "num_microbatches": 4}),
-    ("gqa", {"tp": 2, "pp": 4, "num_microbatches": 4}),
-    # context parallelism
-    ("llama", {"cp": 2}),
-    ("gqa", {"cp": 4, "fused": True, "recompute": "full"}),
-    ("gqa", {"cp": 2, "dp": 2, "zero": 3, "recompute": "selective"}),
-    ("qwen", {"cp": 2, "tp": 2, "fused": True}),
-    ("gpt", {"cp": 2, "tp": 2, "dp": 2, "zero": 2}),
-    ("llama", {"cp": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 3}),
-    ("llama", {"cp": 2, "tp": 2, "pp": 2, "num_microbatches": 2, "fused": True}),
-    # experts
-    ("moe", {"dp": 2, "zero": 2}),
-    ("moe", {"ep": 2, "dp": 2, "zero": 3, "fused": True}),
-    ("shared", {"ep": 4, "dp": 4, "zero": 2, "recompute": "full"}),
-    ("moe", {"ep": 2, "dp": 4, "zero": 3, "num_microbatches": 3}),
-    ("moe", {"ep": 2, "dp": 4, "dp_shard": 2, "zero": 2}),
-    ("shared", {"ep": 4, "tp": 2, "dp": 2, "zero": 3, "fused": True}),
-    ("moe", {"ep": 2, "pp": 2, "dp": 2, "zero": 2, "num_microbatches": 3}),
-    ("moe", {"ep": 4, "cp": 2, "tp": 2, "fused": True}),
-    ("shared", {"ep": 8, "cp": 2, "dp": 2, "tp": 2, "zero": 2}),
-    ("moe", {"ep": 2, "dp": 8, "zero": 3}),
-    # latent attention
-    ("mla", {"dp": 2, "zero": 3}),
-    ("mla", {"tp": 2, "dp": 2, "zero": 2, "fused": True}),
-    ("mla", {"tp": 2, "cp": 2, "fused": True, "recompute": "full"}),
-    # passes in bf16, see Truth
-    ("gqa", {"tp": 2, "dp": 2, "zero": 3, "num_microbatches": 3, "precision": "bf16", "fused": True}),
-    ("llama", {"pp": 2, "dp": 2, "zero": 2, "num_microbatches": 4, "precision": "bf16"}),
-    ("qwen", {"cp": 2, "dp": 2, "zero": 1, "precision": "bf16", "recompute": "full"}),
-)  # fmt: skip
-"""Combinations up to 8 processes: model of MODELS and what differs from one process."""
-SUBSET = (1, 9, 11, 13, 20, 21, 22, 29, 31, 42, 44, 45, 51, 55, 57)
-"""Rows of TABLE that the tests run."""
+# ------------------------------------------------------------------------------------------------ the tiny model
+
+WIDTH = 8
+"""Of a head."""
 
 
-def describe(fields: dict[str, Any]) -> str:
-    """A combination in words."""
-    from planner.layout import NAMES
-
-    words = {**fields, **({"schedule": NAMES["schedule"][fields["schedule"]]} if "schedule" in fields else {})}
-    return " ".join(f"{name} {value}" if value is not True else name for name, value in words.items())
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """The table; 1 when a combination differs or fails."""
-    parser = argparse.ArgumentParser(prog="python -m planner.lab.run.parity", description=__doc__.split("\n\n")[0])
-    parser.add_argument("--subset", action="store_true", help="only what the tests run")
-    parser.add_argument("--row", type=int, action="append", help="only this row, from 0; may be repeated")
-    parser.add_argument("--json", action="store_true", help="one JSON object per row")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    rows = options.row or (SUBSET if options.subset else range(len(TABLE)))
-    failed = 0
-    for row in rows:
-        name, fields = TABLE[row]
-        started = time.perf_counter()
-        try:
-            found = compare(combination(name, **fields))
-        except PlannerError as error:
-            found = {"equal": False, "error": str(error)}
-        failed += not found["equal"]
-        found = {
-            "row": row,
-            "model": name,
-            "split": describe(fields),
-            "seconds": round(time.perf_counter() - started, 1),
-        } | found
-        if options.json:
-            print(json.dumps(found), flush=True)
-        else:
-            result = found.get("error") or (
-                f"{found['parameters']} parameters, {found['values']} values: error {found['parameter_error']:.1e}, "
-                f"loss and norm {found['loss_and_norm_error']:.1e}"
-            )
-            verdict = "equal" if found["equal"] else "WRONG"
-            print(f"{row:3} {name:7} {found['split']:80} {found['seconds']:5.1f} s  {verdict}  {result}", flush=True)
-    return int(failed > 0)
+def tiny_of(split: Split, precision: str = "fp64") -> Split:
+    """The same degrees, schedule, sharding, recompute and kind of layers; a few layers of small sizes, two sequences at most
+    per microbatch, as many microbatches as the schedule needs to reach its steady state: interleaved schedules want a multiple
+    of p, V-shaped ones at least 2 p."""
+    layers = _layers(split)
+    return dataclasses.replace(
+        split, model=_model(split, sum(map(len, layers))), sequence_length=8 * split.cp * split.tp,
+        micro_batch_size=min(split.micro_batch_size, 2),
+        num_microbatches=min(split.num_microbatches, 2 if split.pp == 1 else 2 * split.pp),
+        stages=tuple(
+            Stage(rank=stage.rank, layers=held) for stage, held in zip(split.stages, layers, strict=True)
+        ),
+        precision=precision, optimizer="sgd", balanced=False, clip=0.5, learning_rate=0.1,
+    )  # fmt: skip
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def precisions(split: Split) -> tuple[str, ...]:
+    """In which precisions the tiny model is compared: fp64, and bf16 where the plan's passes are.
+
+    Not with experts: rounding changes which one a token goes to, and a different expert is no error.
+    """
+    return ("fp64", "bf16") if split.precision == "bf16" and not split.model.is_moe else ("fp64",)
+
+
+def _layers(split: Split) -> list[tuple[int, ...]]:
+    """Numbers of the layers of each stage: one, or none where the stage has none; in a pipeline of one stage three."""
+    each = 3 if len(split.stages) == 1 else 1
+    found, start = [], 0
+    for stage in split.stages:
+        count = min(len(stage.layers), each)
+        found.append(tuple(range(start, start + count)))
+        start += count
+    return found
+
+
+def _model(split: Split, layers: int) -> ModelSpec:
+    """Sizes that the degrees divide, and the same relations between them."""
+    model, wide = split.model, max(split.tp, 2)
+    heads = 2 * wide
+    sizes: dict[str, Any] = {
+        "name": f"tiny {model.name}", "num_layers": layers, "hidden_size": WIDTH * heads, "num_heads": heads,
+        "num_kv_heads": wide if model.num_kv_heads < model.num_heads and not model.is_mla else heads, "head_dim": WIDTH,
+        "ffn_size": 24 * wide, "vocab_size": 32 * wide, "max_sequence_length": 8 * split.cp * split.tp,
+        "num_position_embeddings": 8 * split.cp * split.tp if model.position == "learned" else 0,
+        "published_parameters": 0.0, "published_active_parameters": 0.0,
+    }  # fmt: skip
+    if model.is_mla:
+        sizes |= {
+            "head_dim": 12, "q_lora_rank": 16 if model.q_lora_rank else 0, "kv_lora_rank": 8, "qk_nope_head_dim": 8,
+            "qk_rope_head_dim": 4, "v_head_dim": 8,
+        }  # fmt: skip
+    if model.is_moe:
+        sizes |= _experts(split, layers)
+    return dataclasses.replace(model, **sizes)
+
+
+def _experts(split: Split, layers: int) -> dict[str, Any]:
+    """As many experts per rank as there are, at most two; more ranks than experts stay that. Dense layers first, as there."""
+    model = split.model
+    shards = split.dp_shard * split.cp * split.tp // split.ep
+    here = min(model.num_experts // split.ep, 2)
+    if shards * split.ep <= model.num_experts:
+        here = max(here, shards)  # experts are shared out whole
+    number = max(split.ep * here, split.ep * -(-2 // split.ep))
+    return {
+        "num_experts": number, "top_k": min(model.top_k, number, 2), "expert_ffn_size": 24 * max(shards, 1),
+        "num_dense_layers": 1 if model.num_dense_layers and layers > 1 else 0,
+        "moe_layer_interval": model.moe_layer_interval if model.moe_layer_interval < layers else 1,
+        "shared_expert_ffn_size": 24 * max(split.tp, 2) if model.shared_expert_ffn_size else 0,
+    }  # fmt: skip

@@ -18,7 +18,7 @@ from planner.lab.profile.machine import stream_yardstick, yardstick
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock, Timed
-from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, Yardsticks, apart, small
+from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, Yardsticks, apart, empty_layers
 from planner.lab.run.training import Run
 
 APART = 40.0
@@ -77,7 +77,7 @@ class Rate:
 
 @dataclass(frozen=True, kw_only=True)
 class Slowed:
-    """A step beside the profile: how many times longer the yardsticks took, and what they took of the step."""
+    """A step compared with the profile: how many times longer the yardsticks took, and what they took of the step."""
 
     passes: float
     """Of the core that computes."""
@@ -122,16 +122,6 @@ class Core:
         return Slowed(passes=passes, update=update, wall=wall, worked=worked)
 
 
-def filled(run: Run) -> Run:
-    """Memory with small numbers in it."""
-    run.allocate(fill=False)
-    with torch.no_grad():
-        for part in run.parts:
-            for parameter in part.parameters():
-                (parameter.to_local() if hasattr(parameter, "to_local") else parameter).normal_(0.0, 0.02)
-    return run
-
-
 def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:
     """Takes a step."""
     with clock.span("step"):
@@ -152,11 +142,15 @@ def middle(steps: Iterable[Passes], kind: str) -> list[float]:
 
 
 def host_seconds(split: Split, reference: float | None = None, clocks: Callable[[torch.device], Clock] = Clock) -> Host:
-    """Passes over layers of nothing, and their update: one layer and three tell a layer from the ends. Brought to a yardstick of
+    """Passes over empty layers, and their update: one layer and three separate a layer from the ends. Brought to a yardstick of
     ``reference`` seconds where one is given. ``clocks`` makes the clock, one for each of the two."""
     device, found = torch.device("cpu"), {}
     for layers in LAYERS:
-        run, clock, rate = filled(Run(small(split, layers), device)), clocks(device), Rate()
+        run, clock, rate = (
+            Run(empty_layers(split, layers), device).allocate(fill=False).fill_by_shard(),
+            clocks(device),
+            Rate(),
+        )
         clock.attach(run)
         clock.on = True
         steps = []

@@ -1,8 +1,8 @@
-"""Tables of a validation: what ran and how it ended, predicted beside measured times and memory, collectives."""
+"""Tables of a validation: what ran and how it ended, predicted and measured times and memory, collectives."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from planner.units import GIB, MIB, format_bytes, format_seconds
@@ -28,7 +28,7 @@ MOST_RANKS = 4
 """Stages whose memory is printed, each by its rank with the highest peak; the file has all ranks."""
 TEMPORARY = (
     "temporary: neither kept between steps nor saved for the backward pass, such as gathered weights and unsharded gradients; "
-    "predicted at the peak: hold it against the last column. A row is measured at its own highest moment, the peak is one of all."
+    "predicted at the peak: compare it with the last column. A row is measured at its own highest moment, the peak is one of all."
 )
 """Below the tables of memory by category."""
 PASSES = ("F", "B", "I", "W")
@@ -43,7 +43,8 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     for change in found["changes"]:
         yield f"changed to compare: {change}"
     yield from _circumstances(found)
-    yield from _failure(found)
+    if found["failure"] is not None:
+        yield _failure(found)
     if found["times"]:
         yield from _times(found["times"])
     if found["stages"]:
@@ -61,7 +62,6 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
         yield f"{_count(len(stages) - MOST_RANKS, 'stage')} with lower peaks: in the file and in --json"
     if stages and "collectives" in stages[0][0]:
         yield from _traffic(stages[0][0])
-        yield from _collectives(stages[0][0])
     yield from _verdict(found)
 
 
@@ -87,49 +87,45 @@ def _circumstances(found: dict[str, Any]) -> Iterator[str]:
             said = " and ".join(f"{value:.0f} % {when}" for when, value in waits.items() if value is not None)
             yield f"time in which a process waited for a core: {said}"
     if parity is not None:
-        for one in (parity, parity.get("rounded")):
-            yield from _parity(one)
+        yield from (_parity(one) for one in (parity, parity.get("rounded")) if one is not None)
     elif found["rung"] == "full" and found["outcome"] == "completed":
         yield "parity: left out with --no-parity"
 
 
-def _parity(found: dict[str, Any] | None) -> Iterator[str]:
+def _parity(found: dict[str, Any]) -> str:
     """One comparison of the tiny model with one process."""
-    if found is not None:
-        equal = found["largest_error"] <= found["tolerance"]
-        verdict = "trains like one process" if equal else "does NOT train like one process"
-        yield (
-            f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters"
-            f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
-        )
+    equal = found["largest_error"] <= found["tolerance"]
+    verdict = "trains like one process" if equal else "does NOT train like one process"
+    return (
+        f"parity in {found['precision']}: a tiny model with these degrees {verdict}: {found['compared_parameters']} parameters"
+        f", largest error {found['largest_error']:.1e} of {found['tolerance']:.1g} allowed"
+    )
 
 
-def _failure(found: dict[str, Any]) -> Iterator[str]:
-    if found["failure"] is None:
-        return
+def _failure(found: dict[str, Any]) -> str:
     known = found["failure"]["allocated_gib"]
     memory = "" if known is None else f", {format_bytes(known * GIB)} allocated there"
     before = "What was measured before:" if found["times"] or found["ranks"] else "Nothing was measured before."
-    yield f"The run {ENDS.get(found['outcome'], found['outcome'])}{memory}. {before}"
+    return f"The run {ENDS.get(found['outcome'], found['outcome'])}{memory}. {before}"
 
 
-def _table(first: str, *columns: str) -> Any:
+def table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, no_wrap: bool = False
+) -> Iterator[RenderableType]:
+    """Rows under columns, right-aligned but for the first, behind a title of its own width: that of a rich table is broken at the
+    table's."""
     from rich import box
     from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column(first)
-    for name in columns:
-        table.add_column(name, justify="right")
-    return table
-
-
-def _titled(title: str, table: Any) -> Iterator[RenderableType]:
-    """A title of its own width: that of a table is broken at the table's."""
     from rich.text import Text
 
-    yield Text(title, style="bold")
-    yield table
+    if title:
+        yield Text(title, style="bold")
+    found = Table(box=box.SIMPLE_HEAD)
+    for number, name in enumerate(columns):
+        found.add_column(name, justify="right" if number else "left", no_wrap=no_wrap and number > 0)
+    for row in rows:
+        found.add_row(*row)
+    yield found
 
 
 def _seconds(value: float | None) -> str:
@@ -149,18 +145,22 @@ def _percent(value: float) -> str:
     return f"{value:.1%}" if value >= 0.01 else f"{100 * value:.2g}%"
 
 
-def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    assembled = any("assembled_seconds" in row for row in rows)  # rung rank: of measured and of priced parts
+def _timed(title: str, rows: list[dict[str, Any]], first: dict[str, Any]) -> Iterator[RenderableType]:
+    """Times as a table: the clock in the title where all rows share it. ``first``: columns and what stands in them."""
     clocks = {CLOCKS[row["currency"]] for row in rows}
-    several, more = ["clock"] * (len(clocks) > 1), ["together"] * assembled
-    table = _table("", *several, "predicted", "measured", *more, "spread", "error")
-    for row in rows:
-        table.add_row(
-            _name(row["what"]), *(CLOCKS[row["currency"]] for _ in several), _seconds(row["predicted_seconds"]),
-            _seconds(row["measured_seconds"]), *(_seconds(row.get("assembled_seconds")) for _ in more),
-            _spread(row["spread"]), _share(row["error"]),
-        )  # fmt: skip
-    yield from _titled(_timed("Time of a step", clocks), table)
+    assembled = any("assembled_seconds" in row for row in rows)  # level rank: of measured and of priced parts
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {
+        **first, **({"clock": lambda row: CLOCKS[row["currency"]]} if len(clocks) > 1 else {}),
+        "predicted": lambda row: _seconds(row["predicted_seconds"]), "measured": lambda row: _seconds(row["measured_seconds"]),
+        **({"together": lambda row: _seconds(row.get("assembled_seconds"))} if assembled else {}),
+        "spread": lambda row: _spread(row["spread"]), "error": lambda row: _share(row["error"]),
+    }  # fmt: skip
+    title = title if len(clocks) > 1 else f"{title}, {next(iter(clocks))} time"
+    yield from table(title, columns, ([cell(row) for cell in columns.values()] for row in rows))
+
+
+def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
+    yield from _timed("Time of a step", rows, {"": lambda row: _name(row["what"])})
     for row in rows:
         if row["inside"] is not None:
             low, high = map(format_seconds, row["interval"])
@@ -168,39 +168,29 @@ def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
             yield f"{_name(row['what'])}: {where} of {low} to {high}, where nine of ten runs of such plans lie"
 
 
-def _timed(title: str, clocks: set[str]) -> str:
-    """A title with the clock that all rows share."""
-    return f"{title}, {next(iter(clocks))} time" if len(clocks) == 1 else title
-
-
 def _name(what: str) -> str:
     return WORDS.get(what, what.replace("_", " "))
 
 
 def _stages(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    clocks = {CLOCKS[row["currency"]] for row in rows}
-    several = ["clock"] * (len(clocks) > 1)
-    table = _table("rank", "stage", "pass", *several, "predicted", "measured", "spread", "error")
-    for row in sorted(rows, key=lambda one: (one["rank"], one["stage"], PASSES.index(one["kind"]))):
-        table.add_row(
-            str(row["rank"]), str(row["stage"]), WORDS[row["kind"]], *(CLOCKS[row["currency"]] for _ in several),
-            _seconds(row["predicted_seconds"]), _seconds(row["measured_seconds"]), _spread(row["spread"]),
-            _share(row["error"]),
-        )  # fmt: skip
-    yield from _titled(_timed("Passes of one microbatch", clocks), table)
+    ordered = sorted(rows, key=lambda one: (one["rank"], one["stage"], PASSES.index(one["kind"])))
+    first = {
+        "rank": lambda row: str(row["rank"]), "stage": lambda row: str(row["stage"]), "pass": lambda row: WORDS[row["kind"]],
+    }  # fmt: skip
+    yield from _timed("Passes of one microbatch", ordered, first)
 
 
 def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
-    """Rung truncated: the whole plan's step by the ratios of the smaller one."""
+    """Level truncated: the whole plan's step by the ratios of the smaller one."""
     step, parts = found["step"], found["parts"]
-    table = _table("part", "predicted", "ratio", "half depth", "scaled")
-    for row in parts:
-        first, second = (None if row[name] is None else f"{row[name]:.3g}" for name in ("ratio", "shallow_ratio"))
-        name = _name(row["what"])
-        told, found_ = _seconds(row["predicted_seconds"]), _seconds(row["scaled_seconds"])
-        table.add_row(name, told, first or "priced", second or "", found_)
-    table.add_row("step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"]))
-    yield from _titled("The whole plan, scaled up by the ratios of measured to predicted time", table)
+    rows = [
+        [_name(row["what"]), _seconds(row["predicted_seconds"]), "priced" if row["ratio"] is None else f"{row['ratio']:.3g}",
+         "" if row["shallow_ratio"] is None else f"{row['shallow_ratio']:.3g}", _seconds(row["scaled_seconds"])]
+        for row in parts
+    ]  # fmt: skip
+    rows.append(["step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"])])
+    title = "The whole plan, scaled up by the ratios of measured to predicted time"
+    yield from table(title, ("part", "predicted", "ratio", "half depth", "scaled"), rows)
     low, high = step["interval"]
     yield (
         f"predicted against scaled {step['error']:+.1%}; the scaled step is {'inside' if step['inside'] else 'outside'} of "
@@ -231,13 +221,11 @@ def _rates(rates: dict[str, Any] | None) -> Iterator[str]:
         return
     tokens, mfu, loss = rates["tokens_per_second"], rates["mfu"], rates["loss"]
 
-    def beside(value: float | None, form: str) -> str:
-        return "" if value is None else f", predicted {value:{form}}"
-
-    yield f"tokens/s: {tokens['measured']:,.0f}{beside(tokens['predicted'], ',.0f')}"
+    predicted = "" if tokens["predicted"] is None else f", predicted {tokens['predicted']:,.0f}"
+    yield f"tokens/s: {tokens['measured']:,.0f}{predicted}"
     if mfu["measured"] is not None:
-        told = "" if mfu["predicted"] is None else f", predicted {_percent(mfu['predicted'])}"
-        yield f"MFU: {_percent(mfu['measured'])}{told}"
+        predicted = "" if mfu["predicted"] is None else f", predicted {_percent(mfu['predicted'])}"
+        yield f"MFU: {_percent(mfu['measured'])}{predicted}"
     if loss:
         yield f"loss of the first and the last measured step: {loss[0]:.4f}, {loss[-1]:.4f} (made-up tokens)"
 
@@ -254,22 +242,26 @@ def _rank(ranks: list[dict[str, Any]], *, worst: bool) -> Iterator[RenderableTyp
     rows = one["memory"]
     large = max((row["measured_gib"] or 0.0 for row in rows if row["what"] != "resident"), default=0.0) >= 1.0
     unit, factor = ("GiB", 1.0) if large else ("MiB", GIB / MIB)
-    table = _table(unit, "predicted", "measured", "error", "bound", "at the peak")
+    parts, lines = one["at_peak_gib"], []
     for row in rows:
-        states = row["what"] == "weights"
-        error = "" if row["error"] is None else f"{row['error']:+.2%}" if states else f"{row['error']:+.1%}"
+        error = (
+            ""
+            if row["error"] is None
+            else f"{row['error']:+.2%}"
+            if row["what"] == "weights"
+            else f"{row['error']:+.1%}"
+        )
         bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
         if row.get("interval"):
             bound = " to ".join(_size(end * factor) for end in row["interval"])
         bound += " missed" if row["inside"] is False else ""
-        parts = one["at_peak_gib"]
         at_peak = parts.get(row["what"], sum(parts.values()) if row["what"] == "peak" and parts else None)
-        sizes = (
-            None if size is None else size * factor for size in (row["predicted_gib"], row["measured_gib"], at_peak)
-        )
-        told, seen, then = ("" if size is None else _size(size) for size in sizes)
-        table.add_row(WORDS.get(row["what"], row["what"]), told, seen, error, bound, then)
-    yield from _titled(title, table)
+        sizes = [
+            "" if size is None else _size(size * factor)
+            for size in (row["predicted_gib"], row["measured_gib"], at_peak)
+        ]
+        lines.append([_name(row["what"]), *sizes[:2], error, bound, sizes[2]])
+    yield from table(title, (unit, "predicted", "measured", "error", "bound", "at the peak"), lines)
     more = one.get("receive_buffers_added_gib")
     if more:
         others = format_bytes(more * GIB)
@@ -282,32 +274,25 @@ def _size(value: float) -> str:
 
 
 def _traffic(one: dict[str, Any]) -> Iterator[RenderableType]:
-    """Bytes by operation and dimension, priced and issued."""
-    table = _table("operation", "dimension", "predicted", "measured", "error")
-    for row in one["traffic"]:
-        error = (
-            "not priced"
-            if not row["predicted_bytes"]
-            else "not issued"
-            if row["error"] is None
-            else f"{row['error']:+.1%}"
-        )
-        sizes = (format_bytes(row[name]) for name in ("predicted_bytes", "measured_bytes"))
-        table.add_row(row["operation"], row["dimension"], *sizes, error)
-    yield from _titled(
-        f"Bytes in collectives of rank {one['rank']}, {one['microbatches_run']} microbatches and one update", table
-    )
+    """Bytes by operation and dimension, priced and issued; then how often each collective ran."""
+    ran = f"{one['microbatches_run']} microbatches and one update"
 
+    def error(row: dict[str, Any]) -> str:
+        missing = "not issued" if row["error"] is None else f"{row['error']:+.1%}"
+        return missing if row["predicted_bytes"] else "not priced"
 
-def _collectives(one: dict[str, Any]) -> Iterator[RenderableType]:
-    table = _table("operation", "ranks", "stride", "size", "times")
-    for row in one["collectives"]:
-        table.add_row(
-            row["operation"], str(row["ranks"]), str(row["stride"]), format_bytes(row["bytes"]), str(row["times"])
-        )
-    yield from _titled(
-        f"Collectives of rank {one['rank']} in {one['microbatches_run']} microbatches and one update", table
+    rows = (
+        [row["operation"], row["dimension"], format_bytes(row["predicted_bytes"]), format_bytes(row["measured_bytes"]), error(row)]
+        for row in one["traffic"]
+    )  # fmt: skip
+    title = f"Bytes in collectives of rank {one['rank']}, {ran}"
+    yield from table(title, ("operation", "dimension", "predicted", "measured", "error"), rows)
+    rows = (
+        [row["operation"], str(row["ranks"]), str(row["stride"]), format_bytes(row["bytes"]), str(row["times"])]
+        for row in one["collectives"]
     )
+    title = f"Collectives of rank {one['rank']} in {ran}"
+    yield from table(title, ("operation", "ranks", "stride", "size", "times"), rows)
 
 
 def _verdict(found: dict[str, Any]) -> Iterator[str]:
@@ -318,10 +303,8 @@ def _verdict(found: dict[str, Any]) -> Iterator[str]:
                 errors.setdefault((_name(row["what"]), one["stage"]), []).append((one["rank"], row["error"]))
     missed = [f"{what} of {_of_ranks(stage, ranks)}" for (what, stage), ranks in errors.items()]
     missed += [f"{_name(row['what'])} by {row['error']:+.1%}" for row in found["times"] if row["inside"] is False]
-    held = any(row["inside"] is not None for one in found["ranks"] for row in one["memory"]) or any(
-        row["inside"] is not None for row in found["times"]
-    )
-    if held:
+    memory = [row for one in found["ranks"] for row in one["memory"]]
+    if any(row["inside"] is not None for row in (*memory, *found["times"])):
         yield f"outside of their bounds: {', '.join(missed)}" if missed else "all inside of their bounds"
 
 

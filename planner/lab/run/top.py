@@ -1,6 +1,6 @@
 """Finalists: the best plans of a job run one after the other, ranked anew by what they measured.
 
-Plans that are within the model's error of each other are told apart by running them. One that goes out of memory, hangs or
+Plans that are within the model's error of each other are ranked by running them. One that goes out of memory, hangs or
 loses a rank is a result, and the next is taken; what is known is written whole after each.
 """
 
@@ -51,21 +51,16 @@ def finalists(plan: Plan, top: int, say: Callable[[str], object] = lambda _: Non
     for layout, found in zip(finding.layouts, finding.estimates, strict=True):
         if finding.fit and layout != plan.layout and len(plans) < top:
             prediction = predict(found, resolved.job, resolved.kind)
-            plans.append(
-                dataclasses.replace(plan, layout=layout, prediction=prediction, why="a finalist of plan validate")
-            )
+            why = "a finalist of plan validate"
+            plans.append(dataclasses.replace(plan, layout=layout, prediction=prediction, why=why))
     return _ordered(plans)
 
 
 def given(plan: Plan, others: Mapping[Path, Plan]) -> list[Finalist]:
     """The plan and plan files that the user chose. Raises PlannerError where one is of another job."""
     for file, other in others.items():
-        for what, mine, theirs in (
-            ("workload", plan.workload, other.workload),
-            ("number of GPUs", plan.num_gpus, other.num_gpus),
-            ("hardware", plan.hardware, other.hardware),
-        ):
-            if mine != theirs:
+        for name, what in (("workload", "workload"), ("num_gpus", "number of GPUs"), ("hardware", "hardware")):
+            if getattr(plan, name) != getattr(other, name):
                 raise PlannerError(
                     f"--finalist {file}: its {what} is not that of the plan; finalists are plans of one job"
                 )
@@ -90,9 +85,7 @@ def validate_all(
         except PlannerError as error:
             result = refused(one.plan, rung, str(error))
         name = str(file) if one.own else f"{file}, finalist {one.predicted_rank}"
-        found.append(
-            {"plan": name, "predicted_rank": one.predicted_rank, **{k: v for k, v in result.items() if k != "plan"}}
-        )
+        found.append({"plan": name, "predicted_rank": one.predicted_rank, **result} | {"plan": name})
         keep(ranked(chosen, found, file=file))
         if result["outcome"] == "interrupted":
             break
@@ -150,6 +143,6 @@ def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _measured(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The step by which a finalist is ranked: held against the prediction; else replayed from the processor time of its passes,
+    """The step by which a finalist is ranked: compared with the prediction; else replayed from the processor time of its passes,
     as on cores that others use too; else by the wall."""
     return step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")

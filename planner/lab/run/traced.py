@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -45,62 +46,33 @@ def traced_step(run: Run, device: torch.device, path: Path | None) -> dict[str, 
 def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:
     """Seconds in which a collective runs and no kernel computes, by kind of communication; together under ``all``.
 
-    NCCL kernels carry the description of their group, which for meshes is mesh_ and the dimension. A time in which two kinds run
-    counts for both, and once under ``all``.
+    exposed = |communication or computation| - |computation|. NCCL kernels carry the description of their group, which for meshes is
+    mesh_ and the dimension. A time in which two kinds run counts for both, and once under ``all``.
     """
     computing: Spans = []
-    by_kind: dict[str, Spans] = {}
+    by_kind: dict[str, Spans] = {"all": []}
     for event in events:
         if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
             continue
         span = (float(event["ts"]) * MICRO, (float(event["ts"]) + float(event["dur"])) * MICRO)
         if "nccl" in str(event.get("name", "")).lower():
             by_kind.setdefault(kind_of(event.get("args", {})), []).append(span)
+            by_kind["all"].append(span)
         elif event["cat"] == "kernel":
             computing.append(span)
-    busy = merged(computing)
-    found = {kind: length(without(merged(spans), busy)) for kind, spans in sorted(by_kind.items())}
-    every = merged([span for spans in by_kind.values() for span in spans])
-    return {**found, "all": length(without(every, busy))}
+    return {kind: covered([*spans, *computing]) - covered(computing) for kind, spans in sorted(by_kind.items())}
 
 
 def kind_of(arguments: dict[str, Any]) -> str:
     """Kind of communication of an NCCL kernel by the description of its group; ``other`` for groups of no mesh."""
     name = str(arguments.get("Process Group Description", "")).removeprefix("mesh_")
-    if name in DIMENSIONS:
-        return DIMENSIONS[name]
-    return DIMENSIONS.get(name.split("_")[0], "other")
+    return DIMENSIONS.get(name) or DIMENSIONS.get(name.split("_")[0], "other")
 
 
-def merged(spans: Sequence[tuple[float, float]]) -> Spans:
-    """The same time in pieces that do not touch, in order."""
-    found: Spans = []
-    for start, end in sorted(spans):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-def without(spans: Spans, other: Spans) -> Spans:
-    """The parts of merged pieces that lie outside of other merged pieces."""
-    found: Spans = []
-    number = 0
-    for start, end in spans:
-        while number < len(other) and other[number][1] <= start:
-            number += 1
-        at, i = start, number
-        while i < len(other) and other[i][0] < end:
-            if other[i][0] > at:
-                found.append((at, other[i][0]))
-            at = max(at, other[i][1])
-            i += 1
-        if at < end:
-            found.append((at, end))
-    return found
-
-
-def length(spans: Spans) -> float:
-    """Seconds of pieces that do not overlap."""
-    return sum(end - start for start, end in spans)
+def covered(spans: Spans) -> float:
+    """Seconds in which at least one of some pieces of time runs."""
+    total, end = 0.0, -math.inf
+    for start, stop in sorted(spans):
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total

@@ -1,4 +1,4 @@
-"""A trainer's log beside the plan: how the run ended, and what it measured against what was predicted."""
+"""A trainer's log compared with the plan: how the run ended, what it measured and what was predicted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def last_step(text: str) -> int | None:
-    """Number of the last step that a part of a log tells of; None without one."""
+    """Number of the last step in a part of a log; None without one."""
     steps = [int(one or other) for one, other in _STEP.findall(_ANSI.sub("", text))]
     return max(steps, default=None)
 
@@ -73,13 +73,16 @@ def _failure(rank: int | None, phase: str, sentence: str, allocated: float | Non
 
 
 def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any]:
-    """Times, memory and rates of a log beside the plan's."""
+    """Times, memory and rates of a log, and what the plan predicts."""
     seconds = None if speed is None else seconds_of(plan, speed)
+    predicted, rows = plan.prediction, []
+    if speed is not None and seconds is not None:
+        step, interval = predicted.step_time_s, predicted.step_time_range_s
+        rows.append(time_row("step", step, seconds, interval=interval) | {"spread": speed.spread})
     return {
-        "times": [] if seconds is None or speed is None else [_step(plan, seconds, speed.spread)],
-        "ranks": [] if log is None or not log.memory_gib else [_peak(plan, log)],
+        "times": rows, "ranks": [] if log is None or not log.memory_gib else [_peak(plan, log)],
         "rates": None if log is None else _rates(plan, log, seconds),
-    }
+    }  # fmt: skip
 
 
 def seconds_of(plan: Plan, speed: Steady) -> float | None:
@@ -91,36 +94,28 @@ def seconds_of(plan: Plan, speed: Steady) -> float | None:
     return plan.workload.global_batch_size / speed.samples_per_second if speed.samples_per_second else None
 
 
-def _step(plan: Plan, seconds: float, spread: float) -> dict[str, Any]:
-    told = plan.prediction
-    return time_row("step", told.step_time_s, seconds, spread=spread, interval=told.step_time_range_s)
-
-
 def _peak(plan: Plan, log: Log) -> dict[str, Any]:
-    """The highest peaks that the log prints, each beside the same kind on the stage with the highest prediction."""
+    """The highest peaks that the log prints, each compared with the same kind on the stage with the highest prediction."""
     found = estimate_of(job_of(plan), plan.layout)
-    told = {"allocated": found.memory_allocated, "reserved": found.memory_reserved, "device": found.memory_peak}
+    predicted = {"allocated": found.memory_allocated, "reserved": found.memory_reserved, "device": found.memory_peak}
     sizes = {log.memory_kind or "allocated": log.memory_gib or 0.0, **log.other_memory_gib}
     rows = []
-    for kind, seen in sizes.items():
-        one = float(told[kind][0]) / GIB
+    for kind, measured in sizes.items():
+        one = float(predicted[kind][0]) / GIB
         low, high = (one / plan.prediction.memory_peak_gib * bound for bound in plan.prediction.memory_peak_range_gib)
         rows.append({
-            "what": kind, "predicted_gib": one, "measured_gib": seen, "error": one / seen - 1.0, "bound": None,
-            "interval": [low, high], "inside": low <= seen <= high,
+            "what": kind, "predicted_gib": one, "measured_gib": measured, "error": one / measured - 1.0, "bound": None,
+            "interval": [low, high], "inside": low <= measured <= high,
         })  # fmt: skip
     return {"rank": None, "stage": None, "memory": rows}
 
 
 def _rates(plan: Plan, log: Log, seconds: float | None) -> dict[str, Any]:
-    told = plan.prediction
-    tokens, losses = (
-        plan.workload.tokens,
-        [step.loss for step in sorted(log.steps, key=lambda one: one.number) if step.loss],
-    )
+    tokens, mfu, step = plan.workload.tokens, plan.prediction.mfu, plan.prediction.step_time_s
+    losses = [one.loss for one in sorted(log.steps, key=lambda one: one.number) if one.loss]
     return {
-        "tokens_per_second": {"predicted": tokens / told.step_time_s, "measured": None if seconds is None else tokens / seconds},
-        "mfu": {"predicted": told.mfu, "measured": None if seconds is None else told.mfu * told.step_time_s / seconds},
+        "tokens_per_second": {"predicted": tokens / step, "measured": None if seconds is None else tokens / seconds},
+        "mfu": {"predicted": mfu, "measured": None if seconds is None else mfu * step / seconds},
         "loss": [losses[0], losses[-1]] if losses else None,
         "loss_of_chance": math.log(plan.workload.model.vocab_size),  # ln V: where random weights begin
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""The user's own trainer as a witness: export the plan, run some steps, read the log, compare.
+"""The user's own trainer: export the plan, run some steps, read the log, compare.
 
 The trainer runs ``smoke.sh`` of its export: synthetic data, the plan's parallelism, here with the plan's whole batch and as
 many steps as were asked for. Nothing of this package is loaded by it; what it prints is all that is known.
@@ -33,7 +33,7 @@ from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
 from planner.trainers.logs import parse_log
-from planner.trainers.reading.log_facts import Log, Steady, steady
+from planner.trainers.reading.log_facts import Log, steady
 from planner.trainers.targets import load_target
 
 TRAINERS = ("torchtitan", "megatron")
@@ -76,14 +76,11 @@ class TrainerRun:
 
 
 def run_trainer(
-    plan: Plan,
-    file: Path,
-    asked: TrainerRun,
-    show: Callable[[State], object] = lambda _: None,
-    tell: Callable[[str], object] = lambda _: None,
-) -> dict[str, Any]:
-    """What a trainer measures of a plan, as rungs give it. Raises PlannerError before anything starts where it cannot run;
-    after that every end is a result. ``tell`` is given the limits before the start, ``show`` each new step."""
+    plan: Plan, file: Path, asked: TrainerRun, show: Callable[[State], object] = lambda _: None,
+    say: Callable[[str], object] = lambda _: None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a trainer measures of a plan, as levels give it. Raises PlannerError before anything starts where it cannot run;
+    after that every end is a result. ``say`` gets the limits before the start, ``show`` each new step."""
     target = _target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
@@ -92,7 +89,7 @@ def run_trainer(
     require_expressible(target, job, file)
     if not asked.command:
         require_runnable(target, job)
-    tell(limits(plan, asked))
+    say(limits(plan, asked))
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)
@@ -108,7 +105,7 @@ def run_trainer(
 
 
 def limits(plan: Plan, asked: TrainerRun) -> str:
-    """What the user is told before the start."""
+    """Said before the start."""
     return (
         f"{asked.trainer}: {asked.all_steps} steps, about {asked.all_steps * plan.prediction.step_time_s:.3g} s as predicted; the "
         f"first may take {START / 60:.0f} min, each further one {asked.silence(plan):.3g} s, then it counts as hung"
@@ -126,11 +123,7 @@ def require_runnable(target: Target, job: ExportJob) -> None:
     _require_installed(target)
     gpus, has_timeout, torch = _probe()
     if gpus < job.cluster.num_gpus:
-        none = (
-            f"{target.name} trains on GPUs only and torch sees none here"
-            if gpus == 0
-            else f"torch sees {gpus} GPUs here"
-        )
+        none = f"torch sees {gpus} GPUs here" if gpus else f"{target.name} trains on GPUs only and torch sees none here"
         raise PlannerError(
             f"{none}; the plan needs {job.cluster.num_gpus}: use a smaller plan or another machine, {elsewhere}"
         )
@@ -217,7 +210,7 @@ class _Progress:
 
 
 def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -> dict[str, Any]:
-    """The log as what rungs give."""
+    """The log as levels give what they found."""
     outcome, failure = judge(ended)
     log, speed = None, None
     try:
@@ -228,10 +221,8 @@ def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -
         if asked.log is not None:
             raise
         if outcome == "completed":
-            outcome, failure = (
-                "failed",
-                {"rank": None, "phase": "reading the log", "sentence": str(error), "allocated_gib": None},
-            )
+            outcome = "failed"
+            failure = {"rank": None, "phase": "reading the log", "sentence": str(error), "allocated_gib": None}
     return {
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),
@@ -272,6 +263,3 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
-
-
-__all__ = ["TRAINERS", "Steady", "TrainerRun", "limits", "require_runnable", "run_trainer"]

@@ -60,6 +60,11 @@ def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place
     return place
 
 
+def expert_parameters(part: nn.Module) -> set[int]:
+    """Identities of the parameters of routed experts."""
+    return {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+
+
 class Run:
     """The parts of this rank and how they take a step. The process group must exist."""
 
@@ -105,7 +110,7 @@ class Run:
 
     def _fill(self, part: Part) -> None:
         """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
-        experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+        experts = expert_parameters(part)
         with torch.no_grad():
             for name, parameter in part.named_parameters():
                 shape = list(parameter.shape)
@@ -121,6 +126,25 @@ class Run:
                     )
                 parameter.copy_(drawn)
 
+    def fill_by_shard(self) -> Run:
+        """Random weights, each rank draws only its own part; parts that several ranks hold are the same on all of them."""
+        with torch.no_grad():
+            for part in self.parts:
+                experts = expert_parameters(part) if self.meshes.experts is not None else ()
+                for name, parameter in part.named_parameters():
+                    where = [self.meshes.experts.get_local_rank("ep")] if id(parameter) in experts else []  # type: ignore
+                    shard = parameter.data
+                    if isinstance(parameter, DTensor):
+                        mesh, placements = parameter.device_mesh, parameter.placements
+                        where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
+                        shard = parameter.to_local()
+                    if "norm" in name:
+                        shard.fill_(0.0 if name.endswith("bias") else 1.0)
+                        continue
+                    seed = torch.Generator(device=shard.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
+                    shard.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
+        return self
+
     def _optimizer(self, part: nn.Module) -> Any:
         """Adam as one kernel for all tensors, without temporary memory; DTensor has no such SGD."""
         rate = self.split.learning_rate
@@ -134,12 +158,8 @@ class Run:
         dtype = DTYPES[split.precision]
         hidden = (split.micro_batch_size, split.local_tokens, model.hidden_size)
         logits = (split.micro_batch_size, split.sequence_length // split.cp, model.vocab_size // split.tp)
-        inputs = torch.empty(hidden, dtype=dtype, device="meta")
-        if number == 0:
-            inputs = torch.empty(
-                split.micro_batch_size, split.sequence_length // split.cp, dtype=torch.int64, device="meta"
-            )
-        last = number == len(split.stages) - 1
+        first, last = number == 0, number == len(split.stages) - 1
+        inputs = torch.empty(logits[:2] if first else hidden, dtype=torch.int64 if first else dtype, device="meta")
         return inputs, torch.empty(logits if last else hidden, dtype=dtype, device="meta")
 
     def _schedule(self) -> Any:
@@ -228,10 +248,8 @@ class Run:
     def clip(self) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most ``split.clip``; the norm before."""
         by_mesh: dict[Any, list[Any]] = {}
-        experts = {
-            id(p) for part in self.parts for m in part.modules() if isinstance(m, Experts) for p in m.parameters()
-        }
         for part in self.parts:
+            experts = expert_parameters(part)
             for parameter in part.parameters():
                 if parameter.grad is not None:
                     assert isinstance(parameter.grad, DTensor)

@@ -1,7 +1,12 @@
-"""Rung truncated: a smaller plan with the same shards on the devices here, with real collectives, scaled up by the cost model.
+"""Level truncated: a smaller plan with the same shards on the devices here, with real collectives, scaled up by the cost model.
 
-The smaller plan is made by ``truncate.py``, run by rung full at two depths, and its ratios of measured to predicted time are
-carried over to the whole plan by ``scale.py``.
+The smaller plan is made by ``shrink.py``, run by level full at two depths, and its ratios of measured to predicted time are
+carried over to the whole plan, part by part:
+
+    T = sum over parts of  predicted(whole) * measured(small) / predicted(small),  1 where the small run does not show a part
+
+The ratio of the pipeline's bubble is that of the passes it is made of. The error is how far the ratios of two depths are
+apart; what a few devices in one node do not show at all is listed, with its share of the step.
 """
 
 from __future__ import annotations
@@ -9,32 +14,47 @@ from __future__ import annotations
 import dataclasses
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
+from datetime import date
 from typing import Any
 
+from planner.cost.estimate import PARTS
 from planner.cost.refine import price_exactly
 from planner.error_bars import error_bar
-from planner.lab.launch.state import Course, State
+from planner.errors import PlannerError
+from planner.lab.launch.state import Course
 from planner.lab.run import full
+from planner.lab.run.as_run import host_of, parts_as_run
 from planner.lab.run.learn import learned_of
 from planner.lab.run.levels import Say, Task
-from planner.lab.run.on_processor import host_of, parts_as_run
 from planner.lab.run.one_rank import other_device
-from planner.lab.run.predicted_ranks import question
+from planner.lab.run.plan_question import question
 from planner.lab.run.record import complete
-from planner.lab.run.scale import scaled, summary
-from planner.lab.run.truncate import Truncated, shallower, shrink
+from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.plan_file import Plan, predict
-from planner.rules import Job
 
 ON_CPU = 2
 """Processes of a truncated run on a CPU: enough for every collective, few enough for a shared machine."""
+OWN = ("compute", "recompute", "host")
+"""Parts of the step that passes of one rank take without any other."""
+INSIDE = ("tensor_communication", "context_communication", "expert_communication")
+"""Parts that passes wait inside of: in their time by events of a GPU, not in a CPU's processor time."""
+PASSES, UPDATE = "forward_backward", "optimizer"
+"""Rows of a run's times that are scaled."""
+UNSEEN = {
+    "data_communication": "traffic of data parallelism over all replicas and nodes",
+    "pipeline_communication": "sends between nodes",
+    "tensor_communication": "tensor-parallel traffic of the whole group",
+    "context_communication": "context-parallel traffic of the whole group",
+    "expert_communication": "all-to-all of the whole group",
+    "stragglers": "the slowest of all GPUs",
+    "overhead": "fixed overhead of a step",
+}  # fmt: skip
+"""Parts that a truncated run does not show, in words."""
 
 
 def obstacle(task: Task) -> str:
     """A launcher, one device, or a plan that cannot be made small enough."""
-    from planner.errors import PlannerError
-
     if task.machine.place is not None:
         return "it starts its own ranks on one machine; start it without torchrun or srun"
     try:
@@ -56,15 +76,10 @@ def devices(task: Task) -> tuple[int, float]:
     return task.machine.gpus, hardware.usable_memory * math.exp(-trainer.stored.memory_error)
 
 
-def _job(task: Task) -> Job:
-    asked = task.asked
-    return Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer)
-
-
 def _small(task: Task) -> Truncated:
     """The deepest truncated plan for this machine. Raises PlannerError."""
     count, memory = devices(task)
-    return shrink(_job(task), task.asked.layout, count, memory)
+    return shrink(task.asked.job, task.asked.layout, count, memory)
 
 
 def plan_of(task: Task, small: Truncated) -> Plan:
@@ -82,9 +97,10 @@ def plan_of(task: Task, small: Truncated) -> Plan:
 def run(task: Task, say: Say) -> dict[str, Any]:
     """Two depths of the truncated plan, the deeper first; a fault of the deeper one is the result."""
     deep = _small(task)
-    less = shallower(_job(task), task.asked.layout, deep)
+    less = shallower(task.asked.job, task.asked.layout, deep)
     course = Course("depth", 1 if less is None else 2)
-    task = dataclasses.replace(task, shown=_around(task.shown, course))
+    outer = task.shown
+    task = dataclasses.replace(task, shown=lambda state: outer(course.through(state)))
     course.next()
     first = _run(task, deep, say, parity=task.parity)
     second = None
@@ -92,10 +108,6 @@ def run(task: Task, say: Say) -> dict[str, Any]:
         course.next()
         second = _run(dataclasses.replace(task, trace=None), less, say, parity=False)
     return first | result(task, deep, first, less, second)
-
-
-def _around(outer: Callable[[State], State], course: Course) -> Callable[[State], State]:
-    return lambda state: outer(course.through(state))
 
 
 def _run(task: Task, small: Truncated, say: Say, *, parity: bool) -> dict[str, Any]:
@@ -112,16 +124,15 @@ def result(
     """What the two runs say of the whole plan, as plain data."""
     hardware = task.asked.cluster.hardware
     [found] = price_exactly(task.asked.workload, task.asked.cluster, task.asked.trainer, [task.asked.layout])
-    told = predict(found, _job(task), task.plan.kind())
-    seconds, interval = told.time_s, told.step_time_range_s
+    prediction = predict(found, task.asked.job, task.plan.kind())
+    seconds, interval = prediction.time_s, prediction.step_time_range_s
     depths = second is not None and second["outcome"] == "completed"
     rows = second["times"] if second is not None and depths else None
     elsewhere = other_device(task.asked, task.machine)
     if task.machine.device == "cpu" and not elsewhere:
         seconds = parts_as_run(task.asked, host_of(first.get("as_run")))
-        interval = error_bar("step_time", task.asked.trainer, hardware, task.plan.kind()).interval(
-            sum(seconds.values())
-        )
+        bar = error_bar("step_time", task.asked.trainer, hardware, task.plan.kind())
+        interval = bar.interval(sum(seconds.values()))
     parts = [] if elsewhere else scaled(seconds, first["times"], rows)
     changes = [
         *task.asked.changes, *(f"truncated: {one}" for one in deep.changes),
@@ -136,25 +147,19 @@ def result(
         "num_gpus": int(task.asked.layout.num_gpus),
         "truncated": [_one(deep, first), *([_again(task, less, second)] if less is not None and second is not None else [])],
         "scaled": {
-            "step": summary(parts, interval, depths), "parts": [one.to_dict() for one in parts],
+            "step": summary(parts, interval, depths), "parts": parts,
         } if parts else None,
     }  # fmt: skip
 
 
 def _learned(plan: Plan, found: dict[str, Any]) -> dict[str, Any]:
     """What the run of a truncated plan teaches: it is a run of a smaller job, with its own model and layout."""
-    from datetime import date
-
-    return learned_of(plan, complete({**found, "rung": "truncated"}), date=date.today().isoformat(), name=_id(plan))
-
-
-def _id(plan: Plan) -> str:
-    """Of the row of its run."""
-    return f"{plan.workload.model.num_layers}-layers-truncated"
+    name = f"{plan.workload.model.num_layers}-layers-truncated"
+    return learned_of(plan, complete({**found, "rung": "truncated"}), date=date.today().isoformat(), name=name)
 
 
 def _again(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
-    """The second depth, with the run that it is; that of the first stands where other rungs have theirs."""
+    """The second depth, with the run that it is; that of the first stands where other levels have theirs."""
     learned = _learned(plan_of(task, small), found)
     return {**_one(small, found), "no_run": learned["no_run"], "run": learned["run"]}
 
@@ -169,4 +174,57 @@ def _one(small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
                   ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "num_experts", "vocab_size")},
         "outcome": found["outcome"], "failure": found["failure"], "times": found["times"], "stages": found["stages"],
         "as_run": found["as_run"], "rates": found["rates"],
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ scaling up
+
+
+def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Measured over predicted of the rows of a truncated run, by part of the step; {} where nothing was compared."""
+    found: dict[str, float] = {}
+    for row in rows:
+        if row["error"] is None or row["what"] not in (PASSES, UPDATE):
+            continue
+        ratio = row["measured_seconds"] / row["predicted_seconds"]
+        if row["what"] == UPDATE:
+            found[UPDATE] = ratio
+            continue
+        found |= dict.fromkeys((*OWN, "bubble"), ratio)
+        if row["currency"] == "device":
+            found |= dict.fromkeys(INSIDE, ratio)
+    return found
+
+
+def scaled(
+    predicted: Mapping[str, float], deep: Sequence[Mapping[str, Any]], shallow: Sequence[Mapping[str, Any]] | None
+) -> list[dict[str, Any]]:
+    """The parts of the whole plan's step, those of 0 seconds left out; [] where the truncated run was not compared.
+
+    ``predicted``: seconds by part (PARTS) of the whole plan. ``deep``, ``shallow``: rows of times of the truncated runs. ``ratio``:
+    measured over predicted in the deeper one, None where it does not show the part.
+    """
+    first, second = ratios(deep), ratios(shallow or ())
+    rows = []
+    for part in PARTS if first else ():
+        seconds, ratio, other = predicted[part], first.get(part), second.get(part)
+        if seconds != 0.0:
+            rows.append({
+                "what": part, "predicted_seconds": seconds, "ratio": ratio, "shallow_ratio": other,
+                "scaled_seconds": seconds * (1.0 if ratio is None else ratio),
+                "depth_error_seconds": 0.0 if ratio is None or other is None else seconds * abs(ratio - other),
+                "note": "" if ratio is not None else UNSEEN.get(part, "not shown by a truncated run"),
+            })  # fmt: skip
+    return rows
+
+
+def summary(parts: Sequence[Mapping[str, Any]], interval: tuple[float, float], with_depths: bool) -> dict[str, Any]:
+    """The whole step: predicted, scaled, its error by depth and the share of it that was priced alone."""
+    names = ("predicted_seconds", "scaled_seconds", "depth_error_seconds")
+    predicted, found, error = (sum(one[name] for one in parts) for name in names)
+    unseen = sum(one["scaled_seconds"] for one in parts if one["ratio"] is None)
+    return {
+        "predicted_seconds": predicted, "scaled_seconds": found, "error": predicted / found - 1.0,
+        "interval": list(interval), "inside": interval[0] <= found <= interval[1],
+        "depth_error": error / found if with_depths else None, "priced_share": unseen / found,
     }  # fmt: skip

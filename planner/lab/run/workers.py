@@ -9,77 +9,218 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any
 
-import torch
-
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import deaf, termination_interrupts
+from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
-from planner.lab.run.depth import beyond, depths
-from planner.lab.run.ipc import Lost, Pipe, Voice
-from planner.lab.run.meta import Measured, measure
+from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
 
 ORPHANED = 1.0
 """Seconds after which a process ends whose parent was killed."""
 
 
+class Pipe:
+    """How a rank that runs by itself reports to the process that started it: pairs of a kind and its content. None = to nobody."""
+
+    def __init__(self, pipe: Any = None) -> None:
+        self._pipe = pipe
+
+    def _send(self, kind: str, content: Any) -> None:
+        if self._pipe is not None:
+            self._pipe.send((kind, content))
+
+    def __call__(self, text: str) -> None:
+        """How far the rank is."""
+        self._send("progress", text)
+
+    def begin(self, phase: str, seconds: float) -> None:
+        """What comes next, and after how long it has hung."""
+        self._send("begin", (phase, seconds))
+
+    def keep(self, found: Any) -> None:
+        """What has been found so far: it outlives the process."""
+        self._send("kept", found)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lost:
+    """A rank that did not come to its end."""
+
+    rank: int
+    """Of all ranks; -1 = none had been started."""
+    kind: str
+    """hung, died (its process ended), failed (an exception) or interrupted (by the user)."""
+    phase: str
+    """What it was doing."""
+    sentence: str
+    """All of it for the user."""
+    kept: Any = None
+    """What it had found until then; None = nothing."""
+
+    def failure(self, killed: int) -> dict[str, Any]:
+        """Outcome, phase and sentence as a record has them; ``killed``: ``kills()`` before the start."""
+        outcome, sentence = {"died": "lost_rank"}.get(self.kind, self.kind), self.sentence
+        if self.kind == "hung":
+            sentence += LONGER.format(what="it")
+        if self.kind == "died" and kills() > killed:
+            outcome, sentence = "out_of_memory", f"{sentence}: the kernel ended it {OUT_OF_MAIN_MEMORY}"
+        return {"outcome": outcome, "phase": self.phase, "sentence": sentence, "allocated_gib": None}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manner:
     """How ranks are run."""
 
-    work: Callable[[Split, int, Voice], Any]
-    """What a process does with its rank; the last argument is told how far it is. Travels to the process."""
+    work: Callable[[Split, int, Pipe], Any]
+    """What a process does with its rank. Travels to the process."""
     at_once: int
-    """Processes that run side by side."""
+    """Processes at the same time."""
     fork: bool
     """Start them as copies of this process, which is quick; no GPU survives it."""
     where: str
     """In words, for a rank that failed."""
-    shallow: bool = False
-    """A rank of many equal layers is run twice with few of them, and the line through both is what it does (depth.py)."""
     limit: float = math.inf
     """Seconds until a rank has to begin its first phase, which names its own limit; with no phases, until its end."""
-
-
-ON_FAKE_TENSORS = Manner(work=measure, at_once=os.cpu_count() or 1, fork=True, where="on fake tensors", shallow=True)
 
 
 @dataclass
 class _Running:
     """One process."""
 
+    number: int
+    """Of its job."""
     rank: int
     process: Any
     limit: float
     """Seconds for the phase."""
-    until: float
-    """When it has hung, on the monotonic clock."""
     phase: str = "its step"
+    until: float = math.inf
+    """When it has hung, on the monotonic clock."""
     kept: Any = None
 
     def begin(self, phase: str, seconds: float) -> None:
         """A new phase."""
         self.phase, self.limit, self.until = phase, seconds, time.monotonic() + seconds
 
-    def lost(self, kind: str, sentence: str) -> Lost:
-        """What is known of it when it does not come to its end."""
-        return Lost(rank=self.rank, kind=kind, phase=self.phase, sentence=sentence, kept=self.kept)
+
+def measure_all(
+    jobs: Sequence[tuple[int, Split]], manner: Manner, *, say: Callable[[str], object] = lambda _: None,
+    lost: Callable[[Lost], object] | None = None, begun: Callable[[str], object] = lambda _: None,
+) -> list[Any]:  # fmt: skip
+    """What each rank of ``jobs`` does, in their order. Children end with this call, also when it is interrupted.
+
+    A rank that hangs, fails or is lost raises PlannerError; with ``lost`` it is reported there, its result is None and the
+    others run on, but for an interruption, after which no more is started. ``begun`` gets every phase of a rank.
+    """
+    return _Pool(manner, say, lost, begun).run(jobs)
+
+
+class _Pool:
+    """The processes and what they found."""
+
+    def __init__(self, manner: Manner, say: Callable[[str], object], lost: Any, begun: Callable[[str], object]) -> None:
+        self.manner, self.say, self.lost, self.begun = manner, say, lost, begun
+        self.context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
+        self.running: dict[Any, _Running] = {}
+        self.found: dict[int, Any] = {}
+        self.gone: set[int] = set()
+
+    def run(self, jobs: Sequence[tuple[int, Split]]) -> list[Any]:
+        """All jobs, some at a time."""
+        waiting = list(enumerate(jobs))
+        try:
+            with termination_interrupts():
+                while waiting or self.running:
+                    while waiting and len(self.running) < self.manner.at_once:
+                        number, (rank, split) = waiting.pop(0)
+                        if rank not in self.gone:
+                            self.start(number, rank, split)
+                    for pipe in wait(list(self.running), self.patience()) if self.running else ():
+                        self.hear(pipe)
+                    for pipe, one in list(self.running.items()):
+                        if time.monotonic() > one.until:
+                            limit = format_seconds(one.limit)
+                            self.lose(pipe, "hung", f"rank {one.rank} was ended: {one.phase} took longer than {limit}")
+        except KeyboardInterrupt:
+            if self.lost is None:
+                raise
+            first = next(iter(self.running.values()), _Running(-1, -1, None, 0.0))
+            self.lost(Lost(rank=first.rank, kind="interrupted", phase=first.phase, sentence="stopped", kept=first.kept))
+        finally:
+            with interrupts_ignored():
+                for left in self.running.values():
+                    left.process.kill()
+                    left.process.join()
+        return [None if rank in self.gone else self.found.get(number) for number, (rank, _) in enumerate(jobs)]
+
+    def start(self, number: int, rank: int, split: Split) -> None:
+        """One process, heard through its pipe."""
+        here, there = self.context.Pipe(duplex=False)
+        process = self.context.Process(target=_work, args=(self.manner, split, rank, there), daemon=True)
+        with interrupts_ignored():
+            process.start()
+        there.close()
+        self.running[here] = _Running(
+            number, rank, process, self.manner.limit, until=time.monotonic() + self.manner.limit
+        )
+
+    def patience(self) -> float | None:
+        """Seconds until the next rank has hung; None = never."""
+        nearest = min(one.until for one in self.running.values())
+        return None if math.isinf(nearest) else max(0.0, nearest - time.monotonic()) + 0.01
+
+    def hear(self, pipe: Any) -> None:
+        """One message of a rank."""
+        one = self.running[pipe]
+        try:
+            kind, content = pipe.recv()
+        except EOFError:
+            one.process.join()
+            code = one.process.exitcode
+            ended = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            self.lose(pipe, "died", f"rank {one.rank}: its process {ended} during {one.phase}")
+            return
+        if kind == "progress":
+            self.say(f"rank {one.rank}, {content}")
+        elif kind == "begin":
+            one.begin(*content)
+            self.begun(one.phase)
+        elif kind == "kept":
+            one.kept = content
+        elif kind == "failed":
+            self.lose(pipe, "failed", f"rank {one.rank} failed {self.manner.where}: {content}")
+        else:
+            self.found[one.number] = content
+            del self.running[pipe]
+            one.process.join()
+
+    def lose(self, pipe: Any, kind: str, sentence: str) -> None:
+        """Ends a rank. Raises PlannerError where nobody wants to know of it."""
+        one = self.running.pop(pipe)
+        one.process.kill()
+        one.process.join()
+        if self.lost is None:
+            raise PlannerError(sentence)
+        if one.rank not in self.gone:
+            self.gone.add(one.rank)
+            self.lost(Lost(rank=one.rank, kind=kind, phase=one.phase, sentence=sentence, kept=one.kept))
 
 
 def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     """One process: measures, says how far it is, sends what it found or how it failed."""
+    import torch
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that started this one ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     torch.set_num_threads(1)
     try:
-        found = manner.work(split, rank, Pipe(pipe))
-        pipe.send(("found", found))
+        pipe.send(("found", manner.work(split, rank, Pipe(pipe))))
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:
@@ -93,125 +234,3 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(ORPHANED)
     os._exit(1)
-
-
-def measure_all(
-    split: Split, ranks: list[int], say: Callable[[str], object] = lambda _: None, manner: Manner = ON_FAKE_TENSORS,
-    lost: Callable[[Lost], object] | None = None, begun: Callable[[str], object] = lambda _: None,
-) -> list[Any]:  # fmt: skip
-    """What each rank does, in the order of ``ranks``. Children end with this call, also when it is interrupted.
-
-    A rank that hangs, fails or is lost raises PlannerError; with ``lost`` it is told there, its result is None and the others
-    run on, but for an interruption, after which no more is started. ``begun`` is told every phase of a rank.
-    """
-    context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
-    size = split.world // split.pp
-    deep = {rank: depths(split, rank // size) if manner.shallow else None for rank in ranks}
-    waiting = [(rank, one) for rank in ranks for one in _runs(split, deep[rank])]
-    found: dict[int, list[Any]] = {rank: [] for rank in ranks}
-    gone: set[int] = set()
-    running: dict[Any, _Running] = {}
-
-    def lose(pipe: Any, kind: str, sentence: str) -> None:
-        one = running.pop(pipe)
-        one.process.kill()
-        one.process.join()
-        told = one.lost(kind, sentence)
-        if lost is None:
-            raise PlannerError(told.sentence)
-        if one.rank not in gone:
-            gone.add(one.rank)
-            lost(told)
-
-    try:
-        with termination_interrupts():
-            while waiting or running:
-                while waiting and len(running) < manner.at_once:
-                    rank, one = waiting.pop(0)
-                    if rank not in gone:
-                        pipe, process = _started(context, manner, one, rank)
-                        running[pipe] = _Running(rank, process, manner.limit, time.monotonic() + manner.limit)
-                for pipe in wait(list(running), _patience(running)) if running else ():
-                    _hear(pipe, running, found, say, begun, lose, manner)
-                for pipe in [pipe for pipe, one in running.items() if time.monotonic() > one.until]:
-                    lose(pipe, "hung", _hung(running[pipe]))
-    except KeyboardInterrupt:
-        if lost is None:
-            raise
-        open_ = list(running.values()) or [_Running(-1, None, 0.0, 0.0)]
-        lost(open_[0].lost("interrupted", "stopped"))
-        gone.update(rank for rank in ranks if len(found[rank]) < len(_runs(split, deep[rank])))
-    finally:
-        with deaf():
-            for left in running.values():
-                left.process.kill()
-                left.process.join()
-    return [None if rank in gone else _joined(found[rank], deep[rank]) for rank in ranks]
-
-
-def _started(context: Any, manner: Manner, split: Split, rank: int) -> tuple[Any, Any]:
-    """The end of the pipe that is read here, and the process."""
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(manner, split, rank, there), daemon=True)
-    with deaf():
-        process.start()
-    there.close()
-    return here, process
-
-
-def _patience(running: dict[Any, _Running]) -> float | None:
-    """Seconds until the next rank has hung; None = never."""
-    nearest = min(one.until for one in running.values())
-    return None if math.isinf(nearest) else max(0.0, nearest - time.monotonic()) + 0.01
-
-
-def _hung(one: _Running) -> str:
-    return f"rank {one.rank} was ended: {one.phase} took longer than {format_seconds(one.limit)}"
-
-
-def _hear(
-    pipe: Any, running: dict[Any, _Running], found: dict[int, list[Any]], say: Callable[[str], object],
-    begun: Callable[[str], object], lose: Callable[[Any, str, str], object], manner: Manner,
-) -> None:  # fmt: skip
-    """One message of a rank."""
-    one = running[pipe]
-    try:
-        kind, content = pipe.recv()
-    except EOFError:
-        one.process.join()
-        lose(pipe, "died", f"rank {one.rank}: {_ended(one.process.exitcode)} during {one.phase}")
-        return
-    if kind == "progress":
-        say(f"rank {one.rank}, {content}")
-    elif kind == "begin":
-        one.begin(*content)
-        begun(one.phase)
-    elif kind == "kept":
-        one.kept = content
-    elif kind == "failed":
-        lose(pipe, "failed", f"rank {one.rank} failed {manner.where}: {content}")
-    else:
-        found[one.rank].append(content)
-        del running[pipe]
-        one.process.join()
-
-
-def _ended(code: int) -> str:
-    """How a process ended."""
-    return (
-        f"its process was ended by {signal.Signals(-code).name}" if code < 0 else f"its process ended with code {code}"
-    )
-
-
-def _runs(split: Split, deep: tuple[Split, Split, float] | None) -> tuple[Split, ...]:
-    """The job itself, or both of its shallow ones."""
-    return (split,) if deep is None else deep[:2]
-
-
-def _joined(found: list[Any], deep: tuple[Split, Split, float] | None) -> Any:
-    """What the rank that was run whole gave, or the line through both of its shallow runs."""
-    if deep is None:
-        return found[0]
-    first, second = sorted(found, key=lambda one: one.layers_run)
-    joined: Measured = beyond(first, second, deep[2])
-    return joined

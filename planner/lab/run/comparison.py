@@ -1,0 +1,205 @@
+"""What was measured of one rank compared with the cost model's same stage: memory by category, bytes in collectives.
+
+Buffers of collectives count whole, as nccl-tests counts them. Small messages (norms' gradients, the loss, counts of tokens) are
+left out on both sides: those below LEAST bytes, in a small model below a part of its largest one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from planner.cost.estimate import largest_by_stage, memory_by_stage
+from planner.cost.layer import transformer_layer as layers
+from planner.cost.layer.operators import Collective, Shard
+from planner.cost.memory.states import ALLOCATED, RESERVED
+from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.price.compute import repeated
+from planner.cost.price.sharding import gathered_bytes, shard_groups, trained_parameters
+from planner.lab.run.plan_question import POSITIONS, Question, position
+from planner.layout import Layout, Recompute
+from planner.units import GIB
+
+NAMES = {**{name: name for name in ALLOCATED}, "workspace": "temporary"}
+"""Component of the cost model -> category of the memory tracker."""
+BOUNDS = {"weights": 0.001, "gradients": 0.001, "optimizer_states": 0.001, "activations": 0.03, "peak": 0.05}
+"""Differences beyond which one of the two is wrong. Temporary memory has no bound of its own: it is in the peak."""
+LEAST = 1 << 20
+"""Bytes of the smallest buffer that is compared."""
+SMALL = 0.01
+"""Or this part of the largest buffer, where that is less."""
+BOUND = 0.01
+"""Difference of traffic beyond which the row says so."""
+Key = tuple[str, str]
+"""Operation and dimension."""
+
+
+def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
+    """Bytes by category that torch's allocator hands out on one stage, and "peak", the most at one moment.
+
+    Each category is at its own maximum: they do not sum to the peak. The workspace of GPU libraries, which is no tensor, is left
+    out.
+    """
+    parts = largest_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    where = position(stage, asked.split.pp)
+    found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
+    for name in ("temporary", "peak"):
+        found[name] -= asked.cluster.hardware.workspace_memory
+    return found
+
+
+def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, float]:
+    """Predicted bytes of what a GPU's counters say of one rank: handed out by torch, held by it, in use on the device.
+
+    ``alone``: there are no communicators. Receive buffers of microbatches that were not run are in the prediction.
+    """
+    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    size = {name: float(values[position(stage, asked.split.pp), 0]) for name, values in parts.items()}
+    reserved = sum(size[name] for name in RESERVED)
+    device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
+    return {"allocated": sum(size[name] for name in ALLOCATED), "reserved": reserved, "device": device}
+
+
+def memory_row(what: str, predicted: float, measured: float) -> dict[str, Any]:
+    """One line of the table, GiB; the error is predicted / measured - 1."""
+    error = predicted / measured - 1.0 if measured else (0.0 if abs(predicted) < 1.0 else float("inf"))
+    bound = BOUNDS.get(what)
+    return {
+        "what": what, "predicted_gib": predicted / GIB, "measured_gib": measured / GIB,
+        "error": error if error < 1e9 else None, "bound": bound, "inside": None if bound is None else abs(error) <= bound,
+    }  # fmt: skip
+
+
+def rank_memory(
+    asked: Question, rank: int, stage: int, measured: dict[str, float], at_peak: dict[str, int]
+) -> dict[str, Any]:
+    """Memory of one rank as every level writes it; ``measured`` has bytes of the categories that were seen, and of the peak."""
+    predicted = predicted_memory(asked, stage)
+    names = [name for name in (*NAMES.values(), "peak") if name in measured]
+    return {
+        "rank": rank, "stage": stage, "priced_as": POSITIONS[position(stage, asked.split.pp)],
+        "memory": [memory_row(name, predicted[name], measured[name]) for name in names],
+        "at_peak_gib": {name: size / GIB for name, size in at_peak.items()},
+    }  # fmt: skip
+
+
+def tracked_rank(asked: Question, measured: Any) -> dict[str, Any]:
+    """Everything about a rank whose step was tracked (``meta.Measured``), as plain data."""
+    return {
+        **rank_memory(asked, measured.rank, measured.stage, {**measured.held, "peak": measured.peak}, measured.at_peak),
+        "parameters": measured.parameters, "microbatches_run": measured.microbatches,
+        "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
+        "layers_run": measured.layers_run, "traffic": compared_traffic(asked, measured),
+        "collectives": measured.collectives, "seconds": round(measured.seconds, 1),
+    }  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ collectives
+
+
+def compared_traffic(asked: Question, measured: Any) -> list[dict[str, Any]]:
+    """One row per operation and dimension, of the microbatches that were run."""
+    least = min(LEAST, SMALL * max((one["bytes"] for one in measured.collectives), default=0.0))
+    predicted = predicted_traffic(asked, measured.stage, measured.microbatches, least)
+    seen = grouped(asked, measured.collectives, least)
+    rows = []
+    for operation, dimension in sorted({*predicted, *seen}):
+        one, other = (found.get((operation, dimension), 0.0) for found in (predicted, seen))
+        error = one / other - 1.0 if other else None
+        rows.append({
+            "operation": operation, "dimension": dimension, "predicted_bytes": one, "measured_bytes": other, "error": error,
+            "inside": error is not None and abs(error) <= BOUND,
+        })  # fmt: skip
+    return rows
+
+
+def grouped(asked: Question, collectives: list[dict[str, Any]], least: float = LEAST) -> dict[Key, float]:
+    """Measured bytes by operation and dimension; a group is known by its ranks and their distance."""
+    layout = asked.layout
+    tp, cp, ep, pp, shard = (int(getattr(layout, name)) for name in ("tp", "cp", "ep", "pp", "shard"))
+    inner = shard * cp * tp
+    named = [
+        ("tp", tp, 1), ("data", shard * cp, tp), ("cp", cp, tp), ("replicas", int(layout.dp) // shard, inner),
+        ("ep", ep, 1), ("expert data", max(inner // ep, 1), ep),
+    ]  # fmt: skip
+    found: dict[Key, float] = {}
+    for one in collectives:
+        if one["bytes"] < least:
+            continue
+        operation = one["operation"]
+        groups = [named[4]] if operation == "all_to_all" else named
+        same = (name for name, ranks, stride in groups if (ranks, stride) == (one["ranks"], one["stride"]))
+        dimension = "pp" if pp > 1 and operation in ("send", "receive") else next(same, "other")
+        if dimension == "data" and cp > 1 and shard == 1:
+            dimension = "data or cp"
+        found[operation, dimension] = found.get((operation, dimension), 0.0) + one["bytes"] * one["times"]
+    return found
+
+
+def predicted_traffic(asked: Question, stage: int, microbatches: int, least: float = LEAST) -> dict[Key, float]:
+    """Priced bytes of one pipeline stage in a step of so many microbatches."""
+    layout = Layout.stack([asked.layout])
+    where = position(stage, asked.split.pp)
+    stages = split_stages(asked.workload.model, layout)
+    shard = Shard(workload=asked.workload, trainer=asked.trainer, layout=layout, ep_stride=1.0)
+    counts = {name: float(getattr(stages, name)[0, where]) for name in ("dense", "moe", "embedding", "head")}
+    found: dict[Key, float] = {}
+
+    def add(operation: str, dimension: str, size: float) -> None:
+        if size:
+            found[operation, dimension] = found.get((operation, dimension), 0.0) + size
+
+    for collective, times in _of_layers(shard, counts):
+        n, size, count = (_scalar(value) for value in (collective.n, collective.size, collective.count))
+        if n > 1 and size >= least:
+            add(collective.op, collective.group, microbatches * times * size * count)
+    _states(asked, layout, where, microbatches, add)
+    pp, vpp = (int(np.ravel(value)[0]) for value in (layout.pp, layout.vpp))
+    if pp > 1:
+        whole = float((shard.tokens_split * asked.workload.model.hidden_size * shard.element)[0])
+        virtual = vpp if len(asked.split.stages) > pp else 1
+        each = microbatches * whole * (2 * virtual - (counts["embedding"] + min(counts["head"], 1.0)))
+        add("send", "pp", each)
+        add("receive", "pp", each)
+    return found
+
+
+def _scalar(value: Any) -> float:
+    return float(np.broadcast_to(value, 1)[0])
+
+
+def _of_layers(shard: Shard, counts: dict[str, float]) -> list[tuple[Collective, float]]:
+    """Collectives of layers, embedding and head with how often each runs per microbatch."""
+    model, found = shard.model, []
+    made = {"embedding": layers.embedding(shard)[1], "head": layers.head(shard)[1]}
+    if model.num_plain_layers:
+        made["dense"] = layers.layer(shard, moe=False)[1]
+    if model.num_moe_layers:
+        made["moe"] = layers.layer(shard, moe=True)[1]
+    recomputes = int(np.asarray(shard.layout.recompute)[0]) != Recompute.NONE
+    for kind, collectives in made.items():
+        for one in collectives:
+            stops = one.ends and shard.trainer.stored.recompute_stops_early
+            runs = recomputes and kind in ("dense", "moe") and not one.backward and not stops
+            again = _scalar(repeated(int(one.module), shard)) if runs else 0.0
+            found.append((one, counts[kind] * (1.0 + again)))
+    return found
+
+
+def _states(asked: Question, layout: Layout, where: int, microbatches: int, add: Any) -> None:
+    """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
+    parameters = stage_parameters(asked.workload, layout, split_stages(asked.workload.model, layout))
+    dense, expert = (float(values[0, where]) for values in trained_parameters(asked.workload, parameters))
+    shards = [float(one[0, 0]) for one in shard_groups(layout)]
+    replicas = int(asked.layout.dp) // int(asked.layout.shard)
+    zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
+    passes = 1 if zero <= 1 or pipelined else microbatches
+    gathers = passes * (1 if zero < 3 else microbatches + 1 if pipelined else 2)
+    trainer = asked.trainer
+    for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
+        if group > 1:
+            add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload))
+            add("reduce_scatter", dimension, passes * size * trainer.traffic.gradient_reduce_bytes)
+        if replicas > 1:
+            add("all_reduce", "replicas", passes * size / group * trainer.traffic.gradient_reduce_bytes)

@@ -1,0 +1,224 @@
+"""A plan made small enough for a few devices: fewer layers and replicas, the same shards on every rank.
+
+A degree and the dimension that it divides shrink together, so that a rank's matrices, tokens, experts and stage stay what they
+are: tp with heads, MLP width and vocabulary, cp with the sequence, ep with the experts, pp with the layers. What cannot stay
+(states are sharded over fewer replicas, groups are smaller) is said in a sentence each.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from planner.cluster import Cluster
+from planner.cost.estimate import estimate
+from planner.cost.pipeline.partition import stage_layers
+from planner.errors import PlannerError
+from planner.lab.reference.split import refusals
+from planner.layout import Layout, Schedule
+from planner.model import ModelSpec
+from planner.rules import Job, check
+from planner.units import GIB
+
+LEAST = 2
+"""Devices: with fewer there is no collective to run."""
+ROUNDS = 2
+"""Microbatches of a truncated pipeline over its stages (and of a job without one): past warm-up and first accumulation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truncated:
+    """A smaller plan."""
+
+    job: Job
+    """Its workload and as many GPUs as it uses, of the same kind, in one node."""
+    layout: Layout
+    """Its layout."""
+    layers: int
+    """Layers of each virtual stage at this depth; the plan's own number where the depth was not reduced and stages differ."""
+    changes: tuple[str, ...]
+    """What differs from the plan, a sentence each."""
+
+
+def shrink(job: Job, layout: Layout, devices: int, memory: float) -> Truncated:
+    """The largest truncated plan for so many devices of so many bytes each. Raises PlannerError when there is none."""
+    if devices < LEAST:
+        raise PlannerError(
+            f"rung truncated needs at least {LEAST} devices for real collectives, this machine has {devices}; --rung rank "
+            "runs one rank of the plan on one device"
+        )
+    if devices >= int(layout.num_gpus):
+        raise PlannerError(
+            f"the plan has {int(layout.num_gpus)} GPUs and this machine {devices}: nothing to truncate; use --rung full"
+        )
+    said: list[str] = []
+    for degrees in sorted(_degrees(layout, devices), key=_kept, reverse=True):
+        try:
+            return _deepest(job, layout, degrees, memory)
+        except _TooLargeError:
+            raise
+        except PlannerError as error:
+            said.append(str(error))
+    reason = said[0] if said else "none of its degrees has a smaller divisor"
+    raise PlannerError(
+        f"the plan cannot be truncated to {devices} devices with the same shards: {reason}; use --rung rank, or more devices"
+    )
+
+
+class _TooLargeError(PlannerError):
+    """Not even one layer per stage fits: fewer ranks would only make shards larger."""
+
+
+def _kept(degrees: Layout) -> tuple[int, ...]:
+    """What is kept first: shards inside a layer, then that there are a pipeline and replicas at all, then how many."""
+    tp, ep, cp, pp, dp = (int(getattr(degrees, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
+    return (tp, ep, cp, min(pp, 2) + min(dp, 2), min(pp, 2), pp, dp)
+
+
+def _degrees(layout: Layout, devices: int) -> Iterator[Layout]:
+    """The layout with every smaller set of degrees that has at least two ranks."""
+    tp, ep, cp = (
+        [d for d in range(1, min(n, devices) + 1) if n % d == 0]
+        for n in (int(layout.tp), int(layout.ep), int(layout.cp))
+    )
+    pp, dp = (range(1, min(n, devices) + 1) for n in (int(layout.pp), int(layout.dp)))
+    shard = int(layout.shard)
+    for t, e, c, p, d in itertools.product(tp, ep, cp, pp, dp):
+        whole = d <= shard or d % shard == 0
+        if LEAST <= t * c * p * d <= devices and whole and t * c * min(d, shard) % e == 0:
+            yield layout.replace(tp=t, ep=e, cp=c, pp=p, dp=d)
+
+
+def _deepest(job: Job, layout: Layout, degrees: Layout, memory: float) -> Truncated:
+    """As many layers as the plan's stages have, or as fit."""
+    whole = _build(job, layout, degrees, None)
+    if _needs(whole) <= memory:
+        return whole
+    most = whole.layers  # does not fit, or has other stages than even ones
+    low = bisect.bisect(range(1, most), memory, key=lambda layers: _needs(_build(job, layout, degrees, layers)))
+    if low == 0:
+        least = _needs(_build(job, layout, degrees, 1))
+        raise _TooLargeError(
+            f"one layer per stage of the truncated plan needs {least / GIB:.1f} GiB of {memory / GIB:.1f} GiB on each of "
+            f"{int(degrees.num_gpus)} devices, because its states are sharded over fewer ranks; use more devices, or --rung rank"
+        )
+    found = _build(job, layout, degrees, low)
+    why = f"{low} layers per stage instead of {most}: what fits into {memory / GIB:.1f} GiB of each device"
+    return dataclasses.replace(found, changes=(*found.changes, why))
+
+
+def shallower(job: Job, layout: Layout, deep: Truncated) -> Truncated | None:
+    """The same truncated plan with half as many layers per stage, to see what depends on depth; None with one layer."""
+    return _build(job, layout, deep.layout, deep.layers // 2) if deep.layers > 1 else None
+
+
+def _needs(small: Truncated) -> float:
+    """Peak bytes of the worst device, as the cost model says."""
+    found = estimate(small.job.workload, small.job.cluster, small.job.trainer, Layout.stack([small.layout]))
+    return float(found.memory_needed[0])
+
+
+def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Truncated:
+    """The plan with such degrees and layers per virtual stage (None: the plan's own). Raises PlannerError if not legal."""
+    changes: list[str] = []
+    tp, ep, cp, pp, dp = (int(getattr(degrees, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
+    model = _narrower(job.model, layout, degrees, changes)
+    length = job.workload.sequence_length * cp // int(layout.cp)
+    if cp < int(layout.cp):
+        changes.append(
+            f"cp {cp} instead of {int(layout.cp)} with sequences of {length} instead of {job.workload.sequence_length} "
+            "tokens: the same tokens per rank, which attend to fewer others"
+        )
+    piped, own = pp > 1, stage_layers(job.model.num_layers, layout)
+    own = (
+        [*own[: pp - 1], own[-1]] if piped else own[:1]
+    )  # of the ranks that are kept: the first, some in the middle, the last
+    parts = int(layout.vpp) if piped else 1
+    each = layers or max(1, max(own) // parts)
+    model = _shallow(model, sum(own) if layers is None else layers * parts * pp, changes)
+    few = min(int(layout.num_microbatches), ROUNDS * pp)
+    small = layout.replace(
+        tp=tp, ep=ep, cp=cp, pp=pp, dp=dp, dp_shard=min(int(layout.shard), dp),
+        num_microbatches=few // pp * pp if few >= pp else few,  # whole rounds of a pipeline
+        first_stage_layers=int(layout.first_stage_layers) if piped and layers is None else 0,
+        last_stage_layers=int(layout.last_stage_layers) if piped and layers is None else 0,
+        **({} if piped else {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}),
+    )  # fmt: skip
+    if tp == 1:
+        small = small.replace(sequence_parallel=0)
+    changes += _ranks_and_rounds(layout, small)
+    workload = dataclasses.replace(
+        job.workload, model=model, sequence_length=length, global_batch_size=int(small.global_batch_size)
+    )
+    cluster = Cluster(hardware=job.cluster.hardware, num_gpus=int(small.num_gpus))
+    smaller = Job(workload=workload, cluster=cluster, trainer=job.trainer)
+    check(smaller, small)
+    for reason in refusals(workload, small):
+        raise PlannerError(reason)
+    return Truncated(job=smaller, layout=small, layers=each, changes=tuple(changes))
+
+
+def _narrower(model: ModelSpec, layout: Layout, degrees: Layout, changes: list[str]) -> ModelSpec:
+    """The model whose shards on fewer ranks are the plan's."""
+    tp, t, ep, e = (int(one) for one in (layout.tp, degrees.tp, layout.ep, degrees.ep))
+    if t < tp:
+        names = ("num_heads", "num_kv_heads", "ffn_size", "shared_expert_ffn_size")
+        sizes = {name: getattr(model, name) for name in names}
+        odd = [f"{name} {size}" for name, size in sizes.items() if size * t % tp]
+        if odd:
+            raise PlannerError(f"tp {t} instead of {tp} would need {odd[0]} divided by {tp // t}")
+        rows = -(-model.vocab_size // tp) * t
+        model = dataclasses.replace(
+            model, **{name: size * t // tp for name, size in sizes.items()}, vocab_size=rows, published_parameters=0.0
+        )
+        changes.append(
+            f"tp {t} instead of {tp} with 1/{tp // t} of heads, MLP width and vocabulary: the same matrices per rank, whose "
+            f"norms and residual stream have {tp // t} times the tokens"
+        )
+    if e < ep:
+        if model.num_experts * e % ep or model.num_experts * e // ep < model.top_k:
+            raise PlannerError(
+                f"ep {e} instead of {ep} would leave {model.num_experts * e // ep} of {model.num_experts} experts for the "
+                f"{model.top_k} that each token visits"
+            )
+        count = model.num_experts * e // ep
+        model = dataclasses.replace(model, num_experts=count, published_parameters=0.0, published_active_parameters=0.0)
+        changes.append(
+            f"ep {e} instead of {ep} with {count} experts: the same experts and rows per rank, exchanged with fewer"
+        )
+    return model
+
+
+def _shallow(model: ModelSpec, layers: int, changes: list[str]) -> ModelSpec:
+    """So many layers, the leading dense ones of a mixture among them."""
+    if layers == model.num_layers:
+        return model
+    dense = min(model.num_dense_layers, max(layers - model.moe_layer_interval, 0))
+    changes.append(f"{layers} layers instead of {model.num_layers}")
+    return dataclasses.replace(
+        model, num_layers=layers, num_dense_layers=dense, published_parameters=0.0, published_active_parameters=0.0
+    )
+
+
+def _ranks_and_rounds(layout: Layout, small: Layout) -> list[str]:
+    """What fewer stages, replicas and microbatches change."""
+    found = []
+    pp, dp, m = int(layout.pp), int(layout.dp), int(layout.num_microbatches)
+    if int(small.pp) < pp:
+        kept = "one stage with embedding and head" if int(small.pp) == 1 else "the first and the last stage"
+        kept += " and some between" if int(small.pp) > 2 else ""
+        found.append(f"pp {int(small.pp)} instead of {pp}: {kept}")
+    if int(small.dp) < dp:
+        found.append(f"dp {int(small.dp)} instead of {dp}")
+    before, after = int(layout.shard) * int(layout.cp), int(small.shard) * int(small.cp)
+    if int(layout.zero) and after < before:
+        found.append(
+            f"states are sharded over {after} instead of {before} ranks: {before / after:g} times the bytes of each rank in "
+            "optimizer, gathers and reductions of a shard"
+        )
+    if int(small.num_microbatches) < m:
+        found.append(f"{int(small.num_microbatches)} microbatches per step instead of {m}")
+    return found
