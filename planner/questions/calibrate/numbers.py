@@ -23,7 +23,6 @@ from planner.questions.calibrate.factors import (
     FACTORS,
     Factor,
     Pair,
-    fact,
     highest,
     log_errors,
     unknown,
