@@ -28,7 +28,7 @@ from planner.questions.calibrate.factors import (
     unknown,
     usable,
     with_factors,
-)  # fmt: skip
+)
 from planner.questions.calibrate.fit import Residuals, Solution, Unknown, held_back, solve, solve_near, total
 from planner.runs import Run
 from planner.trainer import Trainer
