@@ -14,7 +14,7 @@ from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.hardware import SCALES, HardwareProfile, load_hardware
 from planner.questions.accuracy.prediction import predict
-from planner.questions.calibrate.factors import FACTORS, achieved, fact, highest, with_factors
+from planner.questions.calibrate.factors import FACTORS, achieved, highest, with_factors
 from planner.questions.calibrate.numbers import Calibration, calibrate
 from planner.questions.calibrate.output import profile_text, write
 from planner.questions.calibrate.sources import read_measured
@@ -193,7 +193,7 @@ def test_a_factor_changes_what_it_says():
         hardware, trainer = achieved(BASE, TRAINER, {factor.key: 0.5})
         assert (hardware is BASE) == (factor.of == "trainer") and (trainer is TRAINER) == (factor.of == "hardware")
         if factor.of == "trainer":
-            assert fact(trainer, factor.key) == 0.5 * fact(TRAINER, factor.key)
+            assert trainer.fact(factor.key) == 0.5 * TRAINER.fact(factor.key)
 
 
 # ------------------------------------------------------------------------------------------------ what is written

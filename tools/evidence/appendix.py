@@ -47,7 +47,7 @@ def _table(entries: Sequence[Mapping[str, str]], *keys: str) -> Table:
 
 
 def peers_section(peers: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
-    """Published predictors on the same runs, beside ours."""
+    """Published predictors on the same runs, and ours."""
     overall, families = summary["overall"], summary["families"]
     ours = ("planner", f"{overall['n']:,}", percent(overall["median_abs"]), percent(overall["within_10"]))
     rows = (*(tuple(map(str, row)) for row in peers["rows"]), ours)

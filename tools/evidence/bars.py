@@ -33,7 +33,7 @@ LEVELS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class Residual:
-    """One measured value beside its prediction."""
+    """One measured value against its prediction."""
 
     source: str
     code_base: str
@@ -105,7 +105,7 @@ def quantile(values: Floats, weights: Floats, share: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One residual beside the bar of the other sources, before any stretch."""
+    """One residual and the bar of the other sources, before any stretch."""
 
     residual: Residual
     bar: ErrorBar
@@ -118,7 +118,7 @@ class Held:
 
 
 def held_back(found: Sequence[Residual], unseen: Sequence[Residual] | None = None) -> list[Held]:
-    """Every source left out in turn: each residual beside the bar made from all other sources.
+    """Every source left out in turn: each residual with the bar made from all other sources.
 
     ``unseen`` are the residuals of the same runs when no constant was calibrated on their own source (default: the same).
     """

@@ -54,7 +54,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def families_table(summary: Mapping[str, Any]) -> Table:
-    """Errors of the step time by family, beside those of the rule and of runs that state the same."""
+    """Errors of the step time by family, with those of the rule and of runs that state the same."""
     rows = []
     for name, one in [*summary["families"].items(), ("all that count", summary["overall"])]:
         rule = summary["rule"]["families"].get(name, summary["rule"]["overall"])

@@ -76,8 +76,8 @@ def deviations(times: Floats) -> Floats:
 def _zero_levels(pairs: Sequence[Pair]) -> Floats:
     parts = []
     for members in _groups(pairs, lambda pair: _work(pair, zero=False), 2):
-        told = np.array([pair.predicted.step_time for pair in members], dtype=float)
-        parts.append(deviations(_seconds(members) / told))
+        predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
+        parts.append(deviations(_seconds(members) / predicted))
     return _joined(parts)
 
 
@@ -110,11 +110,11 @@ def floors(sweeps: Sequence[tuple[str, Floats]], pairs: Iterable[Pair]) -> tuple
         regrets(times, spread(found[family][1]), generator) if len(found[family][1]) else None
         for family, times in sweeps
     ]
-    told = {
+    by_family = {
         family: {
             "kind": kind, "n": len(scatter), "deviation": spread(scatter),
             "p90": float(np.percentile(np.abs(scatter), 90)),
         }
         for family, (kind, scatter) in sorted(found.items()) if len(scatter)
     }  # fmt: skip
-    return drawn, told
+    return drawn, by_family

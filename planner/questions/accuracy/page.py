@@ -39,7 +39,7 @@ def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str
 
 
 def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) -> Path:
-    """The page of any runs and its picture beside it, whose path is returned. Raises PlannerError."""
+    """The page of any runs and its picture next to it, whose path is returned. Raises PlannerError."""
     picture = path.with_suffix(".png")
     scatter(pairs, picture)
     library.write_whole(path, page(pairs, summary, picture.name))

@@ -88,9 +88,9 @@ def reliability(pairs: Iterable[Pair]) -> list[dict[str, Any]]:
 
     Only sources that publish runs which ran out count: where failures are left out, nothing can be said about them.
     """
-    told = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
-    sources = {p.run.source for p in told if not p.run.measured.fits}
-    judged = [p for p in told if p.run.source in sources]
+    known = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    sources = {p.run.source for p in known if not p.run.measured.fits}
+    judged = [p for p in known if p.run.source in sources]
     chance = np.array([p.predicted.out_of_memory for p in judged], dtype=float)
     out = np.array([not p.run.measured.fits for p in judged], dtype=bool)
     place = np.clip(np.searchsorted(BINS, chance, side="right") - 1, 0, len(BINS) - 2)

@@ -1,7 +1,7 @@
 """The factors that a user's runs may correct: the physically meaningful free constants of a profile and a trainer.
 
 Each multiplies one thing that a machine or a software stack achieves, never what a part is by its datasheet. The prior of a
-factor says how far machines of one kind differ in it; its source stands beside it. Nothing is keyed to a model.
+factor says how far machines of one kind differ in it; its source stands next to it. Nothing is keyed to a model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from planner.hardware import HardwareProfile
 from planner.questions.accuracy.prediction import predict
 from planner.questions.calibrate.fit import Unknown
 from planner.runs import Run
-from planner.trainer import RECORD_OF, Trainer
+from planner.trainer import Trainer
 
 Pair = tuple[HardwareProfile, Trainer]
 """What a factor can change of a run."""
@@ -139,11 +139,6 @@ FACTORS: tuple[Factor, ...] = (
 """All of them, in the order of the report."""
 
 
-def fact(trainer: Trainer, key: str) -> float:
-    """A number of the trainer's file, by its name there."""
-    return float(getattr(getattr(trainer, RECORD_OF[key]), key))
-
-
 def highest(factor: Factor, hardware: HardwareProfile, trainer: Trainer) -> float:
     """Largest factor that stays physical: no faster than the burst, the memory, the line rate or the link."""
     most = factor.high
@@ -195,7 +190,7 @@ def achieved(hardware: HardwareProfile, trainer: Trainer, values: Mapping[str, f
     """Hardware and trainer with the factors applied."""
     scales = {one.key: values[one.key] for one in FACTORS if one.of == "hardware" and values.get(one.key, 1.0) != 1.0}
     fields: dict[str, Any] = {
-        one.key: fact(trainer, one.key) * values[one.key]
+        one.key: trainer.fact(one.key) * values[one.key]
         for one in FACTORS
         if one.of == "trainer" and values.get(one.key, 1.0) != 1.0
     }

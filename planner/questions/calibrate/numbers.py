@@ -23,13 +23,12 @@ from planner.questions.calibrate.factors import (
     FACTORS,
     Factor,
     Pair,
-    fact,
     highest,
     log_errors,
     unknown,
     usable,
     with_factors,
-)  # fmt: skip
+)
 from planner.questions.calibrate.fit import Residuals, Solution, Unknown, held_back, solve, solve_near, total
 from planner.runs import Run
 from planner.trainer import Trainer
@@ -162,7 +161,7 @@ def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> 
     if factor.of == "trainer":
         if trainer is None:
             return "your runs come from several trainers; calibrate them one trainer at a time"
-        if len({fact(run.trainer, factor.key) for run in runs if run.trainer}) > 1:
+        if len({run.trainer.fact(factor.key) for run in runs if run.trainer}) > 1:
             return "your runs were set up with different values of it; calibrate them apart"
     if len(runs) < LEAST_RUNS:
         return f"only {len(runs)} of your runs measured what it shows in; at least {LEAST_RUNS} are needed"
@@ -231,7 +230,7 @@ class _Fit:
         top = highest(factor, *self.base)
         low, high = (math.exp(x + sign * Z90 * deviation) for sign in (-1.0, 1.0))
         hardware, trainer = self.base
-        before = fact(trainer, factor.key) if factor.of == "trainer" else getattr(hardware, factor.key, None)
+        before = trainer.fact(factor.key) if factor.of == "trainer" else getattr(hardware, factor.key, None)
         return Moved(
             factor=factor, value=math.exp(x), low=max(low, factor.low), high=min(high, top),
             before=float(before) if isinstance(before, (int, float)) else math.nan,

@@ -1,4 +1,4 @@
-"""Charts of the choice: the layouts beside the plan, scaling, and how well runs like it were predicted."""
+"""Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _times(behind: Value) -> str:
 def _heatmap_spec(chart: Chart) -> Spec:
     tips = specs.tip(tp_text="tensor parallel", pp_text="pipeline parallel", step_s_text="best step time",
                      behind_text="behind the best", why="why not", layout="layout")  # fmt: skip
-    cell = {"x": specs.step("tp", "tensor parallel", axis={"labelAngle": 0, "orient": "top", **BARE}),
+    cell: Spec = {"x": specs.step("tp", "tensor parallel", axis={"labelAngle": 0, "orient": "top", **BARE}),
             "y": specs.step("pp", "pipeline parallel", axis=BARE)}  # fmt: skip
     fits, out = "datum.state == 'fits'", "datum.state != 'fits'"
     nearness = specs.number("distance", scale={"domain": [0, 0.7], "range": [0.95, 0.12], "clamp": True}, legend=None)
     frame = {"cornerRadius": 3, "filled": False, "stroke": "currentColor", "strokeWidth": 2.5}
     failing = {"fontSize": 11, "lineBreak": "\n", "dy": -6, "opacity": 0.85, "limit": 82}
-    label = {**cell, "text": {"field": "label"}}
+    label: Spec = {**cell, "text": {"field": "label"}}
     return {
         "width": {"step": 84}, "height": {"step": 44},
         "layer": [

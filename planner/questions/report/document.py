@@ -148,8 +148,8 @@ def chart(
     name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
 ) -> Chart:
     """A chart with every number rounded once, so that all formats show the same."""
-    tables = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
-    once = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
+    tables: dict[str, Any] = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
+    once: dict[str, Any] = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
     facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
     return Chart(name=name, title=title, reading=reading, columns=tuple(columns), facts=facts, **once, **more)
 

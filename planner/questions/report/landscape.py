@@ -90,7 +90,7 @@ class Landscape:
 
 
 def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> Landscape:
-    """All layouts of a job beside one of them, whose refined estimate is ``found``, and those that a search found best."""
+    """All layouts of a job and one of them, whose refined estimate is ``found``, and those that a search found best."""
     base = base_layouts(job, Pins())
     plain = base.take(allowed(job, base))
     table, prices = _priced(job, plain)

@@ -165,7 +165,7 @@ def _sensitivity_spec(chart: Chart) -> Spec:
     x = specs.number("change", "change of the step time", scale=specs.span(low - 0.26 * room, high + 0.22 * room),
                      axis={"format": "+.0%", "tickCount": 6})  # fmt: skip
     y = specs.name("what", None, sort=names, axis=BARE, scale={"paddingInner": 0.25})
-    bar = {"x": x, "y": y, "yOffset": specs.name("way", sort=["less", "more"])}
+    bar: Spec = {"x": x, "y": y, "yOffset": specs.name("way", sort=["less", "more"])}
     tips = specs.tip(what="number", origin="known from", factor="if it were", step_s_text="step", change_text="change",
                      flip="choice changes at", winner="to", measure="measured by")  # fmt: skip
     legend = {"labelExpr": "datum.label == 'less' ? 'if it is less' : 'if it is more'"}

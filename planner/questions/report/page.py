@@ -31,7 +31,7 @@ TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def start_library() -> Callable[[], str]:
-    """Begin to put the drawing library together, which takes seconds, beside other work; the result is asked for later.
+    """Begin to put the drawing library together, which takes seconds, in a thread; the result is asked for later.
 
     Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. It is kept in the user's cache
     directory by version. Raises PlannerError when vl-convert-python is not installed.

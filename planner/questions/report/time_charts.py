@@ -196,7 +196,7 @@ def _pipeline_spec(chart: Chart) -> Spec:
     seen = "!isDefined(window.start_s) || (datum.end_s >= window.start_s[0] && datum.start_s <= window.start_s[1])"
     opacity = specs.number("chunk", legend=None, scale={
         "domain": [-1, max(chunks - 1, 1)], "range": [1, 0.5 if chunks > 1 else 1]})  # fmt: skip
-    shared = {"x2": {"field": "end_s"}, "color": specs.hue("kind", kinds), "opacity": opacity}
+    shared: Spec = {"x2": {"field": "end_s"}, "color": specs.hue("kind", kinds), "opacity": opacity}
     axes = [specs.seconds_axis(text, end) for text in (
         "time in the step", "the whole step: drag to move or to draw the window above")]  # fmt: skip
     detail = layer(
