@@ -16,7 +16,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, Provenance, load_hardware
 from planner.questions.hardware.diff import differences
-from planner.questions.hardware.show import figures
+from planner.questions.hardware.numbers import figures
 
 H100 = load_hardware("h100-sxm")
 MEASURED = {

@@ -19,7 +19,7 @@ from planner.hardware.overlap import MeasuredOverlap
 from planner.lab.profile.fit_overlap import fit_overlap
 from planner.lab.profile.points import Measured, Point
 from planner.questions.hardware.diff import differences
-from planner.questions.hardware.show import shown_profile
+from planner.questions.hardware.numbers import shown_profile
 
 H100 = HARDWARE["h100-sxm"]
 

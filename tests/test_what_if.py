@@ -20,9 +20,9 @@ from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of, on_cluster, resolved_of
 from planner.questions.report import scaling
 from planner.questions.what_if import inverse as limits
-from planner.questions.what_if.changes import FLAGS, Value, Variant, apply, base_variant, read_values
+from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
 from planner.questions.what_if.inverse import Goal, Question, counts, fewest_gpus, largest_batch, longest_sequence
-from planner.questions.what_if.numbers import Pricing, row_of
+from planner.questions.what_if.rows import Pricing, row_of
 from planner.search import Pins
 from tests.samples import HARDWARE, MODELS
 
@@ -136,7 +136,7 @@ def test_values_are_read_as_numbers_factors_ranges_and_names() -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    flag=st.sampled_from([one for one in FLAGS if one not in ("model", "hardware", "trainer")]),
+    flag=st.sampled_from([one for one in INPUTS if one not in ("model", "hardware", "trainer")]),
     text=st.one_of(
         st.text(max_size=20), st.from_regex(r"[x0-9.,e kGBTi/s-]{0,12}", fullmatch=True), st.just("9" * 5000)
     ),

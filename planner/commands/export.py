@@ -57,9 +57,9 @@ def export(
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     _say(output, bundle.files, bundle.rendered.notes)
     if check:
-        from planner.trainers.checking import check_folder
+        from planner.trainers.checking.child import check_folder
 
-        click.echo(check_folder(target, job, output).text())
+        click.echo(check_folder(to, job, output).text())
 
 
 def _say(output: Path, files: dict[str, str], notes: tuple[str, ...]) -> None:

@@ -186,7 +186,7 @@ def achieved(hardware: HardwareProfile, trainer: Trainer, values: Mapping[str, f
     """Hardware and trainer with the factors applied."""
     scales = {one.key: values[one.key] for one in FACTORS if one.of == "hardware" and values.get(one.key, 1.0) != 1.0}
     fields: dict[str, Any] = {
-        one.key: getattr(trainer, one.key) * values[one.key]
+        one.key: trainer.fact(one.key) * values[one.key]
         for one in FACTORS
         if one.of == "trainer" and values.get(one.key, 1.0) != 1.0
     }

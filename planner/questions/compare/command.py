@@ -27,12 +27,11 @@ def compare(files: tuple[Path, ...], as_json: bool) -> None:
     """
     from planner.plan_file import load_plan
     from planner.questions.compare.numbers import compare as compare_plans
-    from planner.questions.compare.numbers import to_dict
     from planner.questions.compare.show import print_comparison
 
     with progress("pricing what differs"):
         found = compare_plans([load_plan(file) for file in files], [str(file) for file in files])
     if as_json:
-        click.echo(json.dumps(to_dict(found), indent=2))
-        return
-    print_comparison(console(), found)
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_comparison(console(), found)

@@ -35,7 +35,7 @@ def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: st
       plan doctor plan.yaml --memory 78GiB --json
     """
     from planner.plan_file import load_plan
-    from planner.questions.doctor.numbers import diagnose, to_dict
+    from planner.questions.doctor.numbers import diagnose
     from planner.questions.doctor.show import print_diagnosis
     from planner.units import parse
 
@@ -45,6 +45,6 @@ def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: st
     with progress("pricing what may be wrong"):
         found = diagnose(plan, seconds, size, memory_kind)
     if as_json:
-        click.echo(json.dumps(to_dict(found), indent=2))
-        return
-    print_diagnosis(console(), plan, found)
+        click.echo(json.dumps(found.to_dict(), indent=2))
+    else:
+        print_diagnosis(console(), found)

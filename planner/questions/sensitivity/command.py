@@ -1,4 +1,4 @@
-"""``plan sensitivity``: which measured number the choice of a plan hangs on, and which plans count as equal to it."""
+"""``plan sensitivity``: the measured numbers that the choice of a plan depends on, and the plans that count as equal."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
-from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
+from planner.terminal.flags import (
+    console,
+    flag_of,
+    job_options,
+    layout_options,
+    layout_values,
+    progress,
+    request_fields,
+)
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")
 INTERRUPTED = 130
-BY_HAND = (
-    "To tell them apart, run each for some 20 steps after warm-up on the smallest number of GPUs that keeps tp, pp, cp and ep "
-    "(data parallel replicas can go), with the same micro batch: 'plan export' writes what the trainer runs."
-)
 
 
 @click.command(short_help="Which measured number the choice hangs on; which plans count as equal.")
@@ -42,40 +46,27 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
       plan sensitivity --model llama-8b --gpus 8 --reach 1.5
       plan sensitivity plan.yaml --json
     """
+    from planner.defaults import Request, resolve
+    from planner.plan_file import load_plan
+    from planner.questions.best_plan import resolved_of
     from planner.questions.sensitivity.numbers import sensitivity as look
-
-    if file is not None:
-        from planner.plan_file import load_plan
-        from planner.questions.best_plan import resolved_of
-
-        said = [name for name, value in request_fields(flags).items() if value is not None]
-        if said:
-            flag = "--gpus" if said[0] == "num_gpus" else f"--{said[0].replace('_', '-')}"
-            raise PlannerError(
-                f"{file} says the whole job, and so does {flag}; to look at a changed job, plan it first"
-            )
-        resolved = resolved_of(load_plan(file))
-    else:
-        resolved = _from_flags(flags)
+    from planner.questions.sensitivity.show import print_sensitivity
     from planner.search import Pins
 
+    said = {name: value for name, value in request_fields(flags).items() if value is not None}
+    if file is not None and said:
+        raise PlannerError(
+            f"{file} says the whole job, and so does {flag_of(next(iter(said)))}; to look at a changed job, plan it first"
+        )
+    if file is None and not {"model", "num_gpus"} <= said.keys():
+        raise PlannerError("which job? give a plan file, or --model and --gpus")
+    resolved = resolve(Request(**said)) if file is None else resolved_of(load_plan(file))
     with progress("looking at every number") as say:
         found = look(resolved, pins=Pins(values=layout_values(flags)), reach=reach, progress=say)
-    test = BY_HAND
     if as_json:
-        click.echo(json.dumps({**found.to_dict(), "test": test}, indent=2))
+        click.echo(json.dumps(found.to_dict(), indent=2))
     else:
-        from planner.questions.sensitivity.show import print_sensitivity
-
-        print_sensitivity(console(), found, test)
+        print_sensitivity(console(), found)
     if not found.complete:
         click.echo("interrupted: the numbers above were looked at, the others were not", err=True)
         sys.exit(INTERRUPTED)
-
-
-def _from_flags(flags: dict[str, Any]) -> Any:
-    from planner.defaults import Request, resolve
-
-    if flags["model"] is None or flags["gpus"] is None:
-        raise PlannerError("which job? give a plan file, or --model and --gpus")
-    return resolve(Request(**{name: value for name, value in request_fields(flags).items() if value is not None}))
