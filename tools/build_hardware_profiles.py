@@ -892,9 +892,7 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         if recipe == "nvfp4" and name in CUBLAS_NVFP4:
             shapes, seconds, clock = CUBLAS_NVFP4[name]
             factor = 1.0 if clock == "burst" else SUSTAINED[spec["arch"]]
-            curve = at_library_rate(
-                curve, read(GemmCurve, gemm["bf16"], name), shapes, seconds, factor, peak, memory
-            )
+            curve = at_library_rate(curve, read(GemmCurve, gemm["bf16"], name), shapes, seconds, factor, peak, memory)
         plain = curve.to_dict()
         for key in ("efficiency", "m0", "n0", "k0", "memory_efficiency", "quantise_traffic"):
             plain[key] = short(plain[key])

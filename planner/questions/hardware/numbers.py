@@ -100,7 +100,7 @@ def _compute(one: HardwareProfile) -> Iterator[Figure]:
 def _squares(one: HardwareProfile, recipe: str) -> list[int]:
     """Sizes between the smallest and the largest product that was measured, by the cube root of m n k."""
     points = [row for row in one.measurements.get("gemm", ()) if row.get("dtype") == recipe]
-    sizes = [[row.get(name) for name in ("m", "n", "k")] for row in points]
+    sizes: list[list[Any]] = [[row.get(name) for name in ("m", "n", "k")] for row in points]
     known = [size for size in sizes if all(isinstance(side, int) and side > 0 for side in size)]
     sides = [math.prod(size) ** (1.0 / 3.0) for size in known]
     if not sides:
