@@ -70,7 +70,9 @@ class Trainer:
                 value = {**getattr(getattr(self, record), key), **value}
             own.setdefault(record, {})[key] = value
         top = own.pop("", {})
-        records: dict[str, Any] = {name: dataclasses.replace(getattr(self, name), **values) for name, values in own.items()}
+        records: dict[str, Any] = {
+            name: dataclasses.replace(getattr(self, name), **values) for name, values in own.items()
+        }
         return dataclasses.replace(self, **top, **records)
 
 
