@@ -61,6 +61,9 @@ def tiny(**changes: Any) -> ModelSpec:
         # q 4 x 3 + 3 x 2 x 3, kv 4 x (2 + 1) + 2 x 2 x (2 + 2), O 4 x 4, norms 3 and 2
         (MLA, 84 + 4 * (12 + 18 + 12 + 16 + 16 + 5 + 72 + 8), 84 + 4 * 159),
         ({**MLA, "q_lora_rank": 0}, 84 + 4 * (24 + 12 + 16 + 16 + 2 + 72 + 8), 84 + 4 * 150),
+        # biases of the down projections 3 and 2 + 1; without a compressed query 2 x 3 of the query instead of 3
+        ({**MLA, "qkv_bias": True}, 84 + 4 * (159 + 3 + 2 + 1), 84 + 4 * 165),
+        ({**MLA, "q_lora_rank": 0, "qkv_bias": True}, 84 + 4 * (150 + 6 + 2 + 1), 84 + 4 * 159),
     ],
 )
 def test_parameters_by_hand(changes: dict[str, Any], total: int, active: int) -> None:

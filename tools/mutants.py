@@ -81,12 +81,16 @@ def changed_lines(path: str, source: str) -> tuple[int, str]:
 
 
 def function_at(path: str, line: int) -> str:
-    """``file:function`` or ``file:Class.method`` that has the line."""
-    parts, body = [], ast.parse(Path(path).read_text()).body
-    while not parts or isinstance(one, ast.ClassDef):
-        one = next(one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and line <= (one.end_lineno or 0))
-        parts, body = [*parts, one.name], one.body
-    return f"{path}:{'.'.join(parts)}"
+    """``file:function`` or ``file:Class.method`` whose body has the line; empty for defaults and class bodies."""
+    name, body = path + ":", ast.parse(Path(path).read_text()).body
+    while True:
+        found = [one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and line <= (one.end_lineno or 0)]
+        if not found or line < found[0].body[0].lineno:
+            return ""
+        name, body = name + found[0].name, found[0].body
+        if isinstance(found[0], ast.FunctionDef):
+            return name
+        name += "."
 
 
 def put(path: str, source: str) -> None:
@@ -107,6 +111,7 @@ class Runner:
     def __init__(self, mutants: dict[int, Mutant], longest: float, memory: Path) -> None:
         """Tests that take ``longest`` seconds at most; ``memory`` keeps their times and what they reach."""
         self.mutants, self.longest, self.memory, self.failed, self.survived = mutants, longest, memory, "", 0
+        self.skipped = 0
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         """Remember the failed test."""
@@ -137,6 +142,10 @@ class Runner:
         for number, (path, source) in self.mutants.items():
             line, text = changed_lines(path, source)
             where = function_at(path, line)
+            if not where:
+                print(f"{number} {path}:{line} | {text} | not run: no body of a function", file=sys.__stderr__, flush=True)
+                self.skipped += 1
+                continue
             able = [one for one in session.items if where in known[one.nodeid][1] and known[one.nodeid][0] < self.longest]
             chosen = sorted(able, key=lambda one: known[one.nodeid][0] / (1 + kills[one.nodeid]))
             start = time.perf_counter()
@@ -160,7 +169,7 @@ class Runner:
             verdict = f"killed by {by}" if by else f"SURVIVED {len(chosen)} tests"
             took = time.perf_counter() - start
             print(f"{number} {path}:{line} | {text} | {verdict} | {took:.1f} s", file=sys.__stderr__, flush=True)
-        run = len(self.mutants)
+        run = len(self.mutants) - self.skipped
         print(f"{run - self.survived} of {run} killed", file=sys.__stderr__)
         return True
 

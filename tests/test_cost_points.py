@@ -1,0 +1,161 @@
+"""Program points of memory where gradients come on demand: parts of a stage and every point, worked out by hand."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from samples import MODELS, TRAINERS, job
+
+from planner.cost.memory import peak_points
+from planner.cost.pipeline.partition import StageParameters, split_stages
+from planner.cost.price.layer_costs import INDEX, price_blocks
+from planner.cost.price.stage_times import stage_times
+from planner.layout import Layout
+from planner.space import stack
+
+TITAN = TRAINERS["torchtitan"]
+TABLE = 32000 * 1024
+M = 2**20
+"""1 MiB: 4096 tokens of 1024 values of 2 bytes are 8."""
+
+
+def states(name: str, layout: Layout, **parameters: float) -> dict[str, Any]:
+    """STATE_PARTS of the first stage, of given parameters, and of the last one's head and embedding."""
+    work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
+    sizes = {"adapters": 0.0, **parameters}
+    held = StageParameters(**{key: np.full((1, 1 if "unit" in key else 3), value) for key, value in sizes.items()})
+    found = peak_points.state_parts(work, TITAN, layout, stages, held)
+    rows = dict(zip(peak_points.STATE_PARTS, found[:, 0, 0].tolist(), strict=True))
+    last = dict(zip(peak_points.STATE_PARTS, found[:, 2, 0].tolist(), strict=True))
+    return {**rows, "last": (last["head_weights"], last["table_weights"])}
+
+
+def test_states_of_experts_without_a_pipeline_by_hand() -> None:
+    """w 2, r 4; 800 dense and 1600 expert parameters, units of 80 and 160, shared by 8 and by 4 ranks."""
+    layout = Layout(dp=8, ep=2, zero=3, num_microbatches=4)
+    found = states("moe", layout, dense=800, expert=1600, largest_dense_unit=80, largest_expert_unit=160)
+    del found["last"]
+    assert found == {
+        "gathered": 2 * 2400, "layer_weights": 2 * 240, "dense_weights": 160, "last_weights": 320,
+        "head_weights": 2 * TABLE, "table_weights": 2 * TABLE, "dense_reduced": 320, "largest_reduced": 640,
+        "largest_gradients": 320, "head_reduced": 4 * TABLE, "table_reduced": 4 * TABLE, "table_gradient": 2 * TABLE,
+        "new_layer": 4 * (10 + 40), "new_head": TABLE / 2, "new_all": 4 * (100 + 400), "kept_new": 0,
+        "accumulated": 2000, "resharded": 1, "pipelined": 0, "received": 0, "copied": 0,
+    }  # fmt: skip
+
+
+def test_states_of_a_pipeline_by_hand() -> None:
+    """tp 2, two replicas of two ranks: the embedding's gradient is whole, 2 of its tables, and 8 microbatches are received."""
+    layout = Layout(tp=2, sequence_parallel=1, pp=2, dp=4, dp_shard=2, zero=2, num_microbatches=8)
+    found = states("gqa", layout, dense=800, expert=0, largest_dense_unit=80, largest_expert_unit=0)
+    table = TABLE / 2
+    assert found == {
+        "gathered": 1600, "layer_weights": 160, "dense_weights": 160, "last_weights": 160, "head_weights": 0,
+        "table_weights": 2 * table, "dense_reduced": 320, "largest_reduced": 320, "largest_gradients": 160, "head_reduced": 0,
+        "table_reduced": 4 * table, "table_gradient": 4 * table, "new_layer": 160, "new_head": 0, "new_all": 1600,
+        "kept_new": 1, "accumulated": 4 * (800 + table), "resharded": 0, "pipelined": 1, "received": 8 * 4 * M, "copied": 0,
+        "last": (2 * table, 0),
+    }  # fmt: skip
+
+
+def shapes(name: str, layout: Layout) -> dict[str, float]:
+    """SHAPE_PARTS of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
+    work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
+    stored, working, head = (np.full((3, 1), value * float(M)) for value in (100, 90, 1000))
+    found = peak_points.shape_parts(work, TITAN, stack([layout]), stages, stored, working, head)
+    return {key: value / M for key, value in zip(peak_points.SHAPE_PARTS, found[:, 0, 0].tolist(), strict=True)}
+
+
+def test_shapes_of_dense_layers_by_hand() -> None:
+    """tp 2: rows 8, an output 4, inner tensors 16 each, down projection 4, Q, K and V 6 in MiB; 250 per logit of 2 bytes."""
+    assert shapes("gqa", Layout(tp=2, sequence_parallel=1)) == {
+        "layer": 100, "working": 90, "transient": 4 + 4 + 32, "forward": 8 + 4, "norm": 1000 - 250, "logits": 125,
+        "loss": 250, "boundary": 4, "outputs": 0, "rows": 8, "kept_logits": 0, "after": 0, "waiting": 8 * (6 + 16 + 32),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("ep", "beside"), [(1, 16), (2, 64)])
+def test_shapes_of_expert_layers_by_hand(ep: int, beside: int) -> None:
+    """Two copies of 8 MiB, inner tensors 16: after the largest unit 100 + 90 - 2 x 16 - 3 x 16 are left."""
+    found = shapes("moe", Layout(dp=2, ep=ep))
+    assert found == {
+        "layer": 100, "working": 90, "transient": 8 + 32, "forward": beside, "norm": 500, "logits": 250, "loss": 500,
+        "boundary": 8, "outputs": 0, "rows": 8, "kept_logits": 0, "after": 110, "waiting": 8 * (12 + 8 + 16 + 32),
+    }  # fmt: skip
+
+
+S = {
+    "layer": 100, "working": 150, "transient": 40, "forward": 30, "norm": 8, "logits": 50, "loss": 90, "boundary": 4, "rows": 6,
+    "kept_logits": 5, "after": 20, "waiting": 12,
+}  # fmt: skip
+T = {
+    "gathered": 600, "layer_weights": 60, "dense_weights": 25, "last_weights": 35, "head_weights": 70, "table_weights": 80,
+    "dense_reduced": 50, "largest_reduced": 64, "largest_gradients": 32, "head_reduced": 140, "table_reduced": 160,
+    "table_gradient": 80, "new_layer": 7, "new_head": 9, "new_all": 77, "kept_new": 0, "accumulated": 77, "resharded": 1,
+    "received": 11, "copied": 3,
+}  # fmt: skip
+
+
+def arrays(values: dict[str, float]) -> dict[str, Any]:
+    """The same as arrays of one number."""
+    return {key: np.array([float(value)]) for key, value in values.items()}
+
+
+def points(found: list[Any]) -> list[tuple[float, ...]]:
+    """Plain numbers of program points."""
+    return [tuple(float(one[0]) for one in point) for point in found]
+
+
+def test_points_of_a_step_that_drops_weights_by_hand() -> None:
+    """The rows of the module's table at zero 3, before any gradient is accumulated; new gradients stay."""
+    assert points(peak_points._alone(np.array([1000.0]), np.array([0.0]), arrays(S), arrays(T))) == [
+        (1000, 0, 30 + 60 + 35), (1058, 0, 140), (1098, 0, 0), (1063, 0, 70 + 6 + 70 + 25), (1005, 0, 70 + 140 + 9 + 25),
+        (1155, 0, 40 + 140 + 9 + 85), (1055, 0, 40 + 50 + 16 + 85), (925, 0, 32 + 140 + 9 + 85), (925, 0, 64 + 32 + 9 + 25),
+        (255, 70, 40 + 50 + 60 + 80), (5, 77, 240),
+    ]  # fmt: skip
+
+
+def test_points_of_a_step_that_keeps_weights_by_hand() -> None:
+    """w (N + U) and so on below zero 3, with gradients accumulated and replicas; the embedding's gradient is larger than w E."""
+    t = arrays({**T, "resharded": 0, "kept_new": 1, "table_gradient": 160, "new_layer": 47})
+    assert points(peak_points._alone(np.array([1000.0]), np.array([1.0]), arrays(S), t)) == [
+        (1000, 77, 30 + 530 + 35), (1058, 77, 670), (1098, 77, 600), (1063, 77, 70 + 6 + 600),
+        (1005, 77, 70 + 140 + 9 + 530), (1155, 77, 40 + 140 + 9 + 530), (1055, 77, 40 + 50 + 9 + 47 + 470),
+        (925, 77, 32 + 140 + 9 + 530), (925, 77, 64 + 47 + 3 + 9 + 470), (255, 77 + 30, 40 + 50 + 60 + 80),
+        (5, 154, 160 + 80 + 50 + 80),
+    ]  # fmt: skip
+
+
+def pipelined(t: dict[str, float], s: dict[str, float], held: float, waiting: float) -> list[tuple[float, ...]]:
+    """Points of a stage with three microbatches in flight at half of the gradients, and two at all of them."""
+    counts = {"in_flight": 3, "accumulated_share": 0.5, "logits_held": held, "waiting_weights": waiting, "accumulated_flight": 2}
+    return points(peak_points._pipelined(np.array([1000.0]), SimpleNamespace(**arrays(counts)), arrays(s), arrays(t)))  # type: ignore[arg-type]
+
+
+def test_points_of_the_stages_of_a_pipeline_by_hand() -> None:
+    """Weights 600 and buffers 11 always; 12 per waiting weight gradient, half of one less where its pass runs in the middle."""
+    assert pipelined(T, S, 1, 2) == [
+        (3000, 38.5, 24 + 611), (3098, 38.5, 70 + 6 + 635), (3200, 38.5, 40 + 635), (2970, 38.5, 32 + 635), (2000, 77, 80 + 611),
+        (2000, 77, 24 + 611), (2098, 77, 70 + 6 + 635), (2200, 77, 40 + 635), (1970, 77, 32 + 635), (1000, 77, 80 + 611),
+        (0, 77, 160 + 7 + 611),
+    ]  # fmt: skip
+    middle = {**T, "table_weights": 0, "head_weights": 0, "table_gradient": 0, "table_reduced": 0}
+    no_head = {**S, "logits": 0, "norm": 0, "loss": 0}
+    assert pipelined(middle, no_head, 0, 2) == [
+        (3000, 38.5, 24 + 611), (3000, 38.5, 629), (3146, 38.5, 36 + 629), (2916, 38.5, 32 + 629), (2000, 77, 611),
+        (2000, 77, 24 + 611), (2000, 77, 629), (2146, 77, 36 + 629), (1916, 77, 32 + 629), (1000, 77, 611),
+        (0, 77, 64 + 3 + 7 + 611),
+    ]  # fmt: skip
+    assert pipelined(T, S, 3, 0)[0] == (3000 + 2 * 58, 38.5, 30 + 611)
+
+
+def test_last_layer_of_a_stage_with_one_expert_layer() -> None:
+    """Eight stages of one layer each: the last layer of every stage is an expert layer, and saves what one saves."""
+    one, layout = job("moe"), Layout(pp=8, num_microbatches=8)
+    blocks = price_blocks(one.workload, one.cluster, one.trainer, layout)
+    stages = split_stages(MODELS["moe"], layout)
+    found = stage_times(MODELS["moe"], one.cluster, one.trainer, layout, stages, blocks, np.zeros((1, 3)))
+    assert found.last_layer[:, 0].tolist() == [float(blocks.moe[INDEX["saved"], 0])] * 3
