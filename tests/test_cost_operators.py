@@ -10,11 +10,13 @@ import pytest
 from samples import MODELS, TRAINERS, job
 from test_cost_layers import shard_of
 
+from planner.cost.layer import parts
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Gemm, MemoryBound, Operator, Shard
-from planner.cost.memory import states
-from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.layout import Layout
+from planner.cost.memory import peak_points, states
+from planner.cost.pipeline.partition import split_stages, stage_layers, stage_parameters
+from planner.layout import Layout, Schedule
+from planner.space import stack
 
 MEGATRON = TRAINERS["megatron"]
 T, H, A, S = 4096, 1024, 16, 4096
@@ -117,3 +119,65 @@ def test_offloaded_states_and_communicators_by_hand() -> None:
     opened = states.communicator_bytes(one.cluster, Layout(tp=2, dp=4, ep=4))
     assert float(np.max(opened)) == 3 * hardware.communicator_memory + hardware.expert_communicator_memory
     assert float(np.max(states.communicator_bytes(one.cluster, Layout()))) == 0
+
+
+def test_router_and_exchange_by_hand() -> None:
+    """fp32 logits of 16 experts are kept; a weight of 4 bytes for 2 copies of a token travels both ways, counts of 8 once."""
+    operators, collectives = layers.layer(shard_of("moe", ep=4, dp=4), moe=True)
+    router = named(operators, "router")
+    assert float(np.max(router.saved)) == T * 16 * 4 and router.launches == (6.0, 6.0)
+    sent = {one.name: (float(np.max(one.size)), one.backward, one.copies) for one in collectives if "dispatch_" in one.name}
+    assert sent["dispatch_weights"] == (4 * 2 * T, False, 0)
+    assert sent["dispatch_weights_gradient"] == (4 * 2 * T, True, 0)
+    assert sent["dispatch_counts"] == (8 * 16 * 4, False, 0)
+
+
+def test_elementwise_passes_multiply_bytes_and_kernels() -> None:
+    """Twice the passes: twice the bytes and kernels of a residual."""
+    rows = T * H
+    residual = named(layers.layer(changed(passes={"elementwise": 2.0}, unfused=frozenset()), moe=False)[0], "mlp_residual")
+    assert counts(residual) == (12 * rows, 4 * rows, 0, 0, 2, 1)
+
+
+def test_sums_of_input_gradients_by_hand() -> None:
+    """Two gradients beyond the first: 3 rows each as plain torch; read by each of 3 passes of a norm, once by a copy or where
+    they are reduce-scattered."""
+    rows = 2 * T * H
+    fused = changed(passes={"norm": 3.0}, unfused=frozenset(), tp_copies=False)
+    split = dataclasses.replace(fused, layout=Layout(tp=2, sequence_parallel=1))
+    alike = dataclasses.replace(fused, layout=Layout(tp=2))
+    plain = changed(unfused=frozenset({"gradient_sum"}))
+    cases = (
+        (plain, "norm", 6, 2), (fused, "norm", 6, 0), (fused, "copy", 2, 0), (split, "norm", 2, 0), (alike, "norm", 6, 0),
+        (alike, "copy", 2, 0),
+    )  # fmt: skip
+    for shard, reader, times, kernels in cases:
+        (one,) = parts.input_gradient_sum(shard, "x", 2.0, float(T), reader=reader)
+        assert counts(one) == (0, times * rows, 0, 0, 0, kernels), (reader, times)
+    assert parts.input_gradient_sum(fused, "x", 0.0, float(T), reader="norm") == []
+
+
+def test_adapters_of_expert_layers_by_hand() -> None:
+    """Rank 16 at the joint projection and the output of 8 expert layers: (h + q + k + v) + (q + h) numbers each."""
+    work = job("moe", lora_rank=16, lora_targets="attention").workload
+    held = stage_parameters(work, Layout(), split_stages(MODELS["moe"], Layout()))
+    assert float(held.adapters[0, 0]) == 8 * 16 * (1024 + 1024 + 256 + 256 + 2048)
+
+
+def test_stages_without_layers_by_hand() -> None:
+    """-1 is a stage of none: the other three of four get 3, 3 and 2 of 8 layers."""
+    assert stage_layers(8, Layout(pp=4, first_stage_layers=-1)) == [0, 3, 3, 2]
+    assert stage_layers(8, Layout(pp=4, last_stage_layers=-1)) == [3, 3, 2, 0]
+    assert stage_layers(8, Layout(pp=4, first_stage_layers=1, last_stage_layers=2)) == [1, 3, 2, 2]
+
+
+def test_outputs_and_receive_buffers_of_a_pipeline_by_hand() -> None:
+    """A V on 4 ranks keeps 2 - 2 / p outputs on its ends; plain stages keep the first's, which receives nothing from before."""
+    v = stack([Layout(pp=4, schedule=int(Schedule.ZBV))])
+    plain = stack([Layout(pp=4)])
+    stages = split_stages(MODELS["gqa"], plain)
+    assert peak_points._outputs(v, stages)[:, 0].tolist() == [1.5, 0, 1.5]
+    assert peak_points._outputs(stack([Layout(pp=2, schedule=int(Schedule.ZBV))]), stages)[:, 0].tolist() == [1, 1, 1]
+    assert peak_points._outputs(plain, stages)[:, 0].tolist() == [1, 0, -1]
+    assert peak_points._received(v, stages)[0].tolist() == [2, 4, 2]
+    assert peak_points._received(plain, stages)[0].tolist() == [1, 2, 1]
