@@ -15,7 +15,7 @@ from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Gemm, MemoryBound, Operator, Shard
 from planner.cost.memory import peak_points, states
 from planner.cost.pipeline.partition import split_stages, stage_layers, stage_parameters
-from planner.layout import Layout, Schedule
+from planner.layout import CpMethod, Layout, Schedule
 from planner.space import stack
 
 MEGATRON = TRAINERS["megatron"]
@@ -181,3 +181,12 @@ def test_outputs_and_receive_buffers_of_a_pipeline_by_hand() -> None:
     assert peak_points._outputs(plain, stages)[:, 0].tolist() == [1, 0, -1]
     assert peak_points._received(v, stages)[0].tolist() == [2, 4, 2]
     assert peak_points._received(plain, stages)[0].tolist() == [1, 2, 1]
+
+
+def test_ring_of_two_by_hand() -> None:
+    """c 2, t 2, in MiB: Q 2, K and V 1; merged (2 + 2.25) Q, and 2.5 KV forward, 9.25 KV backward; 4 + 2 and 3 + 4 kernels."""
+    shard = shard_of("gqa", tp=2, cp=2, cp_method=int(CpMethod.RING))
+    merge = named(layers.layer(shard, moe=False)[0], "ring_merge")
+    assert counts(merge) == (11 * 2**20, 17.75 * 2**20, 0, 0, 6, 7)
+    alone = [one.name for one in layers.layer(shard_of("gqa"), moe=False)[0]]
+    assert "ring_merge" not in alone
