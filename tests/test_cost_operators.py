@@ -126,7 +126,9 @@ def test_router_and_exchange_by_hand() -> None:
     operators, collectives = layers.layer(shard_of("moe", ep=4, dp=4), moe=True)
     router = named(operators, "router")
     assert float(np.max(router.saved)) == T * 16 * 4 and router.launches == (6.0, 6.0)
-    sent = {one.name: (float(np.max(one.size)), one.backward, one.copies) for one in collectives if "dispatch_" in one.name}
+    sent = {
+        one.name: (float(np.max(one.size)), one.backward, one.copies) for one in collectives if "dispatch_" in one.name
+    }
     assert sent["dispatch_weights"] == (4 * 2 * T, False, 0)
     assert sent["dispatch_weights_gradient"] == (4 * 2 * T, True, 0)
     assert sent["dispatch_counts"] == (8 * 16 * 4, False, 0)
@@ -135,7 +137,9 @@ def test_router_and_exchange_by_hand() -> None:
 def test_elementwise_passes_multiply_bytes_and_kernels() -> None:
     """Twice the passes: twice the bytes and kernels of a residual."""
     rows = T * H
-    residual = named(layers.layer(changed(passes={"elementwise": 2.0}, unfused=frozenset()), moe=False)[0], "mlp_residual")
+    residual = named(
+        layers.layer(changed(passes={"elementwise": 2.0}, unfused=frozenset()), moe=False)[0], "mlp_residual"
+    )
     assert counts(residual) == (12 * rows, 4 * rows, 0, 0, 2, 1)
 
 

@@ -131,7 +131,13 @@ def test_points_of_a_step_that_keeps_weights_by_hand() -> None:
 
 def pipelined(t: dict[str, float], s: dict[str, float], held: float, waiting: float) -> list[tuple[float, ...]]:
     """Points of a stage with three microbatches in flight at half of the gradients, and two at all of them."""
-    counts = {"in_flight": 3, "accumulated_share": 0.5, "logits_held": held, "waiting_weights": waiting, "accumulated_flight": 2}
+    counts = {
+        "in_flight": 3,
+        "accumulated_share": 0.5,
+        "logits_held": held,
+        "waiting_weights": waiting,
+        "accumulated_flight": 2,
+    }
     return points(peak_points._pipelined(np.array([1000.0]), SimpleNamespace(**arrays(counts)), arrays(s), arrays(t)))  # type: ignore[arg-type]
 
 

@@ -84,7 +84,9 @@ def function_at(path: str, line: int) -> str:
     """``file:function`` or ``file:Class.method`` whose body has the line; empty for defaults and class bodies."""
     name, body = path + ":", ast.parse(Path(path).read_text()).body
     while True:
-        found = [one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and line <= (one.end_lineno or 0)]
+        found = [
+            one for one in body if isinstance(one, (ast.ClassDef, ast.FunctionDef)) and line <= (one.end_lineno or 0)
+        ]
         if not found or line < found[0].body[0].lineno:
             return ""
         name, body = name + found[0].name, found[0].body
@@ -143,10 +145,14 @@ class Runner:
             line, text = changed_lines(path, source)
             where = function_at(path, line)
             if not where:
-                print(f"{number} {path}:{line} | {text} | not run: no body of a function", file=sys.__stderr__, flush=True)
+                print(
+                    f"{number} {path}:{line} | {text} | not run: no body of a function", file=sys.__stderr__, flush=True
+                )
                 self.skipped += 1
                 continue
-            able = [one for one in session.items if where in known[one.nodeid][1] and known[one.nodeid][0] < self.longest]
+            able = [
+                one for one in session.items if where in known[one.nodeid][1] and known[one.nodeid][0] < self.longest
+            ]
             chosen = sorted(able, key=lambda one: known[one.nodeid][0] / (1 + kills[one.nodeid]))
             start = time.perf_counter()
             reading, writing = os.pipe()
@@ -183,7 +189,9 @@ def main() -> None:
     parser.add_argument("--last", type=int, default=None)
     parser.add_argument("--only", type=int, nargs="*", help="these numbers of the sample")
     parser.add_argument("--longest", type=float, default=100.0, help="seconds; longer tests are left out")
-    parser.add_argument("--memory", type=Path, default=Path("build/mutants.json"), help="what tests reach; made if absent")
+    parser.add_argument(
+        "--memory", type=Path, default=Path("build/mutants.json"), help="what tests reach; made if absent"
+    )
     parser.add_argument("--pytest", action="append", default=[], help="one more argument of pytest")
     given = parser.parse_args()
     sys.path.insert(0, str(Path.cwd()))
