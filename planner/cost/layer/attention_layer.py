@@ -161,7 +161,8 @@ def context_exchange(shard: Shard, *, every_head: bool = False) -> list[Collecti
         overlaps_with = ("core_attention.dgrad" if backward else "core_attention.forward") if hides else ""
         return Collective(
             name=name, group="cp", op=op, size=size, n=np.where(method == used, cp, 1.0), stride=tp, backward=backward,
-            count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "", overlaps_with=overlaps_with,
+            count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "",
+            overlaps_with=overlaps_with,
         )  # fmt: skip
 
     hops = np.maximum(cp - 1, 0.0)
