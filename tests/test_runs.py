@@ -78,8 +78,8 @@ STEP_TIMES = {
     "oss-llm-foundry-a100-80/70b-seq2048-64gpu-mb8-ga4-ckpt": 2048 * 2048 / (64 * 410.0),
     # 384 sequences of 1024 on 8 GPUs at 13926.4
     "oss-zero-bubble-1f1b/t4-1p5B-p8-m64-b6-1f1b": 384 * 1024 / (8 * 13926.4),
-    # 256 sequences of 4096 on 64 GPUs at 664.99
-    "oss-ultrascale-nanotron-80p0b/dp1-tp4-pp16-acc256-mbs1-z0-gqa8": 256 * 4096 / (64 * 664.99),
+    # 256 sequences of 4096 on 128 GPUs at 662.14
+    "oss-ultrascale-nanotron-80p0b/dp1-tp4-pp32-acc256-mbs1-z0": 256 * 4096 / (128 * 662.14),
     # 8 x 8192 tokens on 8 GPUs, 6 N (head counted, table not) + 6 L a d s causal, at 167 TFLOP/s
     "oss-mlengineering-llama8b-b200/z3-ckpt-offload-8k": (6 * 7.505e9 + 6 * 32 * 4096 * 8192) * 8192 / 167e12,
 }
