@@ -22,7 +22,7 @@ from planner.hardware import load_hardware  # noqa: E402
 from planner.model import load_model  # noqa: E402
 from planner.rules import Job, allowed  # noqa: E402
 from planner.search import Pins, search  # noqa: E402
-from planner.space import OFFLOADS, base_layouts, recompute_levers, stack  # noqa: E402
+from planner.space import OFFLOADS, base_layouts, recompute_options, stack  # noqa: E402
 from planner.trainer import load_trainer  # noqa: E402
 from planner.workload import Workload  # noqa: E402
 
@@ -55,7 +55,7 @@ def layouts_per_second(one: Job, bare: float) -> tuple[float, float, int]:
     """Fully priced layouts of the whole space of a search, per second and per bare-import time; and how many."""
     base = base_layouts(one, Pins())
     legal = base.take(allowed(one, base))
-    levers = stack([legal, *(lever.apply(legal, one.model) for lever in recompute_levers(one, Pins()))])
+    levers = stack([legal, *(lever.apply(legal, one.model) for lever in recompute_options(one, Pins()))])
     layouts = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)]).take(slice(0, MOST))
     times = []
     for _ in range(3):

@@ -1,1 +1,54 @@
-"""Planner: how to lay out the training of a language model over GPUs, by an explained cost model."""
+"""Planner: how to lay out the training of a large language model over GPUs, by an explained cost model.
+
+``planner.plan(model="llama-70b", gpus=8)`` is ``plan --model llama-70b --gpus 8``; docs/api.md shows the rest. The names below
+are those of ``planner.api``, imported when one is asked for: ``import planner`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from planner.api import (
+        Answer,
+        Estimate,
+        Exported,
+        Imported,
+        Plan,
+        PlannerError,
+        Plans,
+        Result,
+        accuracy,
+        compare,
+        compare_profiles,
+        doctor,
+        estimate,
+        import_config,
+        load,
+        plan,
+        plot_profile,
+        sensitivity,
+        show_profile,
+        what_if,
+    )
+else:
+
+    def __getattr__(name: str) -> object:
+        """A name of the API, looked up once."""
+        if name not in __all__:
+            raise AttributeError(f"module 'planner' has no attribute '{name}'")
+        from planner import api
+
+        globals()[name] = getattr(api, name)
+        return globals()[name]
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+__all__ = [
+    "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
+    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile", "sensitivity",
+    "show_profile", "what_if",
+]  # fmt: skip

@@ -10,11 +10,11 @@ from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import kind_of
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
+from planner.hardware import HardwareProfile, load_hardware
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption
 from planner.rules import Job, check_workload
-from planner.trainer import load_trainer
+from planner.trainer import Trainer, load_trainer
 from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, Workload, default_global_batch_size
 
@@ -72,14 +72,8 @@ def resolve(request: Request) -> ResolvedJob:
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
-    no_flash = hardware.arch in NO_FLASH_ATTENTION
-    trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if no_flash else TRAINER)
-    trainer = load_trainer(trainer_name)
-    if no_flash and trainer.kernels.attention == "flash":
-        raise PlannerError(
-            f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {trainer_name} needs; "
-            f"use --trainer {TRAINER_WITHOUT_FLASH}"
-        )
+    trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
+    trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
         assumed.append(Assumption(what="trainer", value=trainer_name, why=trainer.title, flag="--trainer"))
     length = request.sequence_length
@@ -117,11 +111,7 @@ def resolve(request: Request) -> ResolvedJob:
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption(what="context", value=f"{length} tokens", why=why, flag="--sequence-length"))
-    if hardware.measured["gemm"].startswith("scaled"):
-        why = "no kernel was measured on this device: times are rougher than the interval says"
-        assumed.append(
-            Assumption(what="kernel speeds", value=hardware.measured["gemm"], why=why, flag="--hardware FILE")
-        )
+    assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
@@ -143,6 +133,30 @@ def _hardware(assumed: list[Assumption]) -> str:
         why = "no GPU found on this machine"
     assumed.append(Assumption(what="hardware", value=profile or HARDWARE, why=why, flag="--hardware"))
     return profile or HARDWARE
+
+
+def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
+    """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
+    trainer = load_trainer(name)
+    if hardware.arch in NO_FLASH_ATTENTION and trainer.kernels.attention == "flash":
+        raise PlannerError(
+            f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
+            f"use --trainer {TRAINER_WITHOUT_FLASH}"
+        )
+    return trainer
+
+
+def _kernel_speeds(hardware: HardwareProfile) -> list[Assumption]:
+    """What stands for kernels that were not measured on the device."""
+    if hardware.filled_from:
+        value = f"a datasheet; curves of {hardware.filled_from} scaled by peak, bandwidth and link"
+        why = f"{len(hardware.unverified)} figures are not its own (plan hardware show); times are rougher than the interval says"
+    elif hardware.measured["gemm"].startswith("scaled"):
+        value = hardware.measured["gemm"]
+        why = "no kernel was measured on this device: times are rougher than the interval says"
+    else:
+        return []
+    return [Assumption(what="kernel speeds", value=value, why=why, flag="--hardware FILE")]
 
 
 def _network(cluster: Cluster) -> list[Assumption]:

@@ -1,22 +1,21 @@
 """Error bars: how far measured runs lay from what was predicted for them, by what kind of run it is.
 
 The table ``profiles/error_bars.yaml`` is made from the residuals ln(measured / predicted) of the published runs
-(``planner/questions/accuracy/bars.py``). The most specific entry that had enough sources answers; where nothing like a job was
+(``tools/evidence/bars.py``). The most specific entry that had enough sources answers; where nothing like a job was
 ever measured a wider class of runs does, and its bar is the wider for it.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
 from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.schema import Rule, value_of, within
 from planner.trainer import Trainer
 from planner.workload import LOW_PRECISIONS, Workload
 
@@ -32,9 +31,9 @@ SLOW_NETWORK = 0.5
 class ErrorBar:
     """Nine of ten measured runs lie between low and high times the prediction."""
 
-    low: float
+    low: Annotated[float, Rule(most=1.0, above=True)]
     """5 % of the runs measured less than this times the prediction."""
-    high: float
+    high: Annotated[float, within(1.0)]
     """5 % measured more."""
     runs: int
     """Runs behind it."""
@@ -91,23 +90,10 @@ def shipped() -> dict[str, tuple[ErrorBar, ...]]:
 
 def read(path: Path) -> dict[str, tuple[ErrorBar, ...]]:
     """A table from a file. Raises PlannerError with the entry that is wrong."""
-    data = library.read_yaml(path)
-    tables = {}
+    data, tables = library.read_yaml(path), {}
     for quantity in QUANTITIES:
-        entries = data.get(quantity)
-        if not isinstance(entries, list) or not entries:
-            raise PlannerError(f"{path}: {quantity} must be a list of error bars")
-        tables[quantity] = tuple(_bar(entry, f"{path}: {quantity}") for entry in entries)
-        if any(getattr(tables[quantity][-1], key) for key in KEYS):
+        bars = value_of(tuple[ErrorBar, ...], data.get(quantity, []), str(path), quantity)
+        if not bars or any(getattr(bars[-1], key) for key in KEYS):
             raise PlannerError(f"{path}: {quantity}: the last entry must stand for all runs")
+        tables[quantity] = bars
     return tables
-
-
-def _bar(entry: Any, where: str) -> ErrorBar:
-    known = {"low", "high", "runs", "sources", *KEYS}
-    if not isinstance(entry, Mapping) or not {"low", "high", "runs", "sources"} <= set(entry) <= known:
-        raise PlannerError(f"{where}: {entry!r} must hold low, high, runs and sources, and may hold {', '.join(KEYS)}")
-    bar = ErrorBar(**entry)
-    if not (math.isfinite(bar.low) and math.isfinite(bar.high) and 0 < bar.low <= 1 <= bar.high):
-        raise PlannerError(f"{where}: {entry!r}: low must lie in 0 to 1 and high at 1 or above")
-    return bar

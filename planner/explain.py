@@ -26,8 +26,8 @@ COMPONENT_TEXT = {
 
 
 def layout_text(layout: Layout) -> str:
-    """A layout in one line: degrees and levers."""
-    return ", ".join([degrees_text(layout), *levers(layout)])
+    """A layout in one line: degrees and memory options."""
+    return ", ".join([degrees_text(layout), *memory_options(layout)])
 
 
 def degrees_text(layout: Layout) -> str:
@@ -50,7 +50,7 @@ def _shown(layout: Layout, name: str) -> bool:
     return name in ("tp", "pp", "dp") or getattr(layout, name) != 1
 
 
-def levers(layout: Layout) -> list[str]:
+def memory_options(layout: Layout) -> list[str]:
     """What a layout gives up to save memory, in words."""
     words = []
     if layout.recompute == Recompute.SELECTIVE:
@@ -69,8 +69,8 @@ def levers(layout: Layout) -> list[str]:
 def why_first(finding: Finding) -> str:
     """Against the runner-up, and what stands in the way of a faster layout."""
     sentences = []
-    if levers(finding.layouts[0]):
-        sentences.append(f"To fit, it takes {' and '.join(levers(finding.layouts[0]))}.")
+    if memory_options(finding.layouts[0]):
+        sentences.append(f"To fit, it takes {' and '.join(memory_options(finding.layouts[0]))}.")
     if finding.runner_up is not None:
         sentences.append(_against_runner_up(finding.estimates[0], *finding.runner_up))
     else:
@@ -103,7 +103,7 @@ def differences(one: Estimate, other: Estimate) -> tuple[list[str], list[str]]:
 
 
 def binding(finding: Finding) -> str:
-    """Which constraint binds: memory, a lack of legal layouts, or the largest loss of time beside computation."""
+    """Which constraint binds: memory, a lack of legal layouts, or the largest loss of time other than computation."""
     first = finding.estimates[0]
     if finding.unlimited is not None:
         free_layout, free = finding.unlimited

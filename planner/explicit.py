@@ -57,7 +57,7 @@ def explicit_plan(file: LayoutFile | None, values: dict[str, int], said: dict[st
 
 
 def price_plan(resolved: ResolvedJob, layout: Layout, assumed: tuple[Assumption, ...] = ()) -> Plan:
-    """The plan of a legal layout, its pipeline on the exact timeline."""
+    """The plan of a legal layout, its pipeline on its timeline."""
     job = resolved.job
     [refined] = price_exactly(job.workload, job.cluster, job.trainer, [layout])
     return Plan(

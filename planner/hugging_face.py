@@ -285,61 +285,59 @@ def _nemotron(c: Config) -> Fields:
     return _biases(c, {**_base(c, act="relu2"), "gated": False, "norm": "layernorm"})
 
 
-def _classic(c: Config, *, heads: int, layers: int, hidden: int, ffn: int, length: int, act: str, tied: bool) -> Fields:
-    """What the families after GPT-2 share: layer norms, biases, an MLP of two matrices."""
+def _classic(c: Config, *, act: str, length: int | None = None) -> Fields:
+    """What the families after GPT-2 share: layer norms, biases, an MLP of two matrices, tied tables; ``length`` its default."""
+    hidden, heads = c.size("hidden_size", "n_embd", "n_embed"), c.size("num_attention_heads", "n_head")
     if hidden % heads:
         raise c.error(f"hidden size {hidden} is not a multiple of the {heads} heads")
     return {
-        "num_layers": layers,
+        "num_layers": c.size("num_hidden_layers", "n_layer"),
         "hidden_size": hidden,
         "num_heads": heads,
         "num_kv_heads": heads,
         "head_dim": hidden // heads,
-        "ffn_size": ffn,
+        "ffn_size": c.size("ffn_dim", "ffn_hidden_size", "n_inner", default=4 * hidden),
         "vocab_size": c.size("vocab_size"),
-        "max_sequence_length": length,
+        "max_sequence_length": c.size("max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=length),
         "gated": False,
-        "activation": act,
+        "activation": c.activation("activation_function", "activation", default=act),
         "norm": "layernorm",
         "linear_bias": True,
-        "tied_embeddings": c.flag("tie_word_embeddings", tied),
+        "tied_embeddings": c.flag("tie_word_embeddings", True),
     }
 
 
 def _gpt2(c: Config) -> Fields:
-    hidden, length = c.size("n_embd"), c.size("n_positions", "n_ctx")
-    act, ffn = c.activation("activation_function", default="gelu"), c.size("n_inner", default=4 * hidden)
-    heads, layers = c.size("n_head"), c.size("n_layer")
-    fields = _classic(c, heads=heads, layers=layers, hidden=hidden, ffn=ffn, length=length, act=act, tied=True)
-    return {**fields, "position": "learned", "num_position_embeddings": length}
+    fields = _classic(c, act="gelu")
+    return {**fields, "position": "learned", "num_position_embeddings": fields["max_sequence_length"]}
 
 
 def _opt(c: Config) -> Fields:
-    hidden, length = c.size("hidden_size"), c.size("max_position_embeddings")
-    if c.size("word_embed_proj_dim", default=hidden) != hidden:
+    """The table of positions has two rows more than there are positions."""
+    fields = _classic(c, act="relu")
+    if c.size("word_embed_proj_dim", default=fields["hidden_size"]) != fields["hidden_size"]:
         raise c.error("word_embed_proj_dim other than hidden_size is not understood")
-    act, ffn = c.activation("activation_function", default="relu"), c.size("ffn_dim")
-    heads, layers = c.size("num_attention_heads"), c.size("num_hidden_layers")
-    fields = _classic(c, heads=heads, layers=layers, hidden=hidden, ffn=ffn, length=length, act=act, tied=True)
-    # The table has two rows more than there are positions.
-    more = {"position": "learned", "num_position_embeddings": length + 2, "linear_bias": c.flag("enable_bias", True)}
-    return {**fields, **more}
+    rows = fields["max_sequence_length"] + 2
+    return {
+        **fields,
+        "position": "learned",
+        "num_position_embeddings": rows,
+        "linear_bias": c.flag("enable_bias", True),
+    }
 
 
 def _bloom(c: Config) -> Fields:
-    hidden, length = c.size("hidden_size", "n_embed"), c.size("seq_length", default=2048)
-    heads, layers, ffn = c.size("num_attention_heads", "n_head"), c.size("n_layer", "num_hidden_layers"), 4 * hidden
-    fields = _classic(c, heads=heads, layers=layers, hidden=hidden, ffn=ffn, length=length, act="gelu", tied=True)
-    return {**fields, "position": "alibi", "embedding_norm": True}
+    return {**_classic(c, act="gelu", length=2048), "position": "alibi", "embedding_norm": True}
 
 
 def _falcon(c: Config) -> Fields:
-    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads", "n_head")
-    new, parallel = c.flag("new_decoder_architecture"), c.flag("parallel_attn", True)
+    fields, new, parallel = (
+        _classic(c, act="gelu", length=2048),
+        c.flag("new_decoder_architecture"),
+        c.flag("parallel_attn", True),
+    )
+    heads = fields["num_heads"]
     kv = c.size("num_kv_heads", "n_head_kv", default=heads) if new else 1 if c.flag("multi_query", True) else heads
-    ffn, length = c.size("ffn_hidden_size", default=4 * hidden), c.size("max_position_embeddings", default=2048)
-    layers, act = c.size("num_hidden_layers", "n_layer"), c.activation("activation", default="gelu")
-    fields = _classic(c, heads=heads, layers=layers, hidden=hidden, ffn=ffn, length=length, act=act, tied=True)
     norms = c.size("num_ln_in_parallel_attn", default=2 if new or not parallel else 1)
     more = {"num_kv_heads": kv, "norms_per_layer": norms, "linear_bias": c.flag("bias"), "parallel_attention": parallel}
     return {**fields, **more, "position": "alibi" if c.flag("alibi") else "rope"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import PlannerError, shown
+from planner.schema import check_keys
 
 Column = int | NDArray[np.integer]
 """An integer, or a column of integers: one per candidate."""
@@ -51,6 +51,10 @@ class Schedule(IntEnum):
     ZB_2P = 6
 
 
+SPLIT_BACKWARD = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)
+"""Schedules whose backward pass is two: gradients of inputs first, those of weights later."""
+
+
 def is_v_shaped(schedule: Column) -> bool | NDArray[np.bool_]:
     """Whether rank i of p holds the stages i and 2 p - 1 - i, so that the first one has both embedding and head."""
     return (schedule == Schedule.ZBV) | (schedule == Schedule.DUALPIPE_V)
@@ -80,16 +84,7 @@ NAMES: dict[str, dict[int, str]] = {
 }
 """Text of the fields that are choices, as written in YAML, flags and tables."""
 
-MODULE_NAMES: dict[Module, str] = {
-    Module.CORE_ATTENTION: "core_attention",
-    Module.NORM: "norm",
-    Module.MLP_ACTIVATION: "mlp_activation",
-    Module.MLP: "mlp",
-    Module.MOE: "moe",
-    Module.MLA_UP_PROJECTION: "mla_up_projection",
-    Module.SHARED_EXPERTS: "shared_experts",
-    Module.EVERY_SECOND_MATMUL: "every_second_matmul",
-}
+MODULE_NAMES: dict[Module, str] = {module: str(module.name).lower() for module in Module}
 
 BOOLEANS = ("sequence_parallel", "offload_activations")
 LARGEST = 2**24
@@ -185,6 +180,10 @@ class Layout:
         """Fields by name, as they are."""
         return {name: getattr(self, name) for name in FIELDS}
 
+    def arrays(self) -> Layout:
+        """The same with every field as a numpy array, also where it is one integer."""
+        return Layout(**{name: np.asarray(value) for name, value in self.columns().items()})
+
     def replace(self, **changes: Column) -> Layout:
         """The layout with some fields changed."""
         return dataclasses.replace(self, **changes)
@@ -209,17 +208,10 @@ class Layout:
         return data
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], *, where: str = "layout") -> Layout:
+    def from_dict(data: object, *, where: str = "layout") -> Layout:
         """One layout from plain data. Raises PlannerError that names the key, what was found and what is allowed."""
-        if not isinstance(data, Mapping):
-            raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
-        values: dict[str, int] = {}
-        for key, value in data.items():
-            if key not in FIELDS:
-                text = key if isinstance(key, str) else shown(key)
-                raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, FIELDS)[0]}")
-            values[key] = _read_field(key, value, where)
-        return Layout(**values)
+        found = check_keys(data, FIELDS, where)
+        return Layout(**{key: _read_field(key, value, where) for key, value in found.items()})
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))

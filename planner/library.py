@@ -33,7 +33,7 @@ def profiles_directory() -> Path:
     for candidate in (here / "profiles", here.parent / "profiles"):
         if (candidate / "hardware").is_dir():
             return candidate
-    raise PlannerError(f"the data files of planner are missing beside {here}; install the package again")
+    raise PlannerError(f"the data files of planner are missing next to {here}; install the package again")
 
 
 def names(kind: str) -> list[str]:

@@ -3,57 +3,59 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
 
 from planner import library
-from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
+from planner.errors import PlannerError, UnknownNameError
+from planner.schema import Rule, check, one_of, plain_fields, read, within
 
-MAX_SIZE = 10**9
 POSITIONS = ("rope", "learned", "alibi", "none")
 NORMS = ("rmsnorm", "layernorm")
 ACTIVATIONS = ("silu", "gelu", "relu", "relu2")
+Size = Annotated[int, within(1, 10**9)]
+SizeOrNone = Annotated[int, within(0, 10**9)]
+Parameters = Annotated[float, Rule(most=1e18, kept=True, says="a number of parameters")]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec:
-    """A decoder-only transformer. Values are checked on construction; raises PlannerError naming field and value."""
+class Transformer:
+    """What every decoder-only transformer has."""
 
     name: str
     """What the model is called in plans and reports."""
-    num_layers: int
+    num_layers: Size
     """L: transformer layers, multi-token-prediction modules not counted."""
-    hidden_size: int
+    hidden_size: Size
     """h: width of the residual stream."""
-    num_heads: int
+    num_heads: Size
     """a: query heads."""
-    num_kv_heads: int
+    num_kv_heads: Size
     """k: key and value heads; equal to num_heads without grouped queries and with MLA."""
-    head_dim: int
+    head_dim: Size
     """d: width of one query or key head; with MLA qk_nope_head_dim + qk_rope_head_dim."""
-    ffn_size: int
+    ffn_size: Size
     """f: width inside the MLP of a dense layer."""
-    vocab_size: int
+    vocab_size: Size
     """V: rows of the embedding table as published, before any padding by a trainer."""
-    max_sequence_length: int
+    max_sequence_length: Size
     """Longest sequence that the model was published for, tokens."""
     gated: bool = True
     """MLP of three matrices, down(act(gate(x)) * up(x)); False: two matrices, down(act(up(x)))."""
-    activation: str = "silu"
+    activation: Annotated[str, one_of(ACTIVATIONS)] = "silu"
     """Non-linearity of the MLP: silu, gelu, relu or relu2 (squared)."""
     tied_embeddings: bool = False
     """The output head uses the input embedding table."""
-    position: str = "rope"
+    position: Annotated[str, one_of(POSITIONS)] = "rope"
     """How positions enter: rope, learned (a table), alibi or none."""
-    num_position_embeddings: int = 0
+    num_position_embeddings: SizeOrNone = 0
     """Rows of the learned position table (OPT has two more than positions); 0 unless position is learned."""
-    norm: str = "rmsnorm"
+    norm: Annotated[str, one_of(NORMS)] = "rmsnorm"
     """rmsnorm (a weight) or layernorm (a weight and a bias)."""
-    norms_per_layer: int = 2
+    norms_per_layer: Size = 2
     """Norms over the hidden size in one layer: 2; 4 in Gemma 2 and 3; 1 or 2 with parallel attention."""
     embedding_norm: bool = False
     """A norm right after the embedding (BLOOM)."""
@@ -65,53 +67,71 @@ class ModelSpec:
     """A learned RMS norm over head_dim of queries and of keys (Qwen 3, Gemma 3)."""
     parallel_attention: bool = False
     """Attention and MLP read the same input and are added together (Falcon, GPT-NeoX)."""
-    q_lora_rank: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatentAttention:
+    """Multi-head latent attention (MLA): keys and values are stored compressed."""
+
+    q_lora_rank: SizeOrNone = 0
     """MLA: rank of the compressed query; 0 = queries are projected directly."""
-    kv_lora_rank: int = 0
+    kv_lora_rank: SizeOrNone = 0
     """MLA: rank of the compressed keys and values; 0 = no MLA."""
-    qk_nope_head_dim: int = 0
+    qk_nope_head_dim: SizeOrNone = 0
     """MLA: part of a query or key head without rotary positions."""
-    qk_rope_head_dim: int = 0
+    qk_rope_head_dim: SizeOrNone = 0
     """MLA: part of a query or key head with rotary positions; this key part is shared by all heads."""
-    v_head_dim: int = 0
+    v_head_dim: SizeOrNone = 0
     """MLA: width of one value head."""
-    num_experts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experts:
+    """Routed and shared experts (MoE)."""
+
+    num_experts: SizeOrNone = 0
     """E: routed experts per MoE layer; 0 = dense model."""
-    top_k: int = 0
+    top_k: SizeOrNone = 0
     """K: routed experts that each token visits."""
-    expert_ffn_size: int = 0
+    expert_ffn_size: SizeOrNone = 0
     """Width inside one routed expert."""
-    num_shared_experts: int = 0
+    num_shared_experts: SizeOrNone = 0
     """Experts per MoE layer that every token visits."""
-    shared_expert_ffn_size: int = 0
+    shared_expert_ffn_size: SizeOrNone = 0
     """Width inside all shared experts of a layer together."""
-    num_dense_layers: int = 0
+    num_dense_layers: SizeOrNone = 0
     """Leading layers of a MoE model that are dense."""
-    moe_layer_interval: int = 1
+    moe_layer_interval: Size = 1
     """After the leading dense layers every n-th layer is MoE (Llama 4 Maverick: 2)."""
     expert_bias: bool = False
     """Linear layers of routed experts have biases (gpt-oss)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Experts, LatentAttention, Transformer):
+    """A decoder-only transformer. Values are checked on construction; raises PlannerError naming field and value."""
+
     scaled_rope: bool = False
     """Cosines and sines of the rotary embedding carry a factor (YaRN's attention factor in gpt-oss)."""
     clamped_activation: bool = False
     """Gate and up are clamped before the activation (gpt-oss)."""
     router_bias: bool = False
     """The router has a bias (gpt-oss)."""
-    window: int = 0
+    window: SizeOrNone = 0
     """Sliding window in tokens; 0 = none. Llama 4's chunks count as a window of that size, an upper bound."""
-    num_windowed_layers: int = 0
+    num_windowed_layers: SizeOrNone = 0
     """Layers that attend within the window; all others attend to the whole sequence."""
-    mtp_layers: int = 0
+    mtp_layers: SizeOrNone = 0
     """Multi-token-prediction modules, each with one transformer layer of the last kind (DeepSeek V3)."""
-    published_parameters: float = 0.0
+    published_parameters: Parameters = 0.0
     """Parameters that the publisher states; 0 = not stated."""
-    published_active_parameters: float = 0.0
+    published_active_parameters: Parameters = 0.0
     """Parameters per token that the publisher of a MoE model states; 0 = not stated."""
     source: str = ""
     """Where the values come from."""
 
     def __post_init__(self) -> None:
-        _check_types(self)
+        check(self)
         _check_relations(self)
 
     @property
@@ -175,35 +195,6 @@ class ModelSpec:
         return self.is_moe and after >= 0 and after % self.moe_layer_interval == self.moe_layer_interval - 1
 
 
-_FIELDS = fields(ModelSpec)
-_REQUIRED = tuple(f.name for f in _FIELDS if f.default is MISSING)
-_AT_LEAST_ONE = {"norms_per_layer", "moe_layer_interval"}
-
-
-def _check_types(model: ModelSpec) -> None:
-    """Every field has its type; sizes are positive and below 1e9. Annotations are text here, hence the strings."""
-    for field in _FIELDS:
-        value = getattr(model, field.name)
-        if field.type == "int":
-            low = 1 if field.default is MISSING or field.name in _AT_LEAST_ONE else 0
-            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= MAX_SIZE:
-                raise PlannerError(f"model: {field.name} is {_short(value)}; it must be an integer from {low} to 1e9")
-        elif field.type == "bool" and not isinstance(value, bool):
-            raise PlannerError(f"model: {field.name} is {_short(value)}; it must be true or false")
-        elif field.type == "str" and not isinstance(value, str):
-            raise PlannerError(f"model: {field.name} is {_short(value)}; it must be text")
-        elif field.type == "float":
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            # Comparing first keeps integers too large for a float away from isfinite.
-            if not number or not 0 <= value <= 1e18 or not math.isfinite(value):
-                raise PlannerError(f"model: {field.name} is {_short(value)}; it must be a number of parameters")
-    if not model.name.strip():
-        raise PlannerError("model: name is empty; give the model a name")
-    for key, allowed in (("position", POSITIONS), ("norm", NORMS), ("activation", ACTIVATIONS)):
-        if getattr(model, key) not in allowed:
-            raise PlannerError(f"model: {key} is {_short(getattr(model, key))}; it must be one of {', '.join(allowed)}")
-
-
 def _check_relations(m: ModelSpec) -> None:
     """Fields agree with each other: heads, MLA, experts, windows."""
     mla = (m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
@@ -211,6 +202,7 @@ def _check_relations(m: ModelSpec) -> None:
     only_moe = (*experts, m.num_shared_experts, m.shared_expert_ffn_size, m.num_dense_layers, m.moe_layer_interval - 1)
     learned = m.position == "learned"
     rules = (
+        (bool(m.name.strip()), "name is empty; give the model a name"),
         (
             m.num_heads % m.num_kv_heads == 0,
             f"num_heads {m.num_heads} must be a multiple of num_kv_heads {m.num_kv_heads}",
@@ -258,42 +250,17 @@ def _check_relations(m: ModelSpec) -> None:
     )
     for holds, message in rules:
         if not holds:
-            raise PlannerError(f"model: {message}")
-
-
-def _short(value: object) -> str:
-    """A value for a message: quoted when text, cut when long."""
-    if isinstance(value, int) and value.bit_length() > 200:
-        return "an integer of more than 60 digits"
-    try:
-        text = repr(value)
-    except (ValueError, RecursionError):
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
+            raise PlannerError(message)
 
 
 def to_dict(model: ModelSpec) -> dict[str, Any]:
     """Plain data for YAML or JSON: the fields without a default, and those that differ from theirs."""
-    values = {field.name: getattr(model, field.name) for field in _FIELDS}
-    return {field.name: values[field.name] for field in _FIELDS if values[field.name] != field.default}
+    return plain_fields(model)
 
 
-def from_dict(data: Mapping[str, Any], *, where: str = "model") -> ModelSpec:
+def from_dict(data: object, *, where: str = "model") -> ModelSpec:
     """A model from plain data; ``to_dict`` backwards. Raises PlannerError on unknown, missing and impossible values."""
-    if not isinstance(data, Mapping):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
-    known = [field.name for field in _FIELDS]
-    for key in data:
-        if key not in known:
-            nearest = nearest_first(shown(key), known)[0]
-            raise PlannerError(f"{where}: unknown key {_short(key)}; the nearest known one is '{nearest}'")
-    missing = [key for key in _REQUIRED if key not in data]
-    if missing:
-        raise PlannerError(f"{where}: missing {', '.join(missing)}")
-    try:
-        return ModelSpec(**data)
-    except PlannerError as error:
-        raise PlannerError(f"{where}: {str(error).removeprefix('model: ')}") from None
+    return read(ModelSpec, data, where)
 
 
 def from_hugging_face(config: Mapping[str, Any], *, name: str = "", source: str = "") -> ModelSpec:
@@ -366,7 +333,7 @@ def _read_hub(name: str) -> ModelSpec:
             "install it, or give a preset or the path of a config.json"
         ) from None
     try:
-        path = Path(cast(str, huggingface_hub.hf_hub_download(name, "config.json")))
+        path = Path(huggingface_hub.hf_hub_download(name, "config.json"))
     except Exception as error:  # the hub's errors have no common base: network, missing, gated
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         raise PlannerError(f"model '{name}' cannot be read from the Hugging Face hub: {first_line}") from error

@@ -6,21 +6,20 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Annotated, Any
 
 from planner import library
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.error_bars import error_bar, kind_of
-from planner.errors import PlannerError, nearest_first
+from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.rules import Job
+from planner.schema import Bandwidth, Count, Number, keys, one_of, read
 from planner.trainer import Trainer, load_trainer
-from planner.units import GIB, parse
+from planner.units import GIB
 from planner.workload import Workload
 
 VERSION = 2
@@ -46,33 +45,33 @@ class Assumption:
 class Prediction:
     """An estimate of one layout as plain numbers: what plan files, tables and --json show."""
 
-    step_time_s: float
+    step_time_s: Number
     """Seconds of one optimizer step."""
-    step_time_range_s: tuple[float, float]
+    step_time_range_s: tuple[Number, Number]
     """Nine of ten measured steps lie within, by the residuals of published runs like it."""
     step_time_range_basis: str
     """Which runs those were."""
-    tokens_per_second_per_gpu: float
-    mfu: float
+    tokens_per_second_per_gpu: Number
+    mfu: Number
     """Model FLOP utilisation: causal attention halved, head counted, recompute not counted."""
-    bubble_share: float
+    bubble_share: Number
     """Idle time of the pipeline over the step time."""
-    time_s: dict[str, float]
+    time_s: Annotated[dict[str, Number], keys(PARTS)]
     """Seconds by part; they sum to step_time_s."""
-    hidden_s: dict[str, float]
+    hidden_s: Annotated[dict[str, Number], keys(HIDDEN)]
     """Seconds of communication behind computation, not part of the step time."""
-    memory_gib: dict[str, float]
+    memory_gib: Annotated[dict[str, Number], keys(COMPONENTS)]
     """GiB per GPU by component on the stage with the highest peak."""
-    memory_peak_gib: float
+    memory_peak_gib: Number
     """Sum of memory_gib: the peak of the device."""
-    memory_peak_range_gib: tuple[float, float]
+    memory_peak_range_gib: tuple[Number, Number]
     """Nine of ten measured peaks lie within, by the residuals of published runs like it."""
-    memory_limit_gib: float
+    memory_limit_gib: Number
     """What the driver reports as usable."""
-    memory_stage: str
+    memory_stage: Annotated[str, one_of(STAGE_NAMES)]
     """Pipeline stage of the peak: first, middle or last."""
-    out_of_memory_probability: float
-    host_memory_gib_per_gpu: float
+    out_of_memory_probability: Number
+    host_memory_gib_per_gpu: Number
     """Host memory for offloaded states."""
 
     @property
@@ -187,86 +186,35 @@ def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
         raise PlannerError(
             f"{where}: the plan has the older format {version}, this planner reads {VERSION}; make it again with --output"
         )
-    keys = ("planner_plan", "workload", "cluster", "trainer", "layout", "estimate", "why", "assumptions")
-    _expect(data, keys, where)
-    cluster = _mapping(data["cluster"], ("hardware", "num_gpus", "network_bandwidth"), f"{where}: cluster")
-    num_gpus = cluster["num_gpus"]
-    if isinstance(num_gpus, bool) or not isinstance(num_gpus, int) or num_gpus < 1:
-        raise PlannerError(f"{where}: cluster: num_gpus is {num_gpus!r}; it must be a whole number from 1")
-    network = cluster["network_bandwidth"]
-    if network is not None:
-        network = parse(network, "bytes/s", what=f"{where}: cluster: network_bandwidth")
-    for name, value in (("cluster: hardware", cluster["hardware"]), ("trainer", data["trainer"]), ("why", data["why"])):
-        if not isinstance(value, str):
-            raise PlannerError(f"{where}: {name} is {value!r}; it must be a text")
-    if not isinstance(data["workload"], Mapping) or not isinstance(data["layout"], Mapping):
-        raise PlannerError(f"{where}: workload and layout must be mappings")
-    if not isinstance(data["assumptions"], list):
-        raise PlannerError(f"{where}: assumptions must be a list")
+    found = read(_PlanFile, data, where, hint="; the file is damaged or cut off")
     return Plan(
-        workload=Workload.from_dict(data["workload"], where=f"{where}: workload"),
-        hardware=cluster["hardware"],
-        num_gpus=num_gpus,
-        network_bandwidth=network or None,
-        trainer=data["trainer"],
-        layout=Layout.from_dict(data["layout"], where=f"{where}: layout"),
-        prediction=_prediction(data["estimate"], f"{where}: estimate"),
-        assumptions=tuple(_assumption(one, f"{where}: assumptions") for one in data["assumptions"]),
-        why=data["why"],
-    )
+        workload=found.workload, hardware=found.cluster.hardware, num_gpus=found.cluster.num_gpus,
+        network_bandwidth=found.cluster.network_bandwidth or None, trainer=found.trainer, layout=found.layout,
+        prediction=found.estimate, assumptions=found.assumptions, why=found.why,
+    )  # fmt: skip
 
 
-def _prediction(data: Any, where: str) -> Prediction:
-    names = tuple(field.name for field in dataclasses.fields(Prediction))
-    data = dict(_mapping(data, names, where))
-    parts = {"time_s": PARTS, "hidden_s": HIDDEN, "memory_gib": COMPONENTS}
-    for key, value in data.items():
-        if key in parts:
-            inner = _mapping(value, tuple(parts[key]), f"{where}: {key}")
-            data[key] = {name: _number(inner[name], f"{where}: {key}: {name}") for name in parts[key]}
-        elif key in ("step_time_range_s", "memory_peak_range_gib"):
-            if not isinstance(value, list) or len(value) != 2:
-                raise PlannerError(f"{where}: {key} is {value!r}; it must be a list of two numbers")
-            data[key] = (_number(value[0], f"{where}: {key}"), _number(value[1], f"{where}: {key}"))
-        elif key == "step_time_range_basis":
-            if not isinstance(value, str):
-                raise PlannerError(f"{where}: {key} is {value!r}; it must be a text")
-        elif key == "memory_stage":
-            if value not in STAGE_NAMES:
-                raise PlannerError(f"{where}: memory_stage is {value!r}; it must be one of {', '.join(STAGE_NAMES)}")
-        else:
-            data[key] = _number(value, f"{where}: {key}")
-    return Prediction(**data)
+@dataclass(frozen=True, kw_only=True)
+class _ClusterKeys:
+    """The group ``cluster`` of a plan file."""
+
+    hardware: str
+    num_gpus: Count
+    network_bandwidth: Bandwidth | None
 
 
-def _assumption(data: Any, where: str) -> Assumption:
-    data = _mapping(data, tuple(field.name for field in dataclasses.fields(Assumption)), where)
-    if not all(isinstance(value, str) for value in data.values()):
-        raise PlannerError(f"{where}: every value must be a text")
-    return Assumption(**data)
+@dataclass(frozen=True, kw_only=True)
+class _PlanFile:
+    """The keys of a plan file."""
 
-
-def _mapping(data: Any, keys: tuple[str, ...], where: str) -> Mapping[str, Any]:
-    if not isinstance(data, Mapping):
-        raise PlannerError(f"{where}: expected a mapping with the keys {', '.join(keys)}")
-    _expect(data, keys, where)
-    return data
-
-
-def _expect(data: Mapping[str, Any], keys: tuple[str, ...], where: str) -> None:
-    """Exactly these keys."""
-    for key in data:
-        if key not in keys:
-            raise PlannerError(f"{where}: unknown key '{key}'; nearest: {nearest_first(str(key), keys)[0]}")
-    for key in keys:
-        if key not in data:
-            raise PlannerError(f"{where}: missing key '{key}'; the file is damaged or cut off")
-
-
-def _number(value: Any, where: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not np.isfinite(value):
-        raise PlannerError(f"{where}: {value!r} is not a number")
-    return float(value)
+    planner_plan: int
+    workload: Workload
+    cluster: _ClusterKeys
+    trainer: str
+    layout: Layout
+    estimate: Prediction
+    why: str
+    assumptions: tuple[Assumption, ...]
 
 
 __all__ = ["Assumption", "Plan", "Prediction", "load_plan", "plan_from_dict", "predict"]

@@ -19,7 +19,8 @@
     plain(thing)                                 # back to plain data: quantities with their unit, tuples as lists
 
 ``check_keys`` is for mappings that are no dataclass, ``value_of`` for one value of any of these types, ``check`` for what a
-constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys.
+constructor was given. Fields without a default are required. Messages begin with ``where``: file, then the groups of keys; that of
+a constructor (``__post_init__``) is put behind it. ``plain_fields`` is ``plain`` without what is as its default.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -50,6 +51,8 @@ class Rule:
     """The texts that are allowed; of a mapping the keys."""
     required: bool = False
     """Of a mapping: every one of the keys."""
+    group: Mapping[str, Any] | None = dataclasses.field(default=None, hash=False)
+    """Of a mapping: its keys with the type of each."""
     least: float = 0.0
     """Smallest number."""
     most: float = LARGEST
@@ -60,6 +63,10 @@ class Rule:
     """What the message says that the value must be, where the rule would say less."""
     loose: bool = False
     """A number or a date stands for its text."""
+    kept: bool = False
+    """Of a number: an integer stays one."""
+    reader: Callable[[Any, str], Any] | None = None
+    """Reads the value itself, given the place for its messages."""
 
 
 def quantity(unit: str) -> Rule:
@@ -77,9 +84,19 @@ def keys(names: Iterable[str], *, required: bool = True) -> Rule:
     return Rule(choices=tuple(names), required=required)
 
 
+def group(kinds: Mapping[str, Any]) -> Rule:
+    """A mapping with some of these keys, each with a type of its own: for groups that stay mappings."""
+    return Rule(group=kinds)
+
+
 def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
     """A number from least to most."""
     return Rule(least=least, most=most, says=says)
+
+
+def own_reader(function: Callable[[Any, str], Any]) -> Rule:
+    """A value that a function of its own reads: ``function(value, where)``."""
+    return Rule(reader=function)
 
 
 Positive = Annotated[float, Rule(above=True)]
@@ -97,12 +114,18 @@ _SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "token
 
 
 @functools.cache
-def fields_of(cls: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Types of the fields of a dataclass by name, in their order; names of those without a default."""
-    hints, none = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING
-    own = dataclasses.fields(cls)
-    required = tuple(field.name for field in own if field.default is none and field.default_factory is none)
-    return {field.name: hints[field.name] for field in own}, required
+def fields_of(cls: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Types of the fields of a dataclass by name, in their order; defaults of those that have one."""
+    hints, none, defaults = typing.get_type_hints(cls, include_extras=True), dataclasses.MISSING, {}
+    for field in dataclasses.fields(cls):
+        if field.default is not none or field.default_factory is not none:
+            defaults[field.name] = field.default if field.default_factory is none else field.default_factory()
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}, defaults
+
+
+def quantities_of(cls: Any) -> tuple[str, ...]:
+    """Fields of a dataclass that are quantities."""
+    return tuple(key for key, kind in fields_of(cls)[0].items() if _parts(kind)[1].unit)
 
 
 def mapping(data: object, where: str) -> Mapping[str, Any]:
@@ -130,9 +153,13 @@ def check_keys(
 def read(cls: type[T], data: object, where: str, *, hint: str = "") -> T:
     """An instance of a dataclass from a mapping. Raises PlannerError with place, key, value and what would be right."""
     make: Any = cls
-    kinds, required = fields_of(make)
-    found = check_keys(data, kinds, where, required=required, hint=hint)
-    return make(**{key: value_of(kind, found[key], where, key) for key, kind in kinds.items() if key in found})
+    kinds, defaults = fields_of(make)
+    found = check_keys(data, kinds, where, required=[key for key in kinds if key not in defaults], hint=hint)
+    values = {key: value_of(kind, found[key], where, key) for key, kind in kinds.items() if key in found}
+    try:
+        return make(**values)
+    except PlannerError as error:
+        raise PlannerError(f"{where}: {error}") from error
 
 
 def check(instance: Any, where: str = "") -> None:
@@ -143,37 +170,50 @@ def check(instance: Any, where: str = "") -> None:
 
 def value_of(kind: Any, value: Any, where: str, key: str) -> Any:
     """One value as the type of its field. Raises PlannerError."""
-    kind, rule, optional = _parts(kind)
-    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
-    place = f"{where}: {key}" if where else key
+    kind, rule, optional, scalar = _parts(kind)
     if kind is Any or (optional and value is None):
         return value
+    if scalar and _fits(kind, rule, value):
+        return kind(value) if kind is str or (kind is float and not rule.kept) else value
+    place = ": ".join(part for part in (where, key) if part)
+    if scalar:
+        nothing = ", or null" if optional else ""
+        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
+    if rule.reader:
+        return rule.reader(value, place)
     if rule.unit:
         return units.parse(value, rule.unit, what=place)
+    if rule.group is not None:
+        found = check_keys(value, rule.group, place)
+        return {name: value_of(rule.group[name], one, place, name) for name, one in found.items()}
+    origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin in (tuple, list, frozenset):
         return _sequence(origin, inner, value, where, key)
     if origin in (dict, Mapping):
-        found = check_keys(value, rule.choices or mapping(value, place), place, required=rule.choices * rule.required)
-        return {str(name): value_of(inner[1], one, where, f"{key} {name}") for name, one in found.items()}
-    if hasattr(kind, "from_dict"):
-        return kind.from_dict(value, where=place)
-    if dataclasses.is_dataclass(kind):
-        return value if isinstance(value, typing.cast(type, kind)) else read(typing.cast(type, kind), value, place)
-    if not _fits(kind, rule, value):
-        nothing = ", or null" if optional else ""
-        raise PlannerError(f"{place} is {shown(value)}; it must be {_expected(kind, rule)}{nothing}")
-    return kind(value) if kind in (float, str) else value
+        needed = rule.choices if rule.required else ()
+        found = check_keys(value, rule.choices or mapping(value, place), place, required=needed)
+        return {str(name): value_of(inner[1], found[name], where, f"{key} {name}") for name in needed or found}
+    if isinstance(value, kind):
+        return value
+    return kind.from_dict(value, where=place) if hasattr(kind, "from_dict") else read(kind, value, place)
+
+
+def plain_fields(instance: Any) -> dict[str, Any]:
+    """The fields of a dataclass as plain data, without those that are as their default: for a ``to_dict``."""
+    kinds, defaults = fields_of(instance.__class__)
+    values = {key: getattr(instance, key) for key in kinds}
+    return {key: plain(one, kinds[key]) for key, one in values.items() if key not in defaults or one != defaults[key]}
 
 
 def plain(value: Any, kind: Any = Any) -> Any:
-    """Plain data that ``read`` takes back: of a dataclass every field, or what its own ``to_dict`` writes."""
-    kind, rule, _ = _parts(kind)
+    """Plain data that ``read`` takes back: of a dataclass every field, or what its ``to_dict`` writes."""
+    kind, rule, *_ = _parts(kind)
     inner = (*typing.get_args(kind), Any, Any)
     if rule.unit and value is not None:
         return f"{value!r} {_SYMBOLS.get(rule.unit, rule.unit)}"
     if hasattr(value, "to_dict"):
         return value.to_dict()
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+    if dataclasses.is_dataclass(value):
         return {key: plain(getattr(value, key), own) for key, own in fields_of(value.__class__)[0].items()}
     if isinstance(value, Mapping):
         return {key: plain(one, inner[1]) for key, one in value.items()}
@@ -182,23 +222,28 @@ def plain(value: Any, kind: Any = Any) -> Any:
     return value
 
 
-def _parts(kind: Any) -> tuple[Any, Rule, bool]:
-    """Type, rule, and whether null is allowed."""
+_KNOWN: dict[int, tuple[Any, tuple[Any, Rule, bool, bool]]] = {}
+
+
+def _parts(kind: Any) -> tuple[Any, Rule, bool, bool]:
+    """Type, rule, whether null is allowed, and whether it is a plain scalar; by identity, as hashing types takes long."""
+    if id(kind) in _KNOWN:
+        return _KNOWN[id(kind)][1]
     optional = typing.get_origin(kind) in (typing.Union, types.UnionType)
-    if optional:
-        kind = next(one for one in typing.get_args(kind) if one is not type(None))
-    if typing.get_origin(kind) is Annotated:
-        return kind.__origin__, kind.__metadata__[0], optional
-    return kind, Rule(), optional
+    inner = next(one for one in typing.get_args(kind) if one is not type(None)) if optional else kind
+    annotated = typing.get_origin(inner) is Annotated
+    bare, rule = (inner.__origin__, inner.__metadata__[0]) if annotated else (inner, Rule())
+    scalar = bare in (bool, int, float, str) and not rule.unit and rule.reader is None
+    _KNOWN[id(kind)] = kind, (bare, rule, optional, scalar)
+    return bare, rule, optional, scalar
 
 
 def _sequence(origin: Any, inner: tuple[Any, ...], value: Any, where: str, key: str) -> Any:
     """A list as a tuple, list or frozenset; a wrong scalar in it shows the whole list."""
-    element, rule, _ = _parts(inner[0])
+    element, rule, _, scalar = _parts(inner[0])
     pair = origin is tuple and inner[-1] is not Ellipsis
     kinds = inner if pair else inner[:1] * (len(value) if isinstance(value, (list, tuple, frozenset)) else 0)
     wrong = not isinstance(value, (list, tuple, frozenset)) or len(kinds) != len(value)
-    scalar = element in (bool, int, float, str) and not rule.unit
     if wrong or (scalar and not all(_fits(element, rule, one) for one in value)):
         many = ", ".join(rule.choices) or rule.says or (f"{len(inner)} values" if pair else "values")
         each = f", each {_expected(element, rule)}" if scalar and not (rule.choices or rule.says) else ""

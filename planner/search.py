@@ -1,4 +1,4 @@
-"""Search: every legal layout of a job, memory first; the best are refined on the exact pipeline timeline."""
+"""Search: every legal layout of a job, memory first; the best are refined on the timeline of the pipeline."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
-from planner.space import OFFLOADS, Lever, Pins, base_layouts, recompute_levers, stack, usual_modules
+from planner.space import OFFLOADS, MemoryOption, Pins, base_layouts, recompute_options, stack, usual_modules
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -51,15 +51,15 @@ class Finding:
     unlimited: tuple[Layout, Estimate] | None
     """The fastest legal layout if memory were no limit."""
     searched: int
-    """Layouts of the space, levers included."""
+    """Layouts of the space, memory options included."""
     legal: int
     """Of those looked at, how many meet every rule."""
     priced: int
-    """Layouts priced. The others break a rule, or differ from a priced one only by levers that cannot make it faster."""
+    """Layouts priced. The others break a rule, or differ from a priced one only by memory options that cannot make it faster."""
     fitting: int
     """Priced layouts that fit."""
     refused: dict[str, int]
-    """When nothing is legal: layouts without levers that each rule refused."""
+    """When nothing is legal: layouts without memory options that each rule refused."""
     seconds: float
     """Wall time."""
 
@@ -74,7 +74,7 @@ def fits(job: Job, found: Estimate) -> NDArray[np.bool_]:
 def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     """The ``top`` fastest layouts that fit, or those that miss by the least when none does.
 
-    Every legal layout without levers is priced. Recompute adds time and frees memory, so it is tried only on layouts that
+    Every legal layout without memory options is priced. Recompute adds time and frees memory, so it is tried only on layouts that
     do not fit without it and are not already slower than the best that fit: this leaves out no layout that could be
     among the ``top``. Of layouts with a pipeline those nearest to being among the best are split unevenly over the stages as
     well. Offload is the last resort: it enters when nothing fits without it or when it saves a tenth of the time. The
@@ -83,12 +83,12 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     started = clock.perf_counter()
     pins = pins or Pins()
     run = _Run(job=job, wanted=max(top * FINALISTS, LEAST_FINALISTS))
-    base = _pinned_levers(base_layouts(job, pins), pins, job)
+    base = _pinned_options(base_layouts(job, pins), pins, job)
     plain = base.take(allowed(job, base))
     refused = {} if len(plain) else refusals(job, base)
-    levers = recompute_levers(job, pins)
+    options = recompute_options(job, pins)
     shares = OFFLOADS if job.trainer.legal.offload_optimizer and "offload_optimizer" not in pins.values else ()
-    left = _with_recompute(run, plain, levers)
+    left = _with_recompute(run, plain, options)
     _with_splits(run, pins)
     offloaded = len(plain) > 0 and _with_offload(run, left, shares, pins)
     layouts, estimates = run.best()
@@ -97,25 +97,25 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     return Finding(
         layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
         runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
-        searched=len(base) * (1 + len(levers)) * (1 + len(shares) * offloaded), legal=run.legal,
+        searched=len(base) * (1 + len(options)) * (1 + len(shares) * offloaded), legal=run.legal,
         priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
     )  # fmt: skip
 
 
-def _pinned_levers(layout: Layout, pins: Pins, job: Job) -> Layout:
-    """Levers that the user fixed apply to every layout from the start."""
+def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
+    """Memory options that the user fixed apply to every layout from the start."""
     fixed = {n: v for n, v in pins.values.items() if n.startswith("recompute") or n == "offload_optimizer"}
     if fixed.get("recompute") == Recompute.SELECTIVE and "recompute_modules" not in fixed:
         fixed["recompute_modules"] = usual_modules(job.trainer, job.model)
     return layout.replace(**fixed)
 
 
-def _with_recompute(run: _Run, plain: Layout, levers: list[Lever]) -> _Open:
-    """Prices layouts without levers, and recompute on those that it could bring among the best; what does not fit."""
+def _with_recompute(run: _Run, plain: Layout, options: list[MemoryOption]) -> _Open:
+    """Prices layouts without memory options, and recompute on those that it could bring among the best; what does not fit."""
     left = run.price(plain)
-    if not levers or not len(left.layout):
+    if not options or not len(left.layout):
         return left
-    recomputed = stack([lever.apply(left.layout, run.job.model) for lever in levers])
+    recomputed = stack([option.apply(left.layout, run.job.model) for option in options])
     more = run.price(recomputed.take(allowed(run.job, recomputed)))
     return _Open(
         layout=stack([left.layout, more.layout]),
@@ -174,7 +174,7 @@ def _offloaded(job: Job, layout: Layout, share: int, free_zero: bool) -> Layout:
 def _refined(
     job: Job, pins: Pins, layouts: list[Layout], estimates: list[Estimate]
 ) -> tuple[list[Layout], list[Estimate]]:
-    """Finalists with the best split of layers over the stages, on the exact timeline of the pipeline, best first."""
+    """Finalists with the best split of layers over the stages, on the timeline of the pipeline, best first."""
     variants = [(one, found) for one, found in zip(layouts, estimates, strict=True)]
     variants += [pair for pair in best_splits(job, pins, layouts) if pair[0] not in layouts]
     refined = refine(

@@ -1,4 +1,4 @@
-"""The space of a search: every layout of a job without levers, and the levers that trade time for memory."""
+"""The space of a search: every layout of a job without memory options, and the options that trade time for memory."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ _VARIED = (
 
 def _constant(job: Job, pins: Pins) -> dict[str, int]:
     """Fields that one search does not vary at this level."""
-    levers = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")
-    pinned = {name: value for name, value in pins.values.items() if name not in (*levers, *_VARIED)}
+    options = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")
+    pinned = {name: value for name, value in pins.values.items() if name not in (*options, *_VARIED)}
     return {"order": int(Order.TP_CP_EP_DP_PP)} | pinned
 
 
@@ -159,7 +159,7 @@ def _splits(model: ModelSpec, trainer: Trainer, pins: Pins, pp: int) -> list[tup
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lever:
+class MemoryOption:
     """A way to save memory in the layers, at the price of time."""
 
     recompute: int
@@ -168,7 +168,7 @@ class Lever:
     """Part of each stage's layers under full recompute; 1 = all."""
 
     def apply(self, layout: Layout, model: ModelSpec) -> Layout:
-        """The layouts with this lever pulled."""
+        """The layouts with this option applied."""
         layers = np.maximum(model.num_layers // np.maximum(np.asarray(layout.pp), 1), 1)
         chunks = np.maximum(np.asarray(layout.vpp), 1)  # layers are counted per virtual stage
         covered = (np.maximum(np.round(layers * self.recompute_layers_share / chunks), 1) * chunks).astype(np.int64)
@@ -192,25 +192,26 @@ def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     return module_mask(list(trainer.legal.recompute_modules[:1]))
 
 
-def recompute_levers(job: Job, pins: Pins) -> list[Lever]:
-    """Recompute options beside 'none', cheapest first: modules, then a part of the layers, then all of them."""
+def recompute_options(job: Job, pins: Pins) -> list[MemoryOption]:
+    """Recompute options other than 'none', cheapest first: modules, then a part of the layers, then all of them."""
     trainer, model = job.trainer, job.model
     if {"recompute", "recompute_modules", "recompute_layers"} & set(pins.values):
         return []
-    levers = []
+    options = []
     if "selective" in trainer.legal.recompute:
         known = module_mask(list(trainer.legal.recompute_modules))
-        levers = [
-            Lever(recompute=Recompute.SELECTIVE, recompute_modules=mask, recompute_layers_share=1.0)
+        options = [
+            MemoryOption(recompute=Recompute.SELECTIVE, recompute_modules=mask, recompute_layers_share=1.0)
             for mask in _module_sets(model, trainer)
             if mask and mask & known == mask
         ]
     if "full" in trainer.legal.recompute:
         shares = (0.25, 0.5, 0.75, 1.0) if trainer.legal.recompute_layers else (1.0,)
-        levers += [
-            Lever(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share) for share in shares
+        options += [
+            MemoryOption(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share)
+            for share in shares
         ]
-    return levers
+    return options
 
 
 def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:

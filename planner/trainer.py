@@ -70,7 +70,9 @@ class Trainer:
                 value = {**getattr(getattr(self, record), key), **value}
             own.setdefault(record, {})[key] = value
         top = own.pop("", {})
-        records: dict[str, Any] = {name: dataclasses.replace(getattr(self, name), **values) for name, values in own.items()}
+        records: dict[str, Any] = {
+            name: dataclasses.replace(getattr(self, name), **values) for name, values in own.items()
+        }
         return dataclasses.replace(self, **top, **records)
 
 
@@ -146,7 +148,7 @@ def trainer_from_dict(data: Mapping[str, Any], *, where: str) -> Trainer:
     """A trainer from plain data; every key must be there, known and of its kind. Raises PlannerError."""
     data = schema.check_keys(data, FACTS, where, required=[key for key in FACTS if key != "terms"])
     texts = {key: schema.value_of(str, data[key], where, key) for key in TEXTS}
-    records = {
+    records: dict[str, Any] = {
         name: schema.read(kind, {key: data[key] for key in schema.fields_of(kind)[0]}, where)
         for name, kind in RECORDS.items()
     }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from planner import model as models
-from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
+from planner.errors import PlannerError, UnknownNameError
 from planner.model import ModelSpec
+from planner.schema import Rule, check, read, within
 
 PRECISIONS: dict[str, str] = {
     "bf16": "bf16 compute, fp32 master weights",
@@ -44,46 +45,38 @@ class Workload:
 
     model: ModelSpec
     """Architecture."""
-    sequence_length: int
+    sequence_length: Annotated[int, within(1, 2**27)]
     """Tokens per sequence."""
-    global_batch_size: int
+    global_batch_size: Annotated[int, within(1, 2**24)]
     """Sequences per optimizer step."""
     precision: str = "bf16"
     """One of PRECISIONS."""
     optimizer: str = "adam"
     """One of OPTIMIZERS."""
-    lora_rank: int = 0
+    lora_rank: Annotated[int, within(0, 65536)] = 0
     """Rank of the low-rank adapters; 0 = every weight is trained."""
     lora_targets: str = "all"
     """Linear layers that carry adapters, one of LORA_TARGETS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
-    expert_imbalance: float = 1.0
+    expert_imbalance: Annotated[float, Rule(least=1.0, most=1024.0, kept=True)] = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
 
     def __post_init__(self) -> None:
-        choices = (("precision", PRECISIONS), ("optimizer", OPTIMIZERS), ("lora_targets", LORA_TARGETS))
-        for field, known in choices:
-            name = getattr(self, field)
-            if not isinstance(name, str):
-                raise PlannerError(f"{field} is {shown(name)}; it must be a text")
-            if name not in known:
-                raise UnknownNameError(field, name, known)
-        for field, most in (("sequence_length", 2**27), ("global_batch_size", 2**24)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-                raise PlannerError(f"{field} is {shown(value)}; it must be a whole number from 1 to {most}")
-        if isinstance(self.lora_rank, bool) or not isinstance(self.lora_rank, int) or not 0 <= self.lora_rank <= 65536:
-            raise PlannerError(f"lora_rank is {shown(self.lora_rank)}; it must be a whole number from 0 to 65536")
-        packed = self.document_length
-        if isinstance(packed, bool) or not isinstance(packed, int) or not 0 <= packed <= self.sequence_length:
+        check(self)
+        choices: dict[str, Mapping[str, object]] = {
+            "precision": PRECISIONS,
+            "optimizer": OPTIMIZERS,
+            "lora_targets": LORA_TARGETS,
+        }
+        for field, known in choices.items():
+            if getattr(self, field) not in known:
+                raise UnknownNameError(field, getattr(self, field), known)
+        if self.document_length > self.sequence_length:
             raise PlannerError(
-                f"document_length is {shown(packed)}; it must be a whole number from 0 to the {self.sequence_length} tokens "
-                "of a sequence"
+                f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "
+                "tokens of a sequence"
             )
-        busiest = self.expert_imbalance
-        if isinstance(busiest, bool) or not isinstance(busiest, (int, float)) or not 1.0 <= busiest <= 1024.0:
-            raise PlannerError(f"expert_imbalance is {shown(busiest)}; it must lie between 1 and 1024")
 
     @property
     def element(self) -> float:
@@ -105,24 +98,9 @@ class Workload:
         return {**data, "model": models.to_dict(self.model)}
 
     @staticmethod
-    def from_dict(data: Mapping[str, Any], *, where: str = "workload") -> Workload:
+    def from_dict(data: object, *, where: str = "workload") -> Workload:
         """A workload from plain data. Raises PlannerError that names the key and what is allowed."""
-        if not isinstance(data, Mapping):
-            raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
-        known = [field.name for field in dataclasses.fields(Workload)]
-        for key in data:
-            if key not in known:
-                text = key if isinstance(key, str) else shown(key)
-                raise PlannerError(f"{where}: unknown key '{text}'; nearest: {nearest_first(text, known)[0]}")
-        for key in ("model", "sequence_length", "global_batch_size"):
-            if key not in data:
-                raise PlannerError(f"{where}: missing key '{key}'")
-        if not isinstance(data["model"], Mapping):
-            raise PlannerError(f"{where}: model must be a mapping of its sizes")
-        try:
-            return Workload(**{**data, "model": models.from_dict(data["model"])})
-        except PlannerError as error:
-            raise PlannerError(f"{where}: {error}") from error
+        return read(Workload, data, where)
 
 
 def peak_dtype(precision: str) -> str:

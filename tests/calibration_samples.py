@@ -12,7 +12,7 @@ from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.questions.calibrate.factors import with_factors
 from planner.runs import Run
 from planner.runs.measured import Measured

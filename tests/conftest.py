@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from planner.commands import main as cli
-from planner.questions.accuracy.numbers import Pair, pairs_of
+from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.runs import Run, read_runs
 
 hypothesis.settings.register_profile("same", derandomize=True)
@@ -30,7 +30,7 @@ TIMED = ("test_proofs.py", "test_profiler_run.py", "test_profiler_links.py")
 """Files whose ranks are timed: one of them at a time."""
 
 
-RUNS = ("test_accuracy_gate.py", "test_readme.py", "test_runs.py", "test_runs_report.py", "test_straight.py")
+RUNS = ("test_accuracy_gate.py", "test_readme.py", "test_runs.py", "test_runs_report.py")
 """Files that need all published runs: one process reads and predicts them once."""
 
 

@@ -272,7 +272,8 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
 def beside(place: Any, say: Callable[[Any], None]) -> None:
     """Overlap of every collective that has an asynchronous form."""
     from planner.lab.profile.operations import Buffers
-    from planner.lab.profile.overlap_timing import measure_overlap, overlap_points
+    from planner.lab.profile.overlap_timing import measure_overlap
+    from planner.lab.profile.patterns import overlap_points
 
     ranks = joined(place, say)
     buffers = Buffers(2**18, "cpu")
@@ -332,14 +333,14 @@ class FakeCuda:
 def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
     """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
     from planner.lab.profile import collective_timing as collectives
-    from planner.lab.profile import operations
+    from planner.lab.profile import operations, tensors
     from planner.lab.profile import overlap_timing as overlap
-    from planner.lab.profile.patterns import Pattern, collective_point
+    from planner.lab.profile.patterns import Pattern, collective_point, overlap_points
     from planner.lab.profile.rank_groups import Ranks
 
     ranks = joined(place, say)
     fake: Any = FakeCuda()
-    collectives.torch = overlap.torch = fake
+    collectives.torch = overlap.torch = tensors.torch = fake
     buffers = operations.Buffers(2**18, "cpu")
     ranks.device = "cuda"
     Ranks.backend = property(lambda _: "gloo")
@@ -348,7 +349,7 @@ def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
     for op in ("all_reduce", "send_recv"):
         point = collective_point(op, Pattern(n=2, stride=1), 2**16, "fp32", 2)
         found[op] = collectives.measure_collective(point, ranks, buffers, 0.05)
-    for point in overlap.overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
+    for point in overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
         found[str(point["of"])] = overlap.measure_overlap(point, ranks, buffers, 0.05)
     assert fake.synchronised > 10
     ranks.watch.done()

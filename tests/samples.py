@@ -14,7 +14,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.rules import Job, allowed
-from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
 from planner.trainer import Trainer, load_trainer
 from planner.workload import Workload
 
@@ -88,7 +88,7 @@ def legal_layouts(model_name: str, trainer: str, gpus: int, batch: int, most: in
     """``most`` legal layouts of a job, levers included, drawn from all of them with a fixed seed."""
     one = job(model_name, trainer, gpus, batch=batch)
     base = base_layouts(one, Pins())
-    every = stack([base, *(lever.apply(base, one.model) for lever in recompute_levers(one, Pins()))])
+    every = stack([base, *(lever.apply(base, one.model) for lever in recompute_options(one, Pins()))])
     if one.trainer.legal.offload_optimizer:
         every = stack([every, *(every.replace(offload_optimizer=share) for share in OFFLOADS)])
     every = every.take(allowed(one, every))

@@ -10,8 +10,7 @@ import pytest
 
 from planner import library
 from planner.questions.accuracy.floor import deviations, floors, regrets, scatter_of, spread
-from planner.questions.accuracy.numbers import pairs_of
-from planner.questions.accuracy.prediction import Pair
+from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.questions.accuracy.ranking import ranking
 from planner.runs import read_runs
 
@@ -58,14 +57,6 @@ def test_what_counts_as_repeated() -> None:
         timed(nanotron, 1.0 + 0.1 * (i % 2), dp=2, cp=1, zero=i % 2, micro_batch_size=1 + i // 2) for i in range(100)
     ]
     assert scatter_of(many)[0] == "zero"
-
-
-def test_depths_lie_on_a_line_or_tell_the_scatter() -> None:
-    pairs = pairs_of(read_runs([RUNS / "oss-vtrain-single-node.yaml"]))[:400]
-    kind, found = scatter_of(pairs)
-    assert kind == "depth" and spread(found) < 1e-3
-    shaken = [timed(p, float(p.run.measured.step_time or 1.0) * (1.0 + 0.05 * (-1) ** i)) for i, p in enumerate(pairs)]
-    assert spread(scatter_of(shaken)[1]) > 0.02
 
 
 def test_floors_stand_in_the_ranking() -> None:

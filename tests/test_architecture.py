@@ -27,7 +27,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer_records"),
     (1, "trainer"),
-    (2, "workload cluster costs"),
+    (2, "workload cluster costs keywords"),
     (3, "cost.parameters rules. error_bars"),
     (3, "cost.layer. cost.pipeline. space"),
     (3, "cost.price."),
@@ -40,25 +40,22 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "explain explicit runs."),
     (4, "advice"),
     (5, "timeline. lab.launch. lab.reference."),
+    (5, "trainers"),
     (5, "trainers.bundle."),
-    (5, "trainers.checking. trainers.reading."),
-    (
-        5,
-        "trainers.transformers. trainers.pytorch. trainers.colossalai. trainers.nanotron. trainers.torchtitan. trainers.vllm.",
-    ),
-    (5, "trainers.megatron. trainers.aleph_alpha. trainers.automodel. trainers.distflashattn. trainers.internevo."),
-    (5, "trainers.megatron_2021. trainers.megatron_deepspeed. trainers.nemo."),
-    (5, "trainers.accelerate. trainers.deepspeed. trainers.maxtext. trainers.megatron_bridge. trainers.sglang."),
-    (5, "trainers.axolotl. trainers.llama_factory. trainers.verl."),
-    (5, "trainers.targets trainers.logs"),
+    (5, "trainers.targets trainers.checking. trainers.reading."),
+    (5, "trainers.logs"),
+    (5, "trainers."),  # one folder each: a new one stands here by itself
     (6, "questions.best_plan"),
     (6, "terminal."),
     (6, "questions.accuracy. questions.compare. questions.hardware. questions.what_if. lab.profile."),
     (6, "questions.sensitivity. questions.calibrate."),
     (6, "questions.report. questions.doctor."),
     (7, "lab.run."),
-    (7, "commands."),
+    (7, "api."),
+    (7, "commands. __init__"),
 )
+COMMAND = re.compile(r"(questions|lab)\.\w+\.command\w*")
+"""A command stands on the floor of the commands, wherever its file lies: it may call the API."""
 HEAVY = ("torch", "scipy", "matplotlib", "jinja2", "vl_convert", "selenium")
 MAY_USE_TORCH = re.compile(r"lab\.|trainers\.(checking|\w+\.check)")
 UNIT_FACTORS = {1e3, 1e6, 1e9, 1e12, 1e15, 1e18, 1e-3, 1e-6, 1e-9, 1e-12, *(1024.0**n for n in range(1, 6))}
@@ -118,6 +115,7 @@ def imports(path: Path, *, top: bool = False) -> set[str]:
 
 def shelf(module: str) -> int:
     """Number of the line of FLOORS that holds a module."""
+    module = "commands" if COMMAND.fullmatch(module) else module
     for number, (_, line) in enumerate(FLOORS):
         for entry in line.split():
             if module == entry or (entry.endswith(".") and f"{module}.".startswith(entry)):
@@ -128,6 +126,7 @@ def shelf(module: str) -> int:
 def room(module: str) -> str:
     """The entry of FLOORS that holds a module."""
     entries = FLOORS[shelf(module)][1].split()
+    module = "commands" if COMMAND.fullmatch(module) else module
     return next(one for one in entries if module == one or f"{module}.".startswith(one))
 
 

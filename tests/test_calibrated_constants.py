@@ -10,18 +10,22 @@ from typing import Any
 import pytest
 
 from planner import library
+from planner.cost.price.compute import straggling
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.accuracy.numbers import predict
-from planner.questions.calibrate import constants
-from planner.questions.calibrate.constants import Constant, _constant, applies, refit, with_constants
+from planner.questions.accuracy.prediction import predict
 from planner.runs import Run, read_runs
 from planner.trainer import load_trainer
+from tools.evidence.constants import Constant, _constant, applies, constants, in_modules, predict_with, with_constants
+from tools.evidence.refit import refit
 
 LISTED = constants()
 NAMED = {one.name: one for one in LISTED}
 HOPPER = next(one for one in LISTED if one.key == "sustained_clock" and "Hopper" in one.arch)
-VTRAIN = next(one for one in LISTED if "oss-vtrain-single-node" in one.sources)
+FRAMEWORK = next(one for one in LISTED if one.key == "network_share")
+OF_MODULES = [one for one in LISTED if one.of_module]
+SPREAD_FILE = next(one.file for one in OF_MODULES if one.key == "RATE_SPREAD")
+TRITON = next(one for one in LISTED if one.key == "kernels.slowdown.triton.forward" and "Ampere" in one.arch)
 RINGS, TREES = (next(one for one in LISTED if one.key == key) for key in ("ring_latency", "tree_latency"))
 
 
@@ -43,14 +47,13 @@ def llama() -> list[Run]:
 def test_each_constant_has_runs_and_moves_them(one: Constant) -> None:
     """Its runs are there, and changing it changes what is predicted for them: the list is not out of date."""
     runs = one.evidence(runs_of(*one.sources))
-    runs = runs[:: max(len(runs) // 4, 1)]
+    runs = runs[:: max(len(runs) // (40 if one.fits == "running out" else 4), 1)]
     assert runs, f"no run of {one.sources} is meant"
     value = math.sqrt(one.low * one.high) if one.value != math.sqrt(one.low * one.high) else one.high
-    before, after = predict(runs), predict(with_constants(runs, LISTED, {one.name: value}))
-    moved = [
-        (a.step_time, a.memory) != (b.step_time, b.memory) for a, b in zip(before, after, strict=True) if not a.refused
-    ]
-    assert any(moved)
+    before, after = predict(runs), predict_with(runs, LISTED, {one.name: value})
+    field = {"memory": "memory", "running out": "out_of_memory"}.get(one.fits, "step_time")
+    assert any(getattr(a, field) != getattr(b, field) for a, b in zip(before, after, strict=True) if not a.refused)
+    assert predict(runs) == before, "the number is what it was"
 
 
 def test_unchanged_values_leave_the_runs_alone(llama: list[Run]) -> None:
@@ -59,7 +62,7 @@ def test_unchanged_values_leave_the_runs_alone(llama: list[Run]) -> None:
 
 
 def test_a_constant_moves_only_what_it_stands_in(llama: list[Run]) -> None:
-    moved = with_constants(llama, LISTED, {VTRAIN.name: VTRAIN.high})
+    moved = with_constants(llama, LISTED, {FRAMEWORK.name: FRAMEWORK.high})
     assert all(a is b for a, b in zip(llama, moved, strict=True))
     faster = with_constants(llama, LISTED, {HOPPER.name: HOPPER.value * 1.1})
     clocks = [
@@ -78,8 +81,9 @@ def test_trainers_that_inherit_a_constant_follow_it() -> None:
         assert applies(core, hardware, load_trainer(heir))
     assert not applies(core, hardware, load_trainer("nanotron"))
     assert not applies(core, hardware, load_trainer("megatron-2021").replace(host_time=1e-6)), "overridden"
-    assert not applies(VTRAIN, hardware, load_trainer("megatron-2021")), "what one framework changes is its own"
-    assert applies(VTRAIN, hardware, load_trainer("megatron-2021").replace(host_time=VTRAIN.value))
+    (run,) = runs_of(FRAMEWORK.sources[0])[:1]
+    assert run.cluster and run.trainer and applies(FRAMEWORK, run.cluster.hardware, run.trainer)
+    assert not applies(FRAMEWORK, hardware, run.trainer), "the network of one framework's cluster is its own"
 
 
 def test_latency_of_a_framework_stretches_its_network() -> None:
@@ -97,8 +101,9 @@ def test_latency_of_a_framework_stretches_its_network() -> None:
 
 
 def test_without_the_only_source_the_default_stands() -> None:
-    found = refit(LISTED, runs_of("oss-vtrain-single-node"), without="oss-vtrain-single-node")
-    assert found[VTRAIN.name].value == VTRAIN.default and found[VTRAIN.name].reason == "default"
+    (source,) = TRITON.sources
+    found = refit(LISTED, runs_of(source), without=source)
+    assert found[TRITON.name].value == TRITON.default and found[TRITON.name].reason == "default"
     assert found[HOPPER.name].value == HOPPER.value and found[HOPPER.name].reason == "shipped"
     assert list(found) == [one.name for one in LISTED]
 
@@ -124,10 +129,46 @@ def test_other_runs_stand_in_for_the_source_that_is_left_out() -> None:
     assert abs(math.log(found.value / HOPPER.value)) < 0.1
 
 
+def test_numbers_of_the_cost_model_stand_in_the_list() -> None:
+    """Value in the file = value in the module; a changed one lasts as long as its block, also when that fails."""
+    keys = {one.key for one in OF_MODULES}
+    assert keys == {"RATE_SPREAD", "MISALIGNED_EFFICIENCY", "GATHERED_LOGITS", "GIVEN_BACK", "HELD_GIVEN_BACK"}
+    spread = next(one for one in OF_MODULES if one.key == "RATE_SPREAD")
+    alone = float(straggling(1024))
+    with pytest.raises(ZeroDivisionError), in_modules(LISTED, {spread.name: 2 * spread.value}):
+        assert float(straggling(1024)) == pytest.approx(2 * alone)
+        raise ZeroDivisionError
+    assert float(straggling(1024)) == alone
+
+
+def test_a_known_spread_is_found_from_differences_alone(llama: list[Run]) -> None:
+    """Runs made with a spread of 0.05 and slower by half throughout: the level of a series does not count."""
+    spread = next(one for one in OF_MODULES if one.key == "RATE_SPREAD")
+    made = predict_with(llama, LISTED, {spread.name: 0.05})
+    runs = [
+        dataclasses.replace(run, measured=dataclasses.replace(run.measured, step_time=1.5 * (one.step_time or 1.0)))
+        for run, one in zip(llama, made, strict=True)
+    ]
+    found = refit([spread], runs)[spread.name]
+    assert found.value == pytest.approx(0.05, rel=0.05) and found.low < 0.05 < found.high
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("one", OF_MODULES, ids=lambda one: one.key)
+def test_numbers_of_the_cost_model_do_not_hang_on_one_source(one: Constant) -> None:
+    """Fitted again on all its runs, its interval holds the shipped value; without any one source the interval overlaps that one."""
+    runs = runs_of(*one.sources)
+    whole = refit([one], runs)[one.name]
+    assert whole.low <= one.value <= whole.high, whole
+    for source in one.sources:
+        found = refit([one], runs, without=source)[one.name]
+        assert max(found.low, whole.low) <= min(found.high, whole.high), (source, found, whole)
+
+
 def entry(**changes: Any) -> dict[str, Any]:
     good = {
         "name": "x", "file": "trainers/nanotron.yaml", "key": "host_time", "default": "28 us", "why": "measured",
-        "range": ["3 us", "300 us"], "fits": "time", "runs": [{"source": "oss-vtrain-single-node"}],
+        "range": ["3 us", "300 us"], "fits": "time", "runs": [{"source": "nv-moe-folding-table4"}],
     }  # fmt: skip
     return {**good, **changes}
 
@@ -145,6 +186,9 @@ def entry(**changes: Any) -> dict[str, Any]:
         ({"default": "28"}, "has no unit"),
         ({"file": "hardware/h100-sxm.yaml", "key": "sustained_clock"}, "needs arch"),
         ({"file": "frameworks.yaml", "entry": "none such"}, "no trainer entry"),
+        ({"file": "planner/cost/nothing.py"}, "has no number host_time"),
+        ({"file": SPREAD_FILE, "key": "RATE_SPREAD"}, "needs value and unit"),
+        ({"file": SPREAD_FILE, "key": "RATE_SPREAD", "value": 0.5, "unit": "x"}, "the value is 0.5, but"),
         ({"more": 1}, "needs the keys"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import yaml
 
 from planner import library
+from planner.commands import main as cli
 from planner.plan_file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -187,7 +189,7 @@ def test_damaged_and_newer_plan_files_are_refused(run, tmp_path):
 
 def test_a_plan_is_written_before_its_tables_are_read(run, tmp_path, monkeypatch):
     """plan ... --output plan.yaml | head: a reader who has seen enough takes nothing away."""
-    monkeypatch.setattr("planner.commands.search._print_search", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
+    monkeypatch.setattr("planner.api.Plans.show", lambda *_: (_ for _ in ()).throw(BrokenPipeError))
     assert run(*SMALL, "--output", str(tmp_path / "plan.yaml")).exit_code != 0
     assert load_plan(tmp_path / "plan.yaml").num_gpus == 8
 
@@ -204,6 +206,18 @@ def test_help_has_examples_and_unknown_commands_name_the_nearest(run):
     result = run("estimat")
     assert result.exit_code == 2
     assert "estimate" in result.stderr
+
+
+def test_the_list_of_commands_imports_none_of_them(run):
+    code = (
+        "import sys\nfrom planner.commands import main as cli\ntry:\n    cli.main(['--help'])\nexcept SystemExit:\n    "
+    )
+    code += "print([name for name in ('numpy', 'yaml', 'rich') if name in sys.modules], file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert result.stderr.strip() == "[]"
+    for name, (_, text) in cli.COMMANDS.items():
+        assert f" {name} {text} " in f"{' '.join(result.stdout.split())} "
+        assert run(name, "--help").output.startswith(f"Usage: plan {name} ")
 
 
 def test_lists_name_everything_in_the_library(run):
@@ -223,8 +237,6 @@ def test_narrow_terminals_and_colours_are_handled():
     if result.returncode == 127:
         pytest.skip("no 'script' program to make a terminal")
     assert "\x1b[" in result.stdout
-    import re
-
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", result.stdout)
     assert max(len(line.rstrip("\r")) for line in plain.splitlines()) <= 60
 

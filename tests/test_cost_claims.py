@@ -13,7 +13,7 @@ from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job, allowed
 from planner.search import SAFE
-from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_options
 from planner.trainer import load_trainer
 from planner.workload import Workload
 
@@ -54,7 +54,7 @@ def test_a_lever_never_makes_a_layout_faster(model: str, gpus: int, trainer: str
     base = base.take(allowed(job, base))
     base = base.take(np.random.default_rng(0).permutation(len(base))[:1500])
     plain = estimate(job.workload, job.cluster, job.trainer, base)
-    changed = [lever.apply(base, job.model) for lever in recompute_levers(job, Pins())]
+    changed = [lever.apply(base, job.model) for lever in recompute_options(job, Pins())]
     offloaded = [base.replace(offload_optimizer=share) for share in OFFLOADS if job.trainer.legal.offload_optimizer]
     assert changed
     for layouts in (*changed, *offloaded):

@@ -123,6 +123,13 @@ def test_experts_embedding_and_heads_by_hand(
         assert getattr(stages, name)[0].tolist() == expected, name
 
 
+@pytest.mark.parametrize(("interval", "dense", "moe"), [(1, [1, 0, 0], [2, 3, 3]), (2, [2, 1, 1.5], [1, 2, 1.5])])
+def test_experts_in_every_layer_or_every_second_by_hand(interval: int, dense: list[float], moe: list[float]) -> None:
+    """9 layers on 3 stages, the first one dense: 8 or 4 with experts, of which a middle stage has what the ends leave."""
+    stages = split_stages(tiny(num_layers=9, moe_layer_interval=interval, **MOE), Layout(pp=3))
+    assert (stages.dense[0].tolist(), stages.moe[0].tolist()) == (dense, moe)
+
+
 def test_layers_by_cost_by_hand() -> None:
     """A layer costs 4 x 16 + 3 x 24 = 136, a head of 68 x 10 = 5 of them: shares of 15 / 2 and 15 / 3."""
     model, trainer = tiny(num_layers=10, vocab_size=170), TRAINERS["nanotron"]

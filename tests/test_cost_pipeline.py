@@ -324,10 +324,10 @@ def test_slow_gpus_of_a_waiting_stage_hold_nobody_up() -> None:
 def test_whole_sends_carry_the_whole_tensor_of_every_rank() -> None:
     """T h w by each of 4 ranks without sequence parallelism, T h w / 4 with it; twice per microbatch, across nodes."""
     one = job("gqa", "megatron-2021", gpus=16, hardware="a100-sxm-80gb")
-    plain, whole = ({"trainer": one.trainer.replace(terms=terms)} for terms in ({}, {"aleph_alpha": {}}))
+    plain, whole = one.trainer.replace(terms={}), one.trainer.replace(terms={"aleph_alpha": {}})
     layout = Layout(tp=4, dp=2, pp=2, num_microbatches=16)
     sent = {
-        name: float(priced(dataclasses.replace(one, **trainer), layout.replace(sequence_parallel=split)).time[
+        name: float(priced(dataclasses.replace(one, trainer=trainer), layout.replace(sequence_parallel=split)).time[
             "pipeline_communication"][0]) / 32
         for name, trainer, split in (("whole", whole, 0), ("split", whole, 1), ("gathered", plain, 0))
     }  # fmt: skip

@@ -15,10 +15,9 @@ from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Recompute
 from planner.plan_file import Plan
-from planner.questions.doctor.mechanisms_faster import faster
-from planner.questions.doctor.mechanisms_memory import memory_mechanisms
-from planner.questions.doctor.mechanisms_slower import slower
+from planner.questions.doctor.memory_mechanisms import memory_mechanisms
 from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
+from planner.questions.doctor.step_mechanisms import faster, slower
 from planner.rules import Job
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB
@@ -174,7 +173,7 @@ def test_mechanisms_are_priced_and_go_their_way(name: str) -> None:
             size = one.sizes[-1]
             after = float(getattr(estimate_of(*one.change(base, size)), quantity)[0])
             assert math.isfinite(after) and sign * (after - before) >= -1e-3 * before, one.key
-            assert one.size(base, size) and one.source and one.check
+            assert one.size_text(size) and one.source and one.check
             if one.width:
                 neutral = float(getattr(estimate_of(*one.change(base, 1.0)), quantity)[0])
                 assert neutral == pytest.approx(before), f"{one.key} of size 1 is the plan"

@@ -12,10 +12,10 @@ from planner import error_bars, library
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.model import load_model
-from planner.questions.accuracy import bars
-from planner.questions.accuracy.bars import Residual
 from planner.trainer import load_trainer
 from planner.workload import Workload
+from tools.evidence import bars
+from tools.evidence.bars import Residual
 
 
 def made(
@@ -105,9 +105,11 @@ def test_shipped_table_answers_every_trainer() -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("step_time: []", "step_time must be a list of error bars"),
-        ("step_time: [{low: 0.9}]", "must hold low, high, runs and sources"),
-        ("step_time: [{low: 1.1, high: 1.2, runs: 1, sources: 1}]", "low must lie in 0 to 1"),
+        ("step_time: []", "step_time: the last entry must stand for all runs"),
+        ("step_time: 3", "step_time is 3; it must be a list"),
+        ("step_time: [{low: 0.9}]", "missing keys 'high', 'runs', 'sources'"),
+        ("step_time: [{low: 1.1, high: 1.2, runs: 1, sources: 1}]", "low is 1.1; it must be a number above 0"),
+        ("step_time: [{low: 0.9, high: 0.95, runs: 1, sources: 1}]", "high is 0.95; it must be a number from 1"),
         (
             "step_time: [{kind: dense, low: 0.9, high: 1.2, runs: 1, sources: 1}]",
             "the last entry must stand for all runs",

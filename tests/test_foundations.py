@@ -238,12 +238,12 @@ def test_workload_round_trip() -> None:
         ({"optimizer": "adamw"}, "unknown optimizer 'adamw'; known, nearest first: adam, "),
         ({"optimizer": None}, "optimizer is None; it must be a text"),
         ({"lora_rank": -1}, "lora_rank is -1; it must be a whole number from 0 to 65536"),
-        ({"expert_imbalance": 0.5}, "expert_imbalance is 0.5; it must lie between 1 and 1024"),
-        ({"expert_imbalance": float("nan")}, "expert_imbalance is nan; it must lie between 1 and 1024"),
-        ({"expert_imbalance": True}, "expert_imbalance is True; it must lie between 1 and 1024"),
+        ({"expert_imbalance": 0.5}, "expert_imbalance is 0.5; it must be a number from 1 to 1024"),
+        ({"expert_imbalance": float("nan")}, "expert_imbalance is nan; it must be a number from 1 to 1024"),
+        ({"expert_imbalance": True}, "expert_imbalance is True; it must be a number from 1 to 1024"),
         ({"sequence_len": 1}, "unknown key 'sequence_len'; nearest: sequence_length"),
-        ({"model": "llama-3-8b"}, "model must be a mapping of its sizes"),
-        ({"model": {"name": "x"}}, "model: missing num_layers"),
+        ({"model": "llama-3-8b"}, "model: expected a mapping of keys to values, found str"),
+        ({"model": {"name": "x"}}, "model: missing keys 'num_layers', 'hidden_size'"),
     ],
 )
 def test_workload_refuses(change: dict[str, Any], message: str) -> None:

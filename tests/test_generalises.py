@@ -16,10 +16,11 @@ from planner.cost.estimate import PARTS, Estimate, estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.questions.accuracy.numbers import predict
+from planner.questions.accuracy.prediction import predict
 from planner.rules import Job, allowed
 from planner.runs import Run, read_rows, rows_from_dict, to_run
-from planner.space import Pins, base_layouts, recompute_levers, stack
+from planner.space import Pins, base_layouts, recompute_options, stack
+from tools.evidence.constants import constants, in_modules
 
 HARDWARE = sorted(path.stem for path in (library.profiles_directory() / "hardware").glob("*.yaml"))
 TRAINERS = sorted(path.stem for path in (library.profiles_directory() / "trainers").glob("*.yaml"))
@@ -57,7 +58,7 @@ def _priced(job: Job) -> Estimate | None:
     if not len(layout):
         return None
     layout = layout.take(np.sort(random.choice(len(layout), min(EACH, len(layout)), replace=False)))
-    levers = recompute_levers(job, Pins())
+    levers = recompute_options(job, Pins())
     if levers:
         more = levers[int(random.integers(len(levers)))].apply(layout, job.model)
         layout = stack([layout, more.take(allowed(job, more))])
@@ -84,6 +85,19 @@ def test_no_part_is_negative_missing_or_more_than_the_device_can_do() -> None:
             assert np.all(found.time["compute"] > 0) and np.all(found.time["optimizer"] >= 0)
             assert np.all((found.mfu > 0) & (found.mfu < 0.95)), job.workload
     assert priced > 45
+
+
+def test_prices_hold_together_wherever_the_numbers_of_the_cost_model_lie() -> None:
+    """The numbers that were set on published runs, each at both ends of what is possible: no part negative or missing."""
+    listed = [one for one in constants() if one.of_module]
+    jobs = _jobs(4)
+    for one in listed:
+        for value in (one.low, one.high):
+            with in_modules(listed, {one.name: value}):
+                for found in filter(None, map(_priced, jobs)):
+                    for name, values in {**found.time, **found.memory}.items():
+                        assert np.all(np.isfinite(values)) and np.all(values >= -1e-9), (one.name, value, name)
+                    assert np.all((found.out_of_memory_probability >= 0) & (found.out_of_memory_probability <= 1))
 
 
 LARGE = np.logspace(8, 10, 5)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from planner import library
 from planner.curves import COLLECTIVES, bus_factor, least_factor
+from planner.defaults import Request, resolve
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import FAMILIES, MEMORY_OPS, PASSES, HardwareProfile, load_hardware
 
@@ -352,21 +354,21 @@ def faster_link() -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("data", "sentence"),
     [
-        (broken(memory_bandwith="3 TB/s"), "f.yaml: unknown key 'memory_bandwith'; did you mean memory_bandwidth"),
-        (without("tdp"), "f.yaml: the key 'tdp' is missing"),
+        (broken(memory_bandwith="3 TB/s"), "f.yaml: unknown key 'memory_bandwith'; nearest: memory_bandwidth"),
+        (without("tdp"), "f.yaml: missing key 'tdp'"),
         (broken(memory=80), "f.yaml: memory: '80' has no unit; write it like 79.6 GiB"),
         (broken(memory="80 GB/s"), "has the unit 'GB/s', which does not measure bytes"),
         (broken(memory="-80 GB"), "must be finite and not negative"),
         (broken(peak_flops={"bf16": 989.4}), "f.yaml: peak_flops bf16: '989.4' has no unit"),
-        (broken(gpus_per_node=-8), "f.yaml: gpus_per_node: -8 must be above 0"),
-        (broken(sustained_clock="fast"), "f.yaml: sustained_clock: 'fast' is not a plain number"),
+        (broken(gpus_per_node=-8), "f.yaml: gpus_per_node is -8; it must be a number above 0"),
+        (broken(sustained_clock="fast"), "f.yaml: sustained_clock is 'fast'; it must be a number above 0"),
         (
             broken(memory_fraction={**H100.memory_fraction, "copy": 1.2}),
             "memory_fraction copy is 1.20, faster than the memory",
         ),
         (
             broken(memory_fraction={**H100.memory_fraction, "coppy": 0.2}),
-            "unknown key 'memory_fraction coppy'; did you mean copy",
+            "f.yaml: memory_fraction: unknown key 'coppy'; nearest: copy",
         ),
         (broken(usable_memory="96 GiB"), "usable_memory is larger than memory; check GB against GiB"),
         (faster_link(), r"scale_up all_gather on 8 GPUs moves .*/s at .*, above the link of 419.1 GiB/s"),
@@ -374,16 +376,19 @@ def faster_link() -> dict[str, Any]:
             broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "efficiency": 1.3}}),
             "gemm bf16 runs at 1.30 of the peak",
         ),
-        (broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "m0": -1}}), "gemm bf16 m0: -1 must not be below 0"),
+        (
+            broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "m0": -1}}),
+            "f.yaml: gemm bf16: m0 is -1; it must be a number that is not negative",
+        ),
         (
             broken(gemm={"bf16": {**H100.gemm["bf16"].to_dict(), "mo": 1}}),
-            "gemm bf16: unknown key 'mo'; did you mean m0",
+            "f.yaml: gemm bf16: unknown key 'mo'; nearest: m0",
         ),
         (
             broken(prices=[{"usd_per_hour": "2 USD/h", "kind": "x", "date": "2026"}]),
-            "prices: the key 'source' is missing",
+            "f.yaml: prices 1: missing key 'source'",
         ),
-        (broken(curves_from={"gem": "h100-sxm"}), "unknown key 'curves_from gem'; did you mean gemm"),
+        (broken(curves_from={"gem": "h100-sxm"}), "f.yaml: curves_from: unknown key 'gem'; nearest: gemm"),
     ],
 )
 def test_broken_files(data: dict[str, Any], sentence: str) -> None:
@@ -391,10 +396,87 @@ def test_broken_files(data: dict[str, Any], sentence: str) -> None:
         HardwareProfile.from_dict(data, where="f.yaml")
 
 
+DATASHEET = {
+    "name": "r100", "vendor": "NVIDIA", "arch": "Rubin", "peak_flops": {"bf16": "4000 TFLOP/s", "fp8": "8000 TFLOP/s"},
+    "memory": "288 GB", "memory_bandwidth": "13 TB/s", "scale_up_bandwidth": "1800 GB/s", "scale_up_domain": 8,
+    "network_bandwidth": "800 Gb/s", "sources": {"specs": "a made-up datasheet, 2026-03-16"},
+}  # fmt: skip
+
+
+def test_a_datasheet_is_enough(tmp_path: Path) -> None:
+    """Ten lines make a profile; what they lack comes from the nearest relative, is marked, and is said with every plan."""
+    file = tmp_path / "r100.yaml"
+    file.write_text(library.dump_yaml(DATASHEET))
+    mine = load_hardware(str(file))
+    assert mine.filled_from == "b300-sxm" and mine.device == "r100"
+    relative = load_hardware("b300-sxm")
+    ratio = float(mine.gemm_time(8192, 8192, 8192) / relative.gemm_time(8192, 8192, 8192))
+    assert ratio == pytest.approx(relative.peak_flops["bf16"] / mine.peak_flops["bf16"], rel=0.05), (
+        "curves go by the peak"
+    )
+    assert mine.usable_memory / mine.memory == pytest.approx(relative.usable_memory / relative.memory)
+    assert (
+        mine.tdp == relative.tdp
+        and {"tdp", "usable_memory"} <= set(mine.unverified)
+        and "memory" not in mine.unverified
+    )
+    assert set(mine.measured.values()) == {"scaled from b300-sxm"}
+    assert mine.notes[0].startswith("a datasheet: curves of b300-sxm scaled by peak, bandwidth and link")
+    assert HardwareProfile.from_dict(mine.to_dict()).filled_from == "b300-sxm", "the mark stays in a whole file"
+    said = resolve(Request(model="llama-8b", num_gpus=8, hardware=str(file))).assumptions
+    assert any("a datasheet; curves of b300-sxm scaled by peak" in one.value for one in said)
+    assert not any(
+        "datasheet" in one.value
+        for one in resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm")).assumptions
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "relative"),
+    [
+        ({"filled_from": "h100-sxm"}, "h100-sxm"),
+        ({"vendor": "AMD", "arch": "CDNA5", "scale_up_bandwidth": "600 GB/s"}, "mi355x"),
+        ({"arch": "Ada", "peak_flops": {"bf16": "200 TFLOP/s"}, "memory": "32 GB", "memory_bandwidth": "900 GB/s",
+          "scale_up_bandwidth": "32 GB/s", "scale_up_domain": 1}, "rtx-4090"),
+        ({"arch": "Hopper", "peak_flops": {"bf16": "148 TFLOP/s", "fp8": "296 TFLOP/s"}, "memory": "96 GB",
+          "memory_bandwidth": "4 TB/s", "scale_up_bandwidth": "450 GB/s"}, "h100-sxm"),
+    ],
+)  # fmt: skip
+def test_the_nearest_relative(change: dict[str, Any], relative: str) -> None:
+    found = HardwareProfile.from_dict(DATASHEET | change, where="sheet.yaml")
+    assert found.filled_from == relative
+    assert float(found.scale_up_time("all_gather", 1e8, 4)) >= 0.75e8 / found.scale_up_bandwidth
+
+
+@pytest.mark.parametrize("name", library.names("hardware"))
+def test_every_device_of_the_library_from_its_datasheet(name: str) -> None:
+    known = library.read_yaml(library.find("hardware", name))
+    keys = (*DATASHEET, "gpus_per_node")
+    found = HardwareProfile.from_dict({key: known[key] for key in keys} | {"filled_from": name}, where=name)
+    whole = load_hardware(name)
+    assert found.sustained_flops("bf16") == whole.sustained_flops("bf16")
+    assert found.memory_fraction == whole.memory_fraction and found.usable_memory == pytest.approx(whole.usable_memory)
+    for op in whole.scale_up:
+        assert float(found.scale_up_time(op, 1e8, 2)) == pytest.approx(float(whole.scale_up_time(op, 1e8, 2)), rel=0.02)
+
+
+def test_a_datasheet_that_says_too_little() -> None:
+    short = {key: value for key, value in DATASHEET.items() if key not in ("network_bandwidth", "sources")}
+    with pytest.raises(
+        PlannerError, match="missing keys 'network_bandwidth', 'sources'; a file without curves is a datasheet"
+    ):
+        HardwareProfile.from_dict(short, where="sheet.yaml")
+    with pytest.raises(PlannerError, match="sheet.yaml: memory: '288' has no unit"):
+        HardwareProfile.from_dict(DATASHEET | {"memory": 288}, where="sheet.yaml")
+
+
 def test_network_faster_than_its_nics() -> None:
     data = H100.to_dict()
     data["scale_out"]["all_gather"]["bulk"]["efficiency"] = 1.2
-    with pytest.raises(PlannerError, match="efficiency 1.2 is above the line rate of the NICs"):
+    with pytest.raises(
+        PlannerError,
+        match="bulk: efficiency is 1.2; it must be a share of the line rate of the NICs, above 0 and at most 1",
+    ):
         HardwareProfile.from_dict(data)
 
 

@@ -16,7 +16,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, Provenance, load_hardware
 from planner.questions.hardware.diff import differences
-from planner.questions.hardware.show import figures
+from planner.questions.hardware.numbers import figures
 
 H100 = load_hardware("h100-sxm")
 MEASURED = {
@@ -93,7 +93,7 @@ def set_at(*path: Any, to: Any) -> Any:
         (set_at("scale_out", "all_gather", "two_nodes", to=1.5), r"all_gather on two nodes reaches 1\.50 .* at most 1\.00"),
         (set_at("scale_up", "all_gather", "us", 8, to=[1.0] * 26), r"all_gather on 8 GPUs moves .* above the link of 419\.1 GiB/s"),
         (set_at("provenance", to={**MEASURED, "date": "yesterday"}), r"date 'yesterday' is not a day such as"),
-        (set_at("provenance", to={"device": "x"}), r"the key 'machine' is missing; say what was measured"),
+        (set_at("provenance", to={"device": "x"}), r"missing keys 'machine', 'date', 'command'; say what was measured"),
     ],
 )  # fmt: skip
 def test_what_no_machine_can_be_is_refused_with_the_numbers(change: Any, sentence: str) -> None:

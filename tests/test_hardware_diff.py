@@ -132,5 +132,7 @@ def test_measured_files_are_compared_by_the_command(run: Any, tmp_path: Any) -> 
         {"collective": [{"sizes": "1 2", "us": "1"}]},
     ):
         differences(replace(broken, measurements=rows), profile_of(run_of(4)))
-    with pytest.raises(PlannerError, match="mine: measurements 'gemm': must be a list of points, each a mapping"):
+    with pytest.raises(
+        PlannerError, match="mine: measurements gemm 1: expected a mapping of keys to values, found int"
+    ):
         HardwareProfile.from_dict({**H100.to_dict(), "measurements": {"gemm": [3]}}, where="mine")

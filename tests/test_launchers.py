@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 import yaml
+from trainers.launch_files import started_words, strict
 from trainers.plans import Wanted, found
 
 from planner.layout import Order
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, node_stages, slurm, torchrun
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.launch_files import started_words, strict
 from planner.trainers.targets import load_target
 
 ONE_NODE = Wanted(model="llama-3.1-8b", gpus=8, trainer="deepspeed", top=1)

@@ -22,7 +22,7 @@ from planner.lab.profile import profile_file as assemble
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.settings import Settings
 from planner.questions.hardware.diff import differences
-from planner.questions.hardware.show import shown_profile
+from planner.questions.hardware.numbers import shown_profile
 
 SCALARS = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=6))
 ANYTHING = st.one_of(

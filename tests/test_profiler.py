@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.lab.profile import drift
+from planner.lab.profile import rounds as drift
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.points import Measured, Point
-from planner.lab.profile.timing import interval_rank, measure, summarise
+from planner.lab.profile.timing import interval_rank, measure, summarise, taker
 
 POINT = Point.of("gemm", m=8, n=16, k=32, dtype="bf16", weight=0.25)
 
@@ -41,7 +41,7 @@ def test_the_interval_holds_the_median_as_often_as_it_says() -> None:
 
 def test_outliers_are_counted_and_kept() -> None:
     found = summarise([1.0, 1.01, 0.99, 1.0, 1.02, 0.98, 1.0, 9.0], "wall")
-    assert (found.outliers, found.repetitions, found.longest, found.median) == (1, 8, 9.0, 1.0)
+    assert (found.outliers, found.repetitions, found.high, found.median) == (1, 8, 9.0, 1.0)
     assert summarise([2.0] * 9, "wall").outliers == 0
     with pytest.raises(PlannerError, match="no sample"):
         summarise([], "wall")
@@ -56,8 +56,8 @@ def test_measure_sleeps_and_spins() -> None:
     quick = measure(lambda: calls.append(1), device="cpu", budget_s=0.05)
     assert quick.median < 5e-6 and len(calls) > 10 * quick.repetitions, "short runs are repeated within a sample"
     flushed: list[int] = []
-    alone = measure(lambda: None, device="cpu", budget_s=0.02, before=lambda: flushed.append(1))
-    assert len(flushed) >= alone.repetitions
+    alone = taker(lambda: None, "wall", lambda: flushed.append(1))(5, 3)
+    assert len(flushed) == len(alone) == 5
     with pytest.raises(PlannerError, match="does not fit the device"):
         measure(lambda: None, device="cpu", clock="cuda_events", budget_s=1)
 
@@ -82,8 +82,8 @@ def test_journal_keeps_everything_when_interrupted(tmp_path: Path) -> None:
         journal.fail(other, "out of memory")
         raise KeyboardInterrupt
     again = Journal.resume(path, header)
-    assert again.get(POINT) == measured() and len(again) == 2
-    assert list(again.missing([POINT, other])) == [other], "what failed is tried again"
+    assert again.of()[0] == measured() and len(again) == 2
+    assert POINT in again and other not in again, "what failed is tried again"
     assert not list(tmp_path.glob(".*")), "no temporary file is left"
     with pytest.raises(PlannerError, match=r"was measured with ranks 2, now it is 4"):
         Journal.resume(path, {**header, "ranks": 4})
@@ -102,9 +102,9 @@ def test_drift_is_the_scatter_of_rounds_by_hand(tmp_path: Path) -> None:
             where = drift.again(point, journal) if turn else point
             journal.add(measured(where, 2e-3 * math.exp(shift + sign * own)))
     assert drift.drift(journal) == {"gemm": {"percent": 10.0, "rounds": 2.0}}
-    assert drift.alone(journal) == [POINT, other] and drift.drift(Journal(None, {})) == {}
-    rounds = drift.Rounds(1e-6)
+    assert drift.references_alone(journal) == [POINT, other] and drift.drift(Journal(None, {})) == {}
+    due = drift.Due(1e-6)
     time.sleep(1e-3)
-    assert rounds.due()
-    rounds.done(10.0)
-    assert not rounds.due(), "rounds are a tenth of the time at most"
+    assert due.now()
+    due.done(10.0)
+    assert not due.now(), "rounds are a tenth of the time at most"

@@ -8,9 +8,9 @@ from planner.cost.estimate import estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.lab.profile import definitions
-from planner.lab.profile.compute_profile import compute_points, measure_compute
-from planner.lab.profile.definitions import COMPILED, EAGER, flop, layer_flop, moved_bytes
-from planner.lab.profile.layer_check import layer_point
+from planner.lab.profile.compute_points import compute_points
+from planner.lab.profile.compute_timing import measure_compute
+from planner.lab.profile.definitions import COMPILED, EAGER, Heads, flop, layer_flop, moved_bytes
 from planner.lab.profile.points import Point
 from planner.lab.profile.shapes import Wanted, affordable, layout_points, weighed
 from planner.layout import Layout
@@ -24,23 +24,28 @@ def test_definitions_by_hand() -> None:
     assert {flop(definitions.gemm("bf16", name, 4, 6, 8)) for name in definitions.GEMM_PASSES} == {384.0}
     assert definitions.rows_columns_depth(definitions.gemm("bf16", "dgrad", 4, 6, 8)) == (4, 8, 6)
     assert definitions.rows_columns_depth(definitions.gemm("bf16", "wgrad", 4, 6, 8)) == (6, 8, 4)
-    assert flop(definitions.attention("bf16", "forward", 1, 2, 1, 3, 3, 10)) == 2 * 2 * 50 * (3 + 3)
-    assert flop(definitions.attention("bf16", "backward", 1, 2, 1, 3, 3, 10)) == 2.5 * 1200
+    assert flop(definitions.attention("bf16", "forward", Heads(1, 2, 1, 3, 3, 10))) == 2 * 2 * 50 * (3 + 3)
+    assert flop(definitions.attention("bf16", "backward", Heads(1, 2, 1, 3, 3, 10))) == 2.5 * 1200
     assert moved_bytes(definitions.memory_bound("norm_backward", "backward", 5, 7, "bf16")) == 3 * 2 * 35
     assert moved_bytes(definitions.memory_bound("cross_entropy", "forward", 5, 7, "fp32")) == (4 + 4) * 35
     assert moved_bytes(definitions.memory_bound("optimizer", "forward", 5, 7, "fp32")) == 28 * 35
     assert moved_bytes(definitions.swiglu("forward", 5, 7, "bf16", COMPILED)) == 3 * 2 * 35
     assert moved_bytes(definitions.swiglu("backward", 5, 7, "bf16", EAGER)) == 9 * 2 * 35
-    assert moved_bytes(definitions.rope("backward", 5, 4, 2, 8, "fp32", EAGER)) == 10 * 4 * 5 * 48
+    assert moved_bytes(definitions.rope("backward", 5, (4, 2, 8), "fp32", EAGER)) == 10 * 4 * 5 * 48
     # one of 4 ranks: 4 queries against 16 keys, each sees 8 of them on average
-    assert flop(definitions.attention("bf16", "forward", 1, 2, 1, 3, 3, 4, seq_kv=16)) == 2 * 2 * (4 * 8) * (3 + 3)
+    assert flop(definitions.attention("bf16", "forward", Heads(1, 2, 1, 3, 3, 4, seq_kv=16))) == 2 * 2 * (4 * 8) * (
+        3 + 3
+    )
     sizes = {"hidden": 8, "ffn": 16, "heads": 2, "kv_heads": 1, "head_dim": 4, "batch": 3, "seq": 10, "dtype": "fp32"}
     # 4 heads' worth of q, k, v, out: 8 x 4 x (2 + 1 + 1 + 2) weights and 3 x 8 x 16 of the gated MLP; 30 tokens
     weights = 8 * 4 * 6 + 3 * 8 * 16
-    assert layer_flop(layer_point("forward", gated=True, **sizes)) == 2 * 30 * weights + 3 * 2 * 2 * 50 * 8  # type: ignore[arg-type]
+    assert layer_flop(Point.of("layer", pass_="forward", gated=True, **sizes)) == 2 * 30 * weights + 3 * 2 * 2 * 50 * 8  # type: ignore[arg-type]
     experts = {"experts": 4, "top_k": 2, "expert_ffn": 5, "shared_ffn": 6}  # two experts, the shared one and the router
     weights = 8 * 4 * 6 + 3 * 8 * (2 * 5 + 6) + 8 * 4
-    assert layer_flop(layer_point("forward", gated=True, **sizes, **experts)) == 2 * 30 * weights + 3 * 2 * 2 * 50 * 8  # type: ignore[arg-type]
+    assert (
+        layer_flop(Point.of("layer", pass_="forward", gated=True, **sizes, **experts))
+        == 2 * 30 * weights + 3 * 2 * 2 * 50 * 8
+    )  # type: ignore[arg-type]
 
 
 def test_shares_of_a_layout_add_up_to_its_computation() -> None:
@@ -95,7 +100,7 @@ def test_what_cannot_run_here_is_refused_in_a_sentence() -> None:
         (definitions.gemm("bf16", definitions.ACCUMULATING, 8, 8, 8), "fp32 gradient needs a GPU"),
         (definitions.gemm("fp8", "forward", 16, 24, 16), "multiples of 16"),
         (Point.of("sustained", dtype="fp32", m=8, n=8, k=8, seconds=0.5), "show no heat"),
-        (definitions.attention("fp32", "forward", 1, 1, 1, 8, 8, 8, kernel="magic"), "unknown kernel 'magic'"),
+        (definitions.attention("fp32", "forward", Heads(1, 1, 1, 8, 8, 8), kernel="magic"), "unknown kernel 'magic'"),
         (definitions.gemm("nvfp4", "forward", 16, 64, 64), "products in nvfp4 need a GPU"),
         (definitions.gemm("fp8_block", "forward", 128, 64, 128), "multiples of 128"),
         (definitions.swiglu("forward", 4, 4, "fp32", COMPILED), "torch.compile are measured on a GPU"),

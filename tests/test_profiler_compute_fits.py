@@ -13,8 +13,9 @@ from planner.curves import GemmCurve
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.profile import definitions
-from planner.lab.profile.compute_profile import base_of, compute_points, fit_compute
+from planner.lab.profile.compute_points import compute_points
 from planner.lab.profile.definitions import EAGER, flop, moved_bytes
+from planner.lab.profile.fit_compute import base_of, fit_compute
 from planner.lab.profile.layer_check import predicted
 from planner.lab.profile.points import Measured, Point
 

@@ -25,8 +25,8 @@ from planner.lab.launch.place import commands, first_host, place_from
 from planner.lab.launch.state import State
 from planner.lab.profile import fit_links
 from planner.lab.profile import profile_file as assemble
+from planner.lab.profile.collective_timing import rank_point
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.outliers import odd_group, odd_one, rank_point
 from planner.lab.profile.patterns import (
     Pattern,
     asked_patterns,
@@ -39,6 +39,8 @@ from planner.lab.profile.patterns import (
 )
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.settings import Settings
+from planner.lab.profile.timing import slowest_group, slowest_of
+from planner.schema import read
 
 # ------------------------------------------------------------------------------------------------ groups
 
@@ -202,7 +204,7 @@ def test_across_nodes_three_sizes_make_one_line() -> None:
         ]  # fmt: skip
     found = fit_links.scale_out(fit_links.curves(measured), "bf16", rate, "made")
     for op in COLLECTIVES:
-        curve = NetworkCurve.from_dict(found[op], op)
+        curve = read(NetworkCurve, found[op], op)
         assert curve.fast == curve.bulk and curve.bulk.efficiency == pytest.approx(0.8, rel=0.01)
         assert curve.bulk.latency == pytest.approx(30e-6, rel=0.01)
     with pytest.raises(PlannerError, match="no all_reduce across nodes was measured at two sizes"):
@@ -280,14 +282,14 @@ def test_printed_commands_are_shell(run: Any) -> None:
     ],
 )
 def test_bad_flags_are_sentences(run: Any, flags: tuple[str, ...], words: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.lab.launch.torchrun.need_torch", lambda: None)
-    monkeypatch.setattr("planner.lab.launch.torchrun.count_by_torch", lambda: 0)
+    monkeypatch.setattr("planner.lab.profile.command.need_torch", lambda: None)
+    monkeypatch.setattr("planner.lab.profile.command.count_by_torch", lambda: 0)
     done = run("profile", *flags)
     assert done.exit_code == 2 and words in done.output, done.output
 
 
 def test_an_unknown_gpu_needs_a_relative(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.detect.local_devices", lambda: ["NVIDIA Z1"])
+    monkeypatch.setattr("planner.lab.profile.command.local_devices", lambda: ["NVIDIA Z1"])
     done = run("profile", "--output", "x.yaml")
     assert done.exit_code == 2 and "no profile of 'NVIDIA Z1'; give --hardware with the nearest relative" in done.output
 
@@ -331,7 +333,7 @@ def test_what_a_failed_run_says_of_its_journal(run: Any, tmp_path: Path, monkeyp
 
     words = ("profile", "--device", "cpu", "--output", str(output))
     for how, kept in ((fails, False), (writes, True), (fails, False)):
-        monkeypatch.setattr("planner.lab.profile.start.profile_here", how)
+        monkeypatch.setattr("planner.lab.profile.command.profile_here", how)
         done = run(*words)
         assert done.exit_code == 2 and "error: rank 1 (a) died" in done.output
         assert (f"what was measured is kept in {journal}; --resume goes on" in done.output) == kept, done.output
@@ -407,8 +409,8 @@ def test_too_little_is_said(tmp_path: Path) -> None:
 
 
 def test_a_slow_card_and_a_slow_link_stand_out(tmp_path: Path) -> None:
-    assert odd_one([1.0, 1.0, 1.3, 1.0]) == (2, pytest.approx(1.3)) and odd_one([2.0]) == (0, 1.0)
-    assert odd_group([[0, 1], [2, 3], [4, 5]], [1.0, 1.1, 2.2, 1.0, 1.0, 1.0]) == ("2 3", pytest.approx(2.2 / 1.05))
+    assert slowest_of([1.0, 1.0, 1.3, 1.0]) == (2, pytest.approx(1.3)) and slowest_of([2.0]) == (0, 1.0)
+    assert slowest_group([[0, 1], [2, 3], [4, 5]], [1.0, 1.1, 2.2, 1.0, 1.0, 1.0]) == ("2 3", pytest.approx(2.2 / 1.05))
     wanted = Settings(output=str(tmp_path / "mine.yaml"), device="cuda", budget=60.0)
     journal = journal_of(wanted.journal, 16, 8, "cuda")
     journal.add(Measured(

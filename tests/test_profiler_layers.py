@@ -11,10 +11,11 @@ from profiler_samples import H100, LAYERS
 
 from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
-from planner.lab.profile.compute_profile import base_of, fit_compute, measure_compute
-from planner.lab.profile.definitions import EAGER
-from planner.lab.profile.extra_points import warm_up_point
-from planner.lab.profile.layer_check import HOST_LAYER, layer_point, predicted, predicted_parts
+from planner.lab.profile.compute_points import warm_up_point
+from planner.lab.profile.compute_timing import measure_compute
+from planner.lab.profile.definitions import EAGER, Heads
+from planner.lab.profile.fit_compute import base_of, fit_compute
+from planner.lab.profile.layer_check import HOST_LAYER, predicted, predicted_parts
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.rounds import Rounds
 from planner.units import GIGA, MIB
@@ -45,7 +46,7 @@ def proof_points() -> list[Point]:
         for name in definitions.GEMM_PASSES
     ]
     points += [
-        definitions.attention("fp32", name, 1, 8, 8, 64, 64, seq)
+        definitions.attention("fp32", name, Heads(1, 8, 8, 64, 64, seq))
         for name in ("forward", "backward")
         for seq in (128, 256, 384)
     ]
@@ -56,13 +57,31 @@ def proof_points() -> list[Point]:
     ]  # fmt: skip
     for pass_ in ("forward", "backward"):
         points += [definitions.swiglu(pass_, 256, width, "fp32", EAGER) for width in (1024, 2048)]
-        points += [definitions.rope(pass_, 256, heads, heads // 2, 64, "fp32", EAGER) for heads in (8, 12)]
+        points += [definitions.rope(pass_, 256, (heads, heads // 2, 64), "fp32", EAGER) for heads in (8, 12)]
     return points + [
         Point.of("grouped_gemm", dtype="fp32", tokens=tokens, n=n, k=k, groups=8, **{"pass": name})
         for tokens, n, k in ((64, 768, 512), (48, 512, 512), (64, 512, 768)) for name in definitions.GEMM_PASSES
     ]  # fmt: skip
 
 
+def test_a_layer_has_the_sum_of_its_measured_operators() -> None:
+    """Every kind of operator measured once on this CPU, shortly: a profile whose layer takes what its operators take."""
+    kinds: dict[tuple[Any, ...], Point] = {}
+    for point in proof_points():
+        kind = (point.family, *(point.values.get(name) for name in ("pass", "op", "kind")))
+        if point.family != "grouped_gemm":
+            kinds.setdefault(kind, point)
+    measured = [measure_compute(point, "cpu", 1e-3) for point in kinds.values()]
+    profile = cpu_profile(measured)
+    for pass_ in ("forward", "backward"):
+        point = Point.of("layer", pass_=pass_, dtype="fp32", **LAYERS[0])
+        parts = predicted_parts(point, profile)
+        assert sum(parts.values()) == pytest.approx(predicted(point, profile)) and min(parts.values()) >= 0.0
+        assert {"rope", "mlp_activation", "qkv"} <= {name for name, seconds in parts.items() if seconds > 0}
+    assert profile.launch_floor > min(one.median for one in measured)
+
+
+@pytest.mark.proof
 def test_layers_are_predicted_from_their_operators_on_this_cpu() -> None:
     """Processor time of whole layers, forward and backward, against the cost model with this CPU's own curves.
 
@@ -71,7 +90,9 @@ def test_layers_are_predicted_from_their_operators_on_this_cpu() -> None:
     """
     points = proof_points()
     layers = [
-        layer_point(name, dtype="fp32", **sizes) for sizes in LAYERS + FURTHER for name in ("forward", "backward")
+        Point.of("layer", pass_=name, dtype="fp32", **sizes)
+        for sizes in LAYERS + FURTHER
+        for name in ("forward", "backward")
     ]
     measure_compute(warm_up_point("cpu"), "cpu", 3.0)
     rounds = Rounds()

@@ -8,9 +8,8 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.lab.profile import definitions
-from planner.lab.profile.compute_profile import compute_points
-from planner.lab.profile.definitions import COMPILED, EAGER, flop, moved_bytes
-from planner.lab.profile.layer_check import layer_point
+from planner.lab.profile.compute_points import compute_points
+from planner.lab.profile.definitions import COMPILED, EAGER, Heads, flop, moved_bytes
 from planner.lab.profile.points import Point
 
 torch = pytest.importorskip("torch")
@@ -25,9 +24,11 @@ def counted(run: Any) -> float:
     return float(counter.get_total_flops())
 
 
-def test_products_do_the_work_that_their_point_counts() -> None:
-    from planner.lab.profile.operator_runs import operator
-    from planner.lab.profile.whole_layer import layer
+def test_products_do_the_work_that_their_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from planner.lab.profile import tensors
+    from planner.lab.profile.operator_runs import layer, operator
+
+    monkeypatch.setattr(tensors, "cache_bytes", lambda _: 0.0)  # one set of operands
 
     points = [definitions.gemm("fp32", name, 24, 40, 56) for name in definitions.GEMM_PASSES]
     points += [
@@ -39,21 +40,21 @@ def test_products_do_the_work_that_their_point_counts() -> None:
     sizes: dict[str, Any] = {"hidden": 64, "ffn": 96, "heads": 4, "kv_heads": 2, "head_dim": 16, "batch": 2, "seq": 32}
     for gated in (True, False):
         for pass_ in ("forward", "backward"):
-            point = layer_point(pass_, gated=gated, dtype="fp32", **sizes)
-            attention = definitions.attention("fp32", pass_, 2, 4, 2, 16, 16, 32)
+            point = Point.of("layer", pass_=pass_, gated=gated, dtype="fp32", **sizes)
+            attention = definitions.attention("fp32", pass_, Heads(2, 4, 2, 16, 16, 32))
             assert counted(layer(point, "cpu")) == flop(point) - flop(attention), (
                 point.label
             )  # torch counts no flash attention
     latent = sizes | {"kv_heads": 4, "q_rank": 24, "kv_rank": 8, "rope_dim": 8, "value_dim": 12}
     for pass_ in ("forward", "backward"):
-        point = layer_point(pass_, gated=True, dtype="fp32", **latent)
-        attention = definitions.attention("fp32", pass_, 2, 4, 4, 16, 12, 32)
+        point = Point.of("layer", pass_=pass_, gated=True, dtype="fp32", **latent)
+        attention = definitions.attention("fp32", pass_, Heads(2, 4, 4, 16, 12, 32))
         assert counted(layer(point, "cpu")) == flop(point) - flop(attention), point.label
 
 
 def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all grouped products are T K, whatever the router says; the combination weighs K outputs of each token."""
-    from planner.lab.profile import whole_layer
+    from planner.lab.profile import operator_runs
     from planner.lab.reference import routed_experts as experts
 
     rows: list[tuple[int, ...]] = []
@@ -63,11 +64,11 @@ def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest
         "apply",
         staticmethod(lambda x, w, n: rows.append((*x.shape, *w.shape, *n)) or grouped(x, w, n)),
     )
-    point = layer_point(
-        "forward", hidden=32, ffn=1, heads=2, kv_heads=1, head_dim=16, batch=1, seq=24, gated=True, dtype="fp32",
+    point = Point.of(
+        "layer", pass_="forward", hidden=32, ffn=1, heads=2, kv_heads=1, head_dim=16, batch=1, seq=24, gated=True, dtype="fp32",
         experts=4, top_k=2, expert_ffn=16, shared_ffn=8,
     )  # fmt: skip
-    dense = counted(whole_layer.layer(point, "cpu"))
+    dense = counted(operator_runs.layer(point, "cpu"))
     up, down = (48, 32, 4, 16, 32, 12, 12, 12, 12), (48, 16, 4, 32, 16, 12, 12, 12, 12)
     assert rows == [up, up, down]
     products, combined, attention = 3 * 2 * 48 * 32 * 16, 2 * 24 * 2 * 32, 2 * 2 * (24 * 12) * 32
@@ -95,7 +96,7 @@ def test_one_rank_of_context_parallelism_attends_to_half_of_the_keys() -> None:
     from planner.lab.profile import operator_runs as operators
 
     torch.manual_seed(0)
-    point = definitions.attention("fp32", "forward", 1, 2, 1, 8, 8, 8, seq_kv=32)
+    point = definitions.attention("fp32", "forward", Heads(1, 2, 1, 8, 8, 8, seq_kv=32))
     drawn: list[Any] = []
     real = operators.values
     operators.values = lambda *a: drawn.append(torch.randn(a[0])) or drawn[-1]  # type: ignore[attr-defined,assignment]
@@ -142,7 +143,7 @@ def test_chains_are_what_they_stand_for() -> None:
 
     for pass_ in ("forward", "backward"):
         for point in (
-            definitions.swiglu(pass_, 6, 10, "fp32", EAGER), definitions.rope(pass_, 6, 8, 4, 8, "fp32", EAGER)
+            definitions.swiglu(pass_, 6, 10, "fp32", EAGER), definitions.rope(pass_, 6, (8, 4, 8), "fp32", EAGER)
         ):  # fmt: skip
             run = operator(point, "cpu")
             run()
@@ -151,13 +152,13 @@ def test_chains_are_what_they_stand_for() -> None:
             elements = float(point.values["rows"]) * float(point.values["columns"])
             assert seen.elements == pytest.approx(moved_bytes(point) / 4.0, rel=0.01), point.label
             assert seen.elements > 4 * elements and seen.kernels == definitions.kernels(point), point.label
-    turned = operator(definitions.rope("forward", 6, 4, 2, 8, "fp32", EAGER), "cpu")()
+    turned = operator(definitions.rope("forward", 6, (4, 2, 8), "fp32", EAGER), "cpu")()
     assert [tuple(one.shape) for one in turned] == [(1, 6, 4, 8), (1, 6, 2, 8)]  # type: ignore[attr-defined]
 
 
 def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
     """A later token changes no earlier output; positions enter; every weight has a gradient."""
-    from planner.lab.profile.whole_layer import built
+    from planner.lab.profile.operator_runs import built
 
     torch.manual_seed(0)
     common = {"hidden": 32, "ffn": 48, "heads": 4, "batch": 1, "seq": 12, "gated": True, "dtype": "fp32"}
@@ -166,7 +167,7 @@ def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
         {"kv_heads": 4, "head_dim": 12, "q_rank": 16, "kv_rank": 8, "rope_dim": 4, "value_dim": 8},
     )
     for kind in kinds:
-        made = built(layer_point("forward", **common, **kind), "cpu")  # type: ignore[arg-type]
+        made = built(Point.of("layer", pass_="forward", **common, **kind), "cpu")  # type: ignore[arg-type]
         x = torch.randn(1, 12, 32)
         other = x.clone()
         other[:, 7:] += 1.0

@@ -14,8 +14,7 @@ from profiler_samples import LAYERS, known
 
 from planner.errors import PlannerError
 from planner.lab.profile import definitions
-from planner.lab.profile.extra_points import warm_up_point
-from planner.lab.profile.layer_check import layer_point
+from planner.lab.profile.compute_points import warm_up_point
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.rounds import Rounds, steady, warm_up
 from planner.lab.profile.timing import Yardstick, measure
@@ -40,9 +39,9 @@ def test_rounds_and_the_yardstick_take_a_busy_machine_out() -> None:
         found = measure(
             lambda: spin(6), device="cpu", clock="cpu", budget_s=0.3, yardstick=replace(yardstick, reference=base)
         )  # fmt: skip
-        if found.median == pytest.approx(3.0 * base, rel=0.25) and found.slowed > 1.4:
+        if found.median == pytest.approx(3.0 * base, rel=0.25) and dict(found.details)["slowed"] > 1.4:
             break
-    assert found.median == pytest.approx(3.0 * base, rel=0.25) and found.slowed > 1.4
+    assert found.median == pytest.approx(3.0 * base, rel=0.25) and dict(found.details)["slowed"] > 1.4
     assert found.measured(definitions.gemm("fp32", "forward", 8, 8, 8)).details[0][0] == "slowed"
     assert not steady([1.0] * 9) and steady([3.0, 2.0, *[1.0] * 10]) and not steady([2.0] * 5 + [1.0] * 5)
     falling = iter(np.exp(-np.arange(400.0)))
@@ -58,7 +57,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that is stopped in the second round: the journal has the first one whole; a resumed one measures the rest."""
-    from planner.lab.profile import compute_profile, worker
+    from planner.lab.profile import compute_timing, worker
     from planner.lab.profile.journal import Journal
     from planner.lab.profile.profile_file import _failures
     from planner.lab.profile.settings import Settings
@@ -68,7 +67,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
         for dtype, scale in (("fp32", 1), ("nvfp4", 1), ("fp32", 2))
     )
     more = [definitions.gemm("nvfp4", name, 64, 64, 64) for name in ("dgrad", "wgrad")]
-    whole = layer_point("forward", dtype="fp32", **LAYERS[0])
+    whole = Point.of("layer", pass_="forward", dtype="fp32", **LAYERS[0])
     points, visited = [product, low, *more, whole, late], []
 
     def measured(point: Point, device: str, budget: float) -> Measured:
@@ -83,7 +82,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
         first, timeout, place, watch = True, 1.0, type("Place", (), {"rank": 0}), None
 
     Ranks.watch = type("Watch", (), {"doing": staticmethod(lambda *_: contextlib.nullcontext())})  # type: ignore[assignment]
-    monkeypatch.setattr(compute_profile, "measure_compute", measured)
+    monkeypatch.setattr(compute_timing, "measure_compute", measured)
     path = tmp_path / "mine.journal.json"
 
     def go(journal: Journal, points: list[Point]) -> None:
@@ -105,8 +104,8 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     assert _failures(kept) == [
         f"not measured: {low.label} and 2 more like it: products in nvfp4 need a GPU; this is a CPU"
     ]
-    assert dict(kept.get(product).details)["rounds"] == 2  # type: ignore[union-attr]
+    assert [one.more["rounds"] for one in kept.of() if one.point.identity == product.identity] == [2]
     visited.clear()
     resumed = Journal.resume(path, {})
-    go(resumed, list(resumed.missing(points)))
+    go(resumed, [point for point in points if point not in resumed])
     assert late in resumed and visited.count(late) == 5 and product not in visited and visited.count(low) == 1

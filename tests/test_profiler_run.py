@@ -21,6 +21,7 @@ from profiler_ranks import free_port
 
 from planner.hardware import load_hardware
 
+pytestmark = pytest.mark.proof
 CLI = Path(__file__).resolve().parent.parent / "cli.py"
 LINKS = ("--device", "cpu", "--only", "collectives", "--hardware", "h100-sxm", "--max-size", "64 KiB")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from planner.questions.accuracy.numbers import pairs_of
+from planner.questions.accuracy.prediction import pairs_of
 from planner.runs import read_runs
 from tools.update_readme import updated
 
@@ -41,7 +41,7 @@ def test_commands_run(page, run, tmp_path, monkeypatch, request):
         every_run, every_pair = (request.getfixturevalue(name) for name in ("every_run", "every_pair"))
         monkeypatch.setattr("planner.runs.read_runs", lambda paths: every_run if paths is None else read_runs(paths))
         monkeypatch.setattr(
-            "planner.questions.accuracy.numbers.pairs_of",
+            "planner.questions.accuracy.prediction.pairs_of",
             lambda runs: every_pair if runs is every_run else pairs_of(runs),
         )
     for line in lines:

@@ -24,16 +24,16 @@ from planner.layout import Layout
 from planner.plan_file import Plan, load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report import evidence as stored_errors
-from planner.questions.report import parallel_searches as many
+from planner.questions.report import scaling as many
 from planner.questions.report import specs
 from planner.questions.report.build import build
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
-from planner.questions.report.page import kept, page, start_library
-from planner.questions.report.picture import picture
+from planner.questions.report.page import kept, page, picture, start_library
 from planner.questions.report.scaling import scaling
+from planner.questions.report.show import CHARTS
 from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search
 from planner.timeline.priced_plan import price
@@ -183,8 +183,8 @@ def test_sizes_of_the_scaling_picture(plan: Plan) -> None:
     large = dataclasses.replace(plan, num_gpus=4096)
     looked = many.looked_at(large)
     assert looked[0] == 8 and looked[-3:] == [4096, 8192, 16384] and len(looked) == many.BELOW + 3
-    with many.scaled(plan) as sizes:
-        assert isinstance(sizes, many.Scaled)
+    with many.scaled(plan, 8) as result:
+        assert callable(result)
     parts = [scaling(resolved_of(plan), counts=[count]) for count in (8, 4)]
     whole = scaling(resolved_of(plan), counts=[4, 8])
     assert many.joined(parts) == whole
@@ -212,7 +212,7 @@ def test_charts_hold_the_numbers_of_the_plan(plan: Plan, document: Document) -> 
     passes = [row for row in actions.rows if row[1] in ("forward", "backward")]
     assert len(passes) == 2 * 2 * int(plan.layout.vpp) * int(plan.layout.num_microbatches) == actions.facts["actions"]
     assert max(row[5] for row in actions.rows) == pytest.approx(one.step_time_s, rel=1e-5)
-    assert [name.name for name in document.charts] == list(specs.CHARTS)
+    assert [name.name for name in document.charts] == list(CHARTS)
     mine = next(row for row in document.chart("heatmap").records() if row["plan"])
     assert (mine["tp"], mine["pp"]) == (2, 2)
     assert (
@@ -249,7 +249,7 @@ def test_page_asks_for_nothing_and_is_small(text: str) -> None:
     assert "default-src 'none'" in text
     outside = re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
     assert not re.findall(r'(?:src|href)="(?!#|data:)', outside)
-    assert outside.count("<figure") == len(specs.CHARTS) == outside.count("<details>") == outside.count('role="img"')
+    assert outside.count("<figure") == len(CHARTS) == outside.count("<details>") == outside.count('role="img"')
 
 
 def test_names_from_a_file_cannot_break_the_page(plan: Plan, document: Document) -> None:
@@ -308,7 +308,7 @@ def test_pictures_are_png(document: Document) -> None:
 
 def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(many, "looked_at", lambda plan: [plan.num_gpus])
-    monkeypatch.setattr("planner.questions.report.parallel_searches.os.cpu_count", lambda: 1)
+    monkeypatch.setattr("planner.questions.report.scaling.os.cpu_count", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "plan.yaml"
     plan.save(file)

@@ -53,10 +53,6 @@ LAYOUTS: dict[str, dict[str, int]] = {
     },
     # ZeRO-1 groups of 8 are all 8 ranks here; TP 1, so no sequence parallelism.
     "oss-internevo-7b-a100/tgs-tp1-z8-8gpu": {"dp": 8, "zero": 1, "dp_shard": 0, "num_microbatches": 4},
-    "oss-vtrain-single-node/h1024-l24-g8-tp2-dp2-pp2-mbs4-gbs32": {
-        "tp": 2, "pp": 2, "dp": 2, "num_microbatches": 4, "zero": 0, "sequence_parallel": 0,
-        "recompute": Recompute.FULL,
-    },
     # Context parallel by all-gather of keys and values (torchtitan), Ulysses (DeepSpeed).
     "oss-torchtitan-h100-202412/8b-8-fsdp4-cp2-seq65536": {"cp": 2, "dp": 4, "cp_method": 2, "zero": 3},
     "oss-distflashattn-table1/ulysses-16gpu-256k-llama-7b": {"cp": 16, "dp": 1, "cp_method": 1},
@@ -163,9 +159,9 @@ def test_job_with_checked_collectives_keeps_its_network(runs: dict[str, Run]) ->
     run = runs["oss-ultrascale-nanotron-80p0b/dp1-tp4-pp16-acc256-mbs1-z0-gqa8"]
     assert run.cluster is not None and run.family == "nanotron network checked" and run.trainer is not None
     assert run.cluster.hardware.network_bandwidth == 50e9
-    assert run.trainer.collective_check == pytest.approx((20.9e-3 - 5.5e-3) / 64, rel=0.05)
+    assert run.set_aside.startswith("every collective was checked on the host first") and not run.representative
     early = runs["oss-ultrascale-nanotron-1p34b/dp16-tp16-pp1-acc8-mbs2-z0"]
-    assert early.trainer is not None and early.trainer.collective_check == 0 and early.family.endswith("normal")
+    assert early.trainer is not None and early.representative and early.family.endswith("normal")
 
 
 def test_slow_allocation_gets_its_measured_network(runs: dict[str, Run]) -> None:
@@ -200,8 +196,6 @@ def test_trainer_and_workload_of_a_row(runs: dict[str, Run]) -> None:
     assert lora is not None and lora.lora_rank == 16 and lora.precision == "fp8"
     sizes = runs["oss-bigscience-104b-v100-32gb/bnb-tp4-pp16"].workload
     assert sizes is not None and sizes.optimizer == "adam_8bit" and sizes.model.position == "learned"
-    vtrain = runs["oss-vtrain-single-node/h1024-l24-g8-tp2-dp2-pp2-mbs4-gbs32"]
-    assert vtrain.workload is not None and vtrain.workload.precision == "fp16"
 
 
 def test_vocabulary_from_published_parameters(runs: dict[str, Run]) -> None:
@@ -213,7 +207,8 @@ def test_vocabulary_from_published_parameters(runs: dict[str, Run]) -> None:
 def test_what_was_assumed_is_said(runs: dict[str, Run]) -> None:
     run = runs["oss-megascale-175b/megascale-256gpu-gbs768"]
     assert "micro batch 1" in run.assumptions and not run.stated
-    assert not runs["oss-ultrascale-nanotron-80p0b/dp1-tp1-pp8-acc16-mbs16-z0"].representative
+    broken = runs["oss-ultrascale-nanotron-80p0b/dp1-tp1-pp8-acc16-mbs16-z0"]
+    assert not broken.representative and "fix of its pipeline engine" in broken.set_aside
 
 
 UNSUPPORTED = {
@@ -233,7 +228,7 @@ def test_reasons(name: str, runs: dict[str, Run]) -> None:
 
 
 def test_every_row_maps_or_says_why(runs: dict[str, Run]) -> None:
-    assert len(runs) > 5600
+    assert len(runs) > 4200
     for name, run in runs.items():
         parts = (run.workload, run.cluster, run.trainer, run.layout)
         assert all(part is None for part in parts) == bool(run.unsupported), name

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from planner import library
 from planner.errors import PlannerError
 from planner.layout import Module
-from planner.questions.accuracy.numbers import accuracy, pairs_of, predict, summarise, summary_rows
+from planner.questions.accuracy.numbers import accuracy
+from planner.questions.accuracy.prediction import pairs_of, predict
+from planner.questions.accuracy.summary import summarise
+from planner.questions.accuracy.tables import summary_rows
 from planner.runs import Run, read_runs, rows_from_dict, to_run
 
 GOOD: dict[str, Any] = {
@@ -69,12 +72,20 @@ def _with(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 BROKEN = [
-    (("rows", 0, "parallel", "tp"), "two", "row a: parallel: tp is 'two'; it must be a whole number of at least 0"),
+    (
+        ("rows", 0, "parallel", "tp"),
+        "two",
+        "row a: parallel: tp is 'two'; it must be a whole number that is not negative, or null",
+    ),
     (("rows", 0, "parallel", "gpu"), 2, "file: row a: parallel: unknown key 'gpu'; nearest: gpus"),
     (("rows", 0, "measured"), ..., "file: row a: missing key 'measured'"),
     (("rows", 0, "id"), ..., "file: row 1: missing key 'id'"),
-    (("rows", 0, "batch"), 8, "file: row a: batch: expected a mapping of keys to values, found 8"),
-    (("rows", 0, "measured", "step_s"), -1.0, "measured: step_s is -1.0; it must be a number of at least 0"),
+    (("rows", 0, "batch"), 8, "file: row a: batch: expected a mapping of keys to values, found int"),
+    (
+        ("rows", 0, "measured", "step_s"),
+        -1.0,
+        "measured: step_s is -1.0; it must be a number that is not negative, or null",
+    ),
     (("rows", 0, "flash_attention"), "yes", "row a: flash_attention is 'yes'; it must be true or false"),
     (("rows",), {}, "file: rows is {}; it must be a list"),
     (("rows",), [GOOD["rows"][0], GOOD["rows"][0]], "file: row a: this id appears twice; ids must be unique in a file"),

@@ -18,7 +18,7 @@ from planner.layout import NAMES, Layout, Recompute, Schedule
 from planner.model import load_model
 from planner.rules import Job, allowed, check
 from planner.search import Finding, Pins, fits, search
-from planner.space import OFFLOADS, base_layouts, recompute_levers, stack
+from planner.space import OFFLOADS, base_layouts, recompute_options, stack
 
 
 def all_layouts(one: Job) -> Layout:
@@ -60,7 +60,7 @@ def all_layouts(one: Job) -> Layout:
                     )
                 )
     plain = Layout.stack(rows)
-    levers = stack([plain, *(lever.apply(plain, one.model) for lever in recompute_levers(one, Pins()))])
+    levers = stack([plain, *(lever.apply(plain, one.model) for lever in recompute_options(one, Pins()))])
     if one.trainer.legal.offload_optimizer:
         levers = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)])
     return levers.take(allowed(one, levers))

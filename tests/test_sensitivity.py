@@ -15,10 +15,10 @@ from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of
 from planner.questions.sensitivity import ties
 from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
-from planner.questions.sensitivity.quantities import OFFLOAD_QUANTITIES, QUANTITIES, relevant
-from planner.questions.sensitivity.ties import Ordered, build, isotonic
+from planner.questions.sensitivity.quantities import QUANTITIES, relevant
 from planner.search import plan_key
 from tests.samples import MODELS
+from tools.evidence.ties import Ordered, build, isotonic
 
 
 def resolved(**changes: Any) -> ResolvedJob:
@@ -79,15 +79,18 @@ def test_only_what_can_matter_is_looked_at() -> None:
     inside = {one.key for one in relevant(resolved(num_gpus=8), offloads=False)}
     assert not {"network", "network_latency"} & inside and "scale_up" in inside
     assert "scale_up" not in {one.key for one in relevant(resolved(num_gpus=1), offloads=False)}
-    assert {one.key for one in OFFLOAD_QUANTITIES} <= {one.key for one in relevant(resolved(), offloads=True)}
+    assert {one.key for one in relevant(resolved(), offloads=True)} == {one.key for one in QUANTITIES}
+    assert not any(one.offload for one in relevant(resolved(), offloads=False)) and any(
+        one.offload for one in QUANTITIES
+    )
 
 
-@pytest.mark.parametrize("quantity", [*QUANTITIES, *OFFLOAD_QUANTITIES], ids=lambda one: one.key)
+@pytest.mark.parametrize("quantity", QUANTITIES, ids=lambda one: one.key)
 def test_every_quantity_moves_something_and_one_is_no_change(quantity: Any) -> None:
     job = resolved(num_gpus=64)
     layout = best_of(job).layout
     assert layout is not None
-    layout = layout.replace(offload_optimizer=100) if quantity in OFFLOAD_QUANTITIES else layout
+    layout = layout.replace(offload_optimizer=100) if quantity.offload else layout
 
     def step(factor: float) -> float:
         return step_times(quantity.scale(job, factor).job, [layout])[0]

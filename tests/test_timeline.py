@@ -162,22 +162,6 @@ def test_an_extrapolated_walk_still_ends_when_the_plan_says() -> None:
     check(priced, step)
 
 
-@pytest.mark.parametrize(
-    ("schedule", "pp", "vpp"), [(Schedule.ONE_F_ONE_B, 2, 1), (Schedule.INTERLEAVED, 4, 2), (Schedule.ZB_H1, 4, 1)]
-)
-def test_messages_that_are_polled_for_are_drawn(schedule: int, pp: int, vpp: int) -> None:
-    """The step sleeps 0.6 s per microbatch and neighbour more, walked as in the closed form, and its passes show where."""
-    layout = Layout(pp=pp, dp=2, vpp=vpp, num_microbatches=8, schedule=schedule)
-    plain, polled = (price(deep_job(2 * pp, 16, poll_time=seconds), layout) for seconds in (0.0, 0.6))
-    asleep = 0.6 * 8 * min(pp - 1, 2)
-    assert polled.step_time - plain.step_time == pytest.approx(asleep)
-    step = timeline_of(polled)
-    check(polled, step)
-    polls = [one.end - one.start for one in step.slices() if one.kind == "poll" and one.rank == step.slowest]
-    assert len(polls) == 2 * 8 * vpp and sum(polls) == pytest.approx(asleep)
-    assert step.totals(step.slowest)["bubble"] == pytest.approx(timeline_of(plain).totals(step.slowest)["bubble"])
-
-
 def test_in_flight_by_rank() -> None:
     """1F1B: p - i microbatches on rank i [Narayanan 2021, section 2.2]; weights of ranks of one kind are equal."""
     priced = price(deep_job(8, 16), Layout(pp=8, num_microbatches=16))

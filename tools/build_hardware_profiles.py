@@ -28,6 +28,7 @@ from planner.curves import COLLECTIVES, Column, GemmCurve, bus_factor
 from planner.lab.profile.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
 from planner.lab.profile.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
 from planner.lab.profile.fitting import error_of, short
+from planner.schema import read
 
 GB = 1e9
 SIZES = 2.0 ** np.arange(9, 35)  # 512 B to 16 GiB, one per octave
@@ -891,9 +892,7 @@ def build_measured(name: str, raw: dict[str, list[dict[str, str]]], specs: dict[
         if recipe == "nvfp4" and name in CUBLAS_NVFP4:
             shapes, seconds, clock = CUBLAS_NVFP4[name]
             factor = 1.0 if clock == "burst" else SUSTAINED[spec["arch"]]
-            curve = at_library_rate(
-                curve, GemmCurve.from_dict(gemm["bf16"], name), shapes, seconds, factor, peak, memory
-            )
+            curve = at_library_rate(curve, read(GemmCurve, gemm["bf16"], name), shapes, seconds, factor, peak, memory)
         plain = curve.to_dict()
         for key in ("efficiency", "m0", "n0", "k0", "memory_efficiency", "quantise_traffic"):
             plain[key] = short(plain[key])

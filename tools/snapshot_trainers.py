@@ -17,7 +17,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from planner.trainers.checking.setting_names import PACKAGES, READERS
+from planner.trainers import having, load
+
+TRAINERS = [name for name in having("check") if hasattr(load(name, "check"), "known_names")]
 
 
 def version(root: Path, package: str) -> str:
@@ -30,11 +32,11 @@ def version(root: Path, package: str) -> str:
 
 
 def main() -> None:
-    if len(sys.argv) != 3 or sys.argv[1] not in READERS:
-        raise SystemExit(f"usage: snapshot_trainers.py {{{','.join(READERS)}}} FOLDER")
+    if len(sys.argv) != 3 or sys.argv[1] not in TRAINERS:
+        raise SystemExit(f"usage: snapshot_trainers.py {{{','.join(TRAINERS)}}} FOLDER")
     name, root = sys.argv[1], Path(sys.argv[2])
-    package = PACKAGES.get(name, name)
-    data = {"package": package, "version": version(root, package), "settings": READERS[name](root)}
+    package = having("check")[name].PACKAGE
+    data = {"package": package, "version": version(root, package), "settings": load(name, "check").known_names(root)}
     json.dump(data, sys.stdout, indent=0, sort_keys=True)
     print()
 

@@ -4,7 +4,8 @@
 - ``profiles/residuals.yaml``: the errors behind them, which reports show,
 - ``profiles/ties.yaml``: how often two plans of one job are ordered rightly, by the predicted gap,
 - ``tests/data/predictions.csv``: every prediction, with which CI compares the next change,
-- ``docs/accuracy.md`` and ``docs/accuracy.png``: the page, with what ``docs/accuracy_notes.yaml`` says about rows and families.
+- ``docs/accuracy.md``, ``docs/accuracy-appendix.md`` and ``docs/accuracy.png``: the pages, with what ``docs/accuracy_notes.yaml``
+  says about rows and families.
 
 It prints the errors by family before (the stored predictions) and after.
 """
@@ -20,25 +21,24 @@ sys.path.insert(0, str(ROOT))
 
 from planner import library  # noqa: E402
 from planner.error_bars import QUANTITIES  # noqa: E402
-from planner.questions.accuracy import bars, snapshot
-from planner.questions.accuracy.numbers import Pair, pairs_of, summarise
-from planner.questions.accuracy.page import page  # noqa: E402
-from planner.questions.accuracy.scatter import scatter  # noqa: E402
-from planner.questions.calibrate.held_back import held_back_pairs  # noqa: E402
-from planner.questions.calibrate.page_held_back import held_back_section  # noqa: E402
-from planner.questions.report import evidence
-from planner.questions.sensitivity import ties
+from planner.questions.accuracy.page import scatter  # noqa: E402
+from planner.questions.accuracy.prediction import Pair, pairs_of  # noqa: E402
+from planner.questions.accuracy.summary import summarise  # noqa: E402
 from planner.runs import read_runs  # noqa: E402
+from tools.evidence import bars, snapshot, ties  # noqa: E402
+from tools.evidence.appendix import appendix  # noqa: E402
+from tools.evidence.held_back import held_back_pairs  # noqa: E402
+from tools.evidence.reader import reader  # noqa: E402
 
 HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
-# Written by tools/update_accuracy.py from the residuals of profiles/runs; planner/questions/accuracy/bars.py says how, docs/accuracy.md
+# Written by tools/update_accuracy.py from the residuals of profiles/runs; tools/evidence/bars.py says how, docs/accuracy.md
 # how well they hold for sources that were left out.
 """
 RESIDUALS_HEAD = """# Errors of plan on the published runs, predicted / measured - 1 in percent, by source and class of run: the runs behind
 # error_bars.yaml. Written by tools/update_accuracy.py; planner/questions/report/evidence.py reads it.
 """
 TIES_HEAD = """# How often two plans of one job are ordered rightly, by the predicted gap ln(slower / faster) between them.
-# Written by tools/update_accuracy.py from the sweeps in profiles/runs; planner/questions/sensitivity/ties.py says how.
+# Written by tools/update_accuracy.py from the sweeps in profiles/runs; tools/evidence/ties.py says how.
 """
 PREDICTIONS = ROOT / "tests" / "data" / "predictions.csv"
 
@@ -48,7 +48,7 @@ def main() -> None:
     if PREDICTIONS.exists():
         print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))
     library.write_whole(PREDICTIONS, snapshot.text(pairs))
-    print("every source held back: about two minutes", file=sys.stderr)
+    print("every source held back: some minutes", file=sys.stderr)
     held, left = held_back_pairs(pairs)
     tables, proofs = {}, {}
     for quantity in QUANTITIES:
@@ -58,14 +58,13 @@ def main() -> None:
     library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
     rows = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
     library.write_whole(
-        ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(evidence.to_dict(rows))
+        ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(bars.errors_to_dict(rows))
     )
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
-    notes = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml")
-    proof = held_back_section(pairs, held, left, proofs)
-    text = page(pairs, summarise(pairs), picture="accuracy.png", notes=notes, proof=proof)
-    library.write_whole(ROOT / "docs" / "accuracy.md", text)
+    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs)
+    library.write_whole(ROOT / "docs" / "accuracy.md", reader(pairs, summary, held, proofs, notes))
+    library.write_whole(ROOT / "docs" / "accuracy-appendix.md", appendix(pairs, summary, held, left, proofs, notes))
 
 
 def write_ties(pairs: list[Pair]) -> None:

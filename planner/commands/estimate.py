@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from planner.layout import FIELDS
-from planner.terminal.flags import console, job_options, layout_options, layout_values, request_fields
+from planner.terminal.flags import emit, job_options, layout_options
 
 
-@click.command(short_help="Price one explicit layout, with the whole breakdown.")
+@click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @job_options(required=False)
 @layout_options(FIELDS)
@@ -31,20 +30,10 @@ def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any
       plan estimate plan.yaml --micro-batch-size 2
       plan estimate layout.yaml --model llama-8b --gpus 8 --json
     """
-    from planner.explicit import explicit_plan, read_layout_file
+    from planner import api
 
-    base = read_layout_file(file) if file is not None else None
-    plan = explicit_plan(base, layout_values(flags), request_fields(flags))
+    plan = api.estimate(file, **flags)
     if output is not None:
         plan.save(output)
         click.echo(f"wrote {output}", err=True)
-    if as_json:
-        document = {"layout": plan.layout.to_dict(), "estimate": vars(plan.prediction)}
-        click.echo(json.dumps({"assumptions": [vars(one) for one in plan.assumptions], **document}, indent=2))
-        return
-    from planner.terminal import tables as table
-
-    out = console()
-    if plan.assumptions:
-        out.print(table.assumptions_table(plan.assumptions))
-    table.print_prediction(out, plan)
+    emit(plan, as_json)

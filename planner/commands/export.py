@@ -9,7 +9,7 @@ import click
 from planner.errors import PlannerError
 
 
-@click.command(short_help="Write a plan as a folder that a trainer runs.")
+@click.command()
 @click.argument("file", metavar="PLAN", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--to", "to", metavar="NAME", help="Trainer to write for; --list names them.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder to write.")
@@ -57,9 +57,9 @@ def export(
         click.secho(f"warning: {warning}", fg="yellow", err=True)
     _say(output, bundle.files, bundle.rendered.notes)
     if check:
-        from planner.trainers.checking import check_folder
+        from planner.trainers.checking.child import check_folder
 
-        click.echo(check_folder(target, job, output).text())
+        click.echo(check_folder(to, job, output).text())
 
 
 def _say(output: Path, files: dict[str, str], notes: tuple[str, ...]) -> None:

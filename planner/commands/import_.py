@@ -7,10 +7,14 @@ from typing import Any
 
 import click
 
+from planner.trainers import having
 
-@click.command("import", short_help="Read a trainer's configuration as a plan.")
+READERS = " or ".join(", ".join(having("readback")).rsplit(", ", 1))
+
+
+@click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--from", "from_", metavar="NAME", help="megatron, torchtitan, deepspeed or nanotron. [by its content]")
+@click.option("--from", "from_", metavar="NAME", help=f"{READERS}. [by its content]")
 @click.option("--model", metavar="NAME", help="Model, where the file does not say it.")
 @click.option("--gpus", "num_gpus", type=int, metavar="N", help="GPUs of the job, where the file does not say.")
 @click.option("--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware').")

@@ -9,17 +9,41 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
-from planner.terminal.flags import SentenceError
 
 COMMANDS = {
-    "search": "commands.search", "estimate": "commands.estimate", "report": "questions.report.command",
-    "compare": "questions.compare.command", "what-if": "questions.what_if.command",
-    "sensitivity": "questions.sensitivity.command", "doctor": "questions.doctor.command", "export": "commands.export",
-    "import": "commands.import_", "profile": "lab.profile.command", "validate": "lab.run.command",
-    "calibrate": "questions.calibrate.command", "accuracy": "questions.accuracy.command", "models": "commands.library",
-    "hardware": "questions.hardware.command", "trainers": "commands.library",
+    "search": ("commands.search", "Search every legal layout, print the best plans (default)."),
+    "estimate": ("commands.estimate", "Price one explicit layout, with the whole breakdown."),
+    "report": ("questions.report.command", "A plan as one page to look at; also Markdown, JSON, a trace, pictures."),
+    "compare": ("questions.compare.command", "Plan files side by side: what differs, and what each difference does."),
+    "what-if": ("questions.what_if.command", "The same job with one thing changed; fewest GPUs, cheapest hardware."),
+    "sensitivity": (
+        "questions.sensitivity.command", "Which measured number the choice hangs on; which plans count as equal.",
+    ),
+    "doctor": (
+        "questions.doctor.command",
+        "What was measured against a plan: what would explain the gap, and the check that tells.",
+    ),
+    "export": ("commands.export", "Write a plan as a folder that a trainer runs."),
+    "import": ("commands.import_", "Read a trainer's configuration as a plan."),
+    "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),
+    "validate": ("lab.run.command", "Run a plan, or its memory alone, and compare with the prediction."),
+    "calibrate": ("questions.calibrate.command", "Correct a hardware profile with your own measured runs."),
+    "accuracy": ("questions.accuracy.command", "Predict published runs and print the errors."),
+    "models": ("commands.library", "List the model presets."),
+    "hardware": ("questions.hardware.command", "List the hardware profiles, or look into them."),
+    "trainers": ("commands.library", "List the trainers."),
 }  # fmt: skip
-"""Command -> module of planner that holds it; imported when it is asked for."""
+"""Command -> module of planner that holds it, imported when it is asked for; and its line in ``plan --help``."""
+
+
+class SentenceError(click.ClickException):
+    """A PlannerError as the command line shows it: one sentence, exit code 2."""
+
+    exit_code = 2
+
+    def show(self, file: Any = None) -> None:
+        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
+        click.echo(self.message, err=True)
 
 
 class PlanGroup(click.Group):
@@ -31,10 +55,14 @@ class PlanGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"planner.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"planner.{COMMANDS[cmd_name][0]}")
         name = cmd_name.replace("-", "_")
         found: click.Command = getattr(module, f"{name}_" if keyword.iskeyword(name) else name)
         return found
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in COMMANDS and args[0] not in ("--help", "--version"):

@@ -14,8 +14,8 @@ from planner.cost.memory.device_memory import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import stage_straggling
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -243,10 +243,7 @@ def _step_parts(
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
     idle = idle + interleave_waits(layout, priced.send * beside)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
-    exposed, hidden = data_parallel(
-        trainer, layout, (priced.reduced_last, priced.gathered_first), priced.reduce, priced.gather, priced.copies, *window,
-        data_slowdown(cluster, layout),
-    )  # fmt: skip
+    exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
     end = largest_stage(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,

@@ -3,7 +3,7 @@
 Every curve is made so that it holds outside what was measured too: a rate never passes the peak or the link, a larger
 operation never takes less time, and far from the measurements the form tends to its physical limit (roofline, latency).
 The constants are fitted by ``planner/profiler`` (from a machine at hand) and ``tools/build_hardware_profiles.py`` (from
-published tables), which write their held-out errors beside them.
+published tables), which write their held-out errors next to them.
 """
 
 from planner.curves.attention import AttentionCurve
@@ -17,9 +17,9 @@ from planner.curves.collectives import (
     least_factor,
 )
 from planner.curves.gemm import GemmCurve, Grid, Waves
-from planner.curves.reading import Column, checked, column, numbers
+from planner.curves.reading import Column, column, index, numbers
 
 __all__ = [
     "COLLECTIVES", "RINGS", "AttentionCurve", "CollectiveCurve", "Column", "GemmCurve", "Grid", "NetworkCurve", "Segment", "Waves",
-    "bus_factor", "checked", "column", "least_factor", "numbers",
+    "bus_factor", "column", "index", "least_factor", "numbers",
 ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -11,10 +11,12 @@ from planner import arrays as npt
 from planner import units
 from planner.curves.reading import Column, checked, column, numbers
 from planner.errors import PlannerError
+from planner.schema import Rule, Seconds, Text, plain_fields, within
 
 COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "send_recv")
 RINGS = ("all_gather", "reduce_scatter", "broadcast")
 """Collectives that NCCL runs as rings across nodes as well; all-reduces have trees there, the others single messages."""
+_SHARE = "a share of the line rate of the NICs, above 0 and at most 1"
 
 
 def bus_factor(op: str, n: npt.ArrayLike) -> Column:
@@ -132,11 +134,11 @@ class CollectiveCurve:
 class Segment:
     """One protocol of a collective across nodes: a straight line in the bytes."""
 
-    efficiency: float
+    efficiency: Annotated[float, Rule(above=True, most=1.0, says=_SHARE)]
     """Bus bandwidth over the line rate of the NICs that the group has in a node."""
-    latency: float
-    latency_per_rank: float
-    latency_per_doubling: float
+    latency: Seconds
+    latency_per_rank: Seconds
+    latency_per_doubling: Seconds
 
     def stretched(self, factor: float) -> Segment:
         """The line with its latencies multiplied."""
@@ -146,24 +148,6 @@ class Segment:
     def latency_of(self, n: Column, nodes: Column) -> Column:
         """a = latency + per_rank (n - 1) + per_doubling log2(nodes), seconds: rings grow with n, trees with log2."""
         return self.latency + self.latency_per_rank * (n - 1.0) + self.latency_per_doubling * np.log2(nodes)
-
-    @classmethod
-    def from_dict(cls, data: object, where: str) -> Segment:
-        """From a mapping with the names of the fields; latencies have units."""
-        times = ("latency", "latency_per_rank", "latency_per_doubling")
-        entry = checked(data, where, ("efficiency", *times))
-        values = {key: units.parse(entry[key], "seconds", what=f"{where} {key}") for key in times}
-        efficiency = float(numbers(entry["efficiency"], f"{where} efficiency", above=0.0))
-        if not 0 < efficiency <= 1:
-            raise PlannerError(
-                f"{where}: efficiency {efficiency:g} is above the line rate of the NICs; it must be in 0..1"
-            )
-        return cls(efficiency=efficiency, **values)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that ``from_dict`` reads back."""
-        times = ("latency", "latency_per_rank", "latency_per_doubling")
-        return {"efficiency": self.efficiency, **{key: f"{getattr(self, key)!r} s" for key in times}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,37 +160,18 @@ class NetworkCurve:
 
     fast: Segment
     bulk: Segment
-    two_nodes: float | None = None
+    two_nodes: Annotated[float, within(0.01)] | None = None
     """Efficiency of bulk on exactly two whole nodes where measured (NVLS tree, may pass 1); never extrapolated."""
     inside: tuple[float, float, float] = (1.0, 0.0, 1.0)
     """Part of the bus bandwidth inside a rack that is left across racks: on two, loss per doubling, least."""
-    source: str = ""
+    source: Text = ""
     """Cluster the constants were fitted on."""
     errors: dict[str, Any] = field(default_factory=dict)
+    to_dict = plain_fields
 
-    @classmethod
-    def from_dict(cls, data: object, where: str) -> NetworkCurve:
-        """From a mapping with ``fast`` and ``bulk``."""
-        entry = checked(data, where, ("fast", "bulk"), ("two_nodes", "inside", "source", "errors"))
-        two = entry.get("two_nodes")
-        inside = numbers(entry.get("inside", [1.0, 0.0, 1.0]), f"{where} inside", above=0.0)
-        if inside.shape != (3,) or inside[2] <= 0 or inside[0] < inside[2]:
-            raise PlannerError(
-                f"{where}: inside holds three numbers: share on two domains, loss per doubling, least share"
-            )
-        return cls(
-            inside=(float(inside[0]), float(inside[1]), float(inside[2])),
-            fast=Segment.from_dict(entry["fast"], f"{where} fast"),
-            bulk=Segment.from_dict(entry["bulk"], f"{where} bulk"),
-            two_nodes=None if two is None else float(numbers(two, f"{where} two_nodes", above=0.01)),
-            source=str(entry.get("source", "")),
-            errors=dict(entry.get("errors", {})),
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that ``from_dict`` reads back."""
-        return {"fast": self.fast.to_dict(), "bulk": self.bulk.to_dict(), "two_nodes": self.two_nodes,
-                "inside": list(self.inside), "source": self.source, "errors": self.errors}  # fmt: skip
+    def __post_init__(self) -> None:
+        if self.inside[2] <= 0 or self.inside[0] < self.inside[2]:
+            raise PlannerError("inside holds three numbers: share on two domains, loss per doubling, least share")
 
     def stretched(self, factor: float) -> NetworkCurve:
         """The curve with all latencies multiplied."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from planner import arrays as npt
-from planner import units
 from planner.curves.reading import Column, checked, column, numbers
 from planner.errors import PlannerError
+from planner.schema import Seconds, plain_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class Waves:
 
     @classmethod
     def from_dict(cls, data: object, where: str) -> Waves:
-        """``tiles`` as pairs, ``tile_cost`` beside them."""
+        """``tiles`` as pairs, ``tile_cost`` of each."""
         entry = checked(data, where, ("tiles", "tile_cost", "compute_units"))
         tiles = numbers(entry["tiles"], f"{where} tiles", above=1.0).reshape(-1, 2)
         cost = numbers(entry["tile_cost"], f"{where} tile_cost", above=1.0)
@@ -125,7 +125,7 @@ class GemmCurve:
     n0: float
     k0: float
     memory_efficiency: float
-    launch: float
+    launch: Seconds
     """t0, seconds."""
     grid: Grid | None = None
     waves: Waves | None = None
@@ -136,45 +136,7 @@ class GemmCurve:
     accumulate: float = 0.0
     """Part of the traffic of accumulating a weight gradient, at the nominal bandwidth, that its GEMM does not hide."""
     errors: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_dict(cls, data: object, where: str) -> GemmCurve:
-        """From a mapping with the names of the fields; ``launch`` has a unit."""
-        constants = ("efficiency", "m0", "n0", "k0", "memory_efficiency")
-        triples = ("grouped_m0", "grouped_efficiency")
-        required = ("peak_name", "operand_bytes", "quantise", *constants, "launch")
-        entry = checked(data, where, required, (*triples, "accumulate", "quantise_traffic", "grid", "waves", "errors"))
-        values: dict[str, Any] = {
-            key: float(numbers(entry[key], f"{where} {key}", above=0.0)) for key in ("operand_bytes", *constants)
-        }
-        for key in triples:
-            if key in entry:
-                values[key] = tuple(numbers(entry[key], f"{where} {key}", above=0.0).tolist())
-        for key in ("accumulate", "quantise_traffic"):
-            if key in entry:
-                values[key] = float(numbers(entry[key], f"{where} {key}", above=0.0))
-        return cls(
-            peak_name=str(entry["peak_name"]),
-            quantise=bool(entry["quantise"]),
-            launch=units.parse(entry["launch"], "seconds", what=f"{where} launch"),
-            grid=Grid.from_dict(entry["grid"], f"{where} grid") if "grid" in entry else None,
-            waves=Waves.from_dict(entry["waves"], f"{where} waves") if "waves" in entry else None,
-            errors=dict(entry.get("errors", {})),
-            **values,
-        )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that ``from_dict`` reads back."""
-        names = ("peak_name", "operand_bytes", "quantise", "efficiency", "m0", "n0", "k0", "memory_efficiency")
-        data: dict[str, Any] = {name: getattr(self, name) for name in names}
-        data["launch"] = f"{self.launch!r} s"
-        data |= {name: list(getattr(self, name)) for name in ("grouped_m0", "grouped_efficiency")}
-        data |= {"accumulate": self.accumulate, "quantise_traffic": self.quantise_traffic}
-        data["errors"] = self.errors
-        data |= {
-            name: part.to_dict() for name, part in (("grid", self.grid), ("waves", self.waves)) if part is not None
-        }
-        return data
+    to_dict = plain_fields
 
     def without_quantisation(self, plain: GemmCurve) -> GemmCurve:
         """The GEMM alone, on inputs that are quantised already: one kernel, launched as ``plain``, that of bf16."""

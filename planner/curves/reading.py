@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from planner import arrays as npt
-from planner.errors import PlannerError, nearest_first, shown
+from planner.errors import PlannerError, UnknownNameError, shown
+from planner.schema import check_keys
 
 Column: TypeAlias = npt.NDArray[np.float64]
 """Result of every method: float64 of the broadcast shape of the arguments (a numpy scalar for scalars)."""
@@ -18,18 +20,16 @@ def column(values: npt.ArrayLike) -> Column:
     return np.asarray(values, dtype=np.float64)
 
 
-def checked(data: object, where: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> dict[str, Any]:
+def index(value: str, known: tuple[str, ...], kind: str) -> int:
+    """Place of a name among the known ones. Raises UnknownNameError."""
+    if value not in known:
+        raise UnknownNameError(kind, value, known)
+    return known.index(value)
+
+
+def checked(data: object, where: str, required: tuple[str, ...], optional: tuple[str, ...] = ()) -> Mapping[str, Any]:
     """The mapping, if it has the required keys and no others. Raises PlannerError with the nearest key."""
-    if not isinstance(data, dict):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(data).__name__}")
-    known = (*required, *optional)
-    for key in data:
-        if key not in known:
-            raise PlannerError(f"{where}: unknown key '{key}'; did you mean {nearest_first(str(key), known)[0]}?")
-    for key in required:
-        if key not in data:
-            raise PlannerError(f"{where}: the key '{key}' is missing")
-    return data
+    return check_keys(data, (*required, *optional), where, required=required)
 
 
 def numbers(values: object, where: str, *, above: float = -np.inf) -> Column:

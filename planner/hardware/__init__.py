@@ -1,10 +1,10 @@
-"""Hardware profiles: the type and its prices (profile), files (files, relatives), physics (checks), origin (provenance)."""
+"""Hardware profiles: the accelerator (compute), its links, both with their origin (profile), what no machine can be (checks)."""
 
-from planner.hardware.files import load_hardware
+from planner.hardware.compute import MEMORY_OPS, PASSES
 from planner.hardware.overlap import ASSUMED, MeasuredOverlap, Slowdown
-from planner.hardware.profile import HardwareProfile, Price
+from planner.hardware.profile import SCALES, HardwareProfile, Price, load_hardware
 from planner.hardware.provenance import Provenance
-from planner.hardware.vocabulary import FAMILIES, MEMORY_OPS, PASSES, SCALES
+from planner.hardware.relatives import FAMILIES
 
 __all__ = [
     "ASSUMED", "FAMILIES", "MEMORY_OPS", "PASSES", "SCALES", "HardwareProfile", "MeasuredOverlap", "Price", "Provenance",

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from planner import library, units
 from planner.curves import COLLECTIVES, CollectiveCurve
-from planner.errors import PlannerError, nearest_first
-from planner.hardware.vocabulary import FAMILIES, mapping, number
+from planner.errors import PlannerError
+from planner.schema import Positive, check_keys, value_of
 
+FAMILIES = ("gemm", "attention", "memory", "scale_up", "scale_out")
 _KEYS_OF_FAMILY = {"gemm": ("gemm",), "attention": ("attention", "kernels"), "memory": ("memory_fraction",)}
 
 
-def with_relatives(data: dict[str, Any], where: str, family: str = "", depth: int = 0) -> dict[str, Any]:
+def with_relatives(data: Mapping[str, Any], where: str, family: str = "", depth: int = 0) -> Mapping[str, Any]:
     """Curves that the file does not hold, taken from the relative that ``curves_from`` names per family.
 
     GEMM, attention and memory curves are relative to peaks and follow by themselves; scale_up times are stretched by
@@ -24,27 +26,23 @@ def with_relatives(data: dict[str, Any], where: str, family: str = "", depth: in
     if depth > 4:
         raise PlannerError(f"{where}: curves_from goes round in a circle")
     data = dict(data)
-    relatives = mapping(data.pop("curves_from"), f"{where}: curves_from")
-    raw: dict[str, dict[str, Any]] = {}
+    relatives = check_keys(data.pop("curves_from"), (*FAMILIES, "pcie"), f"{where}: curves_from")
+    raw: dict[str, Mapping[str, Any]] = {}
+    links: dict[str, tuple[str, Mapping[str, Any]]] = {}
     for key, name in relatives.items():
-        if key not in (*FAMILIES, "pcie"):
-            raise PlannerError(
-                f"{where}: unknown key 'curves_from {key}'; did you mean {nearest_first(key, FAMILIES)[0]}?"
-            )
-        if family and key != family and not (family == "scale_up" and key == "pcie"):
+        wanted = "scale_up" if key == "pcie" else key
+        if family not in ("", wanted):
             continue
         if name not in raw:
-            path = library.find("hardware", str(name))
-            raw[name] = library.read_yaml(path)
-        wanted = "scale_up" if key == "pcie" else key
+            raw[name] = library.read_yaml(library.find("hardware", str(name)))
         relative = with_relatives(raw[name], f"{name}.yaml", wanted, depth + 1)
         if wanted == "scale_up":
-            raw[name] = relative
+            links[key] = f"{name}.yaml", relative
             continue
         for curve_key in _KEYS_OF_FAMILY.get(key, (key,)):
             data.setdefault(curve_key, relative.get(curve_key))
-    if any(key in relatives for key in ("scale_up", "pcie")) and family in ("", "scale_up") and "scale_up" not in data:
-        data["scale_up"] = _joined_scale_up(data, relatives, raw, where)
+    if links and "scale_up" not in data:
+        data["scale_up"] = _joined_scale_up(data, links, where)
     if family not in ("", "gemm", "attention"):
         return data
     for recipe, value in data.pop("gemm_efficiency", {}).items() if family != "attention" else ():
@@ -58,17 +56,17 @@ def with_relatives(data: dict[str, Any], where: str, family: str = "", depth: in
     return data
 
 
-def _links(data: dict[str, Any], where: str) -> dict[str, float]:
+def _links(data: Mapping[str, Any], where: str) -> dict[str, float]:
     """Bandwidth of the scale-up link and of PCIe; a box without NVLink has PCIe for both."""
     keys = {"scale_up": "scale_up_bandwidth", "pcie": "pcie_bandwidth"}
     return {family: units.parse(data.get(key), "bytes/s", what=f"{where}: {key}") for family, key in keys.items()}
 
 
 def _joined_scale_up(
-    data: dict[str, Any], relatives: dict[str, str], raw: dict[str, dict[str, Any]], where: str
+    data: Mapping[str, Any], relatives: Mapping[str, tuple[str, Mapping[str, Any]]], where: str
 ) -> dict[str, Any]:
     """Times per group size: the NVLink relative's up to the domain, the PCIe relative's beyond."""
-    domain = number(data.get("scale_up_domain"), f"{where}: scale_up_domain")
+    domain = value_of(Positive, data.get("scale_up_domain"), where, "scale_up_domain")
     joined: dict[str, Any] = {}
     for op in COLLECTIVES:
         rows: dict[int, Any] = {}
@@ -76,14 +74,10 @@ def _joined_scale_up(
         for family, link in _links(data, where).items():
             if family not in relatives:
                 continue
-            other, name = raw[relatives[family]], f"{relatives[family]}.yaml"
-            other_family = "scale_up" if other.get("scale_up_domain", 1) > 1 else "pcie"
-            ratio = link / _links(other, name)[other_family]
-            plain = (
-                CollectiveCurve.from_dict(op, other["scale_up"][op], f"{name}: scale_up {op}")
-                .with_link(ratio)
-                .to_dict()
-            )
+            name, other = relatives[family]
+            ratio = link / _links(other, name)["scale_up" if other.get("scale_up_domain", 1) > 1 else "pcie"]
+            curve = CollectiveCurve.from_dict(op, other["scale_up"][op], f"{name}: scale_up {op}").with_link(ratio)
+            plain = curve.to_dict()
             within = {n: row for n, row in plain["us"].items() if (n <= domain) == (family == "scale_up")}
             rows |= within or {n: row for n, row in plain["us"].items() if n not in rows}
             first_size = plain["first_size"]

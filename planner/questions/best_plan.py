@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.explain import COMPONENT_TEXT, misses_by
-from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
 from planner.rules import Job, check_workload
@@ -53,19 +53,20 @@ def resolved_of(plan: Plan) -> ResolvedJob:
     )  # fmt: skip
 
 
-def on_cluster(
-    resolved: ResolvedJob, *, num_gpus: int | None = None, hardware: HardwareProfile | None = None
-) -> ResolvedJob:
-    """The job on another number of GPUs, or on a profile that was changed."""
+def with_job(resolved: ResolvedJob, **changes: Any) -> ResolvedJob:
+    """The job with another workload, cluster or trainer."""
+    return dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, **changes))
+
+
+def on_cluster(resolved: ResolvedJob, **changes: Any) -> ResolvedJob:
+    """The job on another number of GPUs (``num_gpus``), or on a profile that was changed (``hardware``)."""
     old = resolved.job.cluster
-    cluster = Cluster(hardware=hardware or old.hardware, num_gpus=num_gpus or old.num_gpus)
-    return dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, cluster=cluster))
+    return with_job(resolved, cluster=Cluster(**{"hardware": old.hardware, "num_gpus": old.num_gpus, **changes}))
 
 
 def with_batch(resolved: ResolvedJob, sequences: int) -> ResolvedJob:
     """The job with another global batch, in sequences."""
-    workload = resolved.job.workload.replace(global_batch_size=sequences)
-    return dataclasses.replace(resolved, job=dataclasses.replace(resolved.job, workload=workload))
+    return with_job(resolved, workload=resolved.job.workload.replace(global_batch_size=sequences))
 
 
 def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Best:
@@ -94,6 +95,3 @@ def _no_layout(job: Job, finding: Finding) -> str:
         return f"no layout of {gpus} GPUs shares out {batch} sequences per step"
     refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])
     return f"no layout of {gpus} GPUs is legal; rules that refuse most: {refused or 'the pinned degrees leave none'}"
-
-
-__all__ = ["Best", "best_of", "on_cluster", "resolved_of", "with_batch"]

@@ -2,88 +2,66 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from planner.layout import Layout, Order
-from planner.rules.rule import Job, Rule, divisors_text
+from planner.layout import Order
+from planner.rules.rule import Job, divides, divisors_text, rule
 
 
-def _ep_holds(job: Job, layout: Layout) -> Any:
-    ep, etp, tp = np.asarray(layout.ep), np.asarray(layout.etp), np.asarray(layout.tp)
-    if not job.model.is_moe:
-        return (ep == 1) & (etp == 1)
-    kind = job.trainer.legal.expert_parallel
-    ranks = tp * np.asarray(layout.cp) * np.asarray(layout.dp)
-    folded = ranks % np.maximum(ep * etp, 1) == 0
-    if kind == "none":
-        return (ep == 1) & (etp == tp)
-    alone = (ep == 1) | (tp * np.asarray(layout.cp) == 1) | (kind != "alone")
-    if kind in ("dp", "alone"):
-        return alone & (np.asarray(layout.dp) % np.maximum(ep, 1) == 0) & (etp == tp)
-    return folded & ((job.trainer.legal.etp & (not job.model.expert_bias)) | (etp == 1))
+@rule("experts")
+def _experts(job: Job, x: Any) -> Iterator[Any]:
+    experts = job.model.num_experts
+    yield divides(x.ep, experts) | (not job.model.is_moe)
+    yield f"ep {x.ep} does not divide the {experts} experts of {job.model.name}; ep may be {divisors_text(experts)}"
 
 
-EXPERTS: tuple[Rule, ...] = (
-    Rule(
-        name="experts",
-        holds=lambda job, x: (
-            np.asarray(x.ep) * 0 == (job.model.num_experts % np.maximum(np.asarray(x.ep), 1) if job.model.is_moe else 0)
+@rule("expert parallel")
+def _expert_parallel(job: Job, x: Any) -> Iterator[Any]:
+    kind, biased = job.legal.expert_parallel if job.model.is_moe else "dense", job.model.expert_bias
+    own_tp = job.legal.etp and not biased
+    in_dp, same = divides(x.ep, x.dp), x.etp == x.tp
+    holds, remedy = {
+        "dense": ((x.ep == 1) & (x.etp == 1), f"{job.model.name} has no experts, so both must be 1"),
+        "folded": (
+            divides(x.ep * x.etp, x.tp * x.cp * x.dp) & (own_tp | (x.etp == 1)),
+            "ep x etp must divide tp x cp x dp" + ("" if own_tp else " and etp must be 1")
+            + (", as its experts have biases" if biased else ""),
         ),
-        sentence=lambda job, x: (
-            f"ep {x.ep} does not divide the {job.model.num_experts} experts of {job.model.name}; ep may be "
-            f"{divisors_text(job.model.num_experts)}"
+        "dp": (in_dp & same, "ep must divide dp and etp must equal tp"),
+        "alone": (
+            in_dp & same & ((x.ep == 1) | (x.tp * x.cp == 1)),
+            "ep must divide dp, with tp 1 and cp 1 when it is above 1, and etp must equal tp",
         ),
-    ),
-    Rule(
-        name="expert parallel",
-        holds=_ep_holds,
-        sentence=lambda job, x: (
-            f"ep {x.ep} and etp {x.etp} with tp {x.tp}, cp {x.cp}, dp {x.dp}: "
-            + (
-                f"{job.model.name} has no experts, so both must be 1"
-                if not job.model.is_moe
-                else {
-                    "folded": "ep x etp must divide tp x cp x dp"
-                    + (" and etp must be 1" if not job.trainer.legal.etp or job.model.expert_bias else "")
-                    + (", as its experts have biases" if job.model.expert_bias else ""),
-                    "dp": "ep must divide dp and etp must equal tp",
-                    "alone": "ep must divide dp, with tp 1 and cp 1 when it is above 1, and etp must equal tp",
-                    "none": "this trainer has no expert parallelism: ep must be 1 and etp equal tp",
-                }[job.trainer.legal.expert_parallel]
-            )
-        ),
-    ),
-    Rule(
-        name="rank order",
-        holds=lambda job, x: (
-            (np.asarray(x.order) != Order.TP_CP_EP_PP_DP)
-            | (np.asarray(x.pp) == 1)
-            | np.where(
-                job.model.is_moe,
-                np.asarray(x.ep) * np.asarray(x.etp) == np.asarray(x.tp) * np.asarray(x.cp),
-                np.asarray(x.cp) == 1,
-            )
-        ),
-        sentence=lambda job, x: (
-            f"order tp-cp-ep-pp-dp with pp {x.pp}: "
-            + (
-                f"ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
-                if job.model.is_moe
-                else f"cp {x.cp} must be 1 without experts, "
-            )
-            + "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp"
-        ),
-    ),  # fmt: skip
-    Rule(
-        name="experts with tp",
-        holds=lambda job, x: (
-            (not job.model.is_moe)
-            | (np.asarray(x.tp) == 1)
-            | (np.asarray(x.sequence_parallel) == 1)
-            | (job.trainer.legal.sequence_parallel == "never")
-        ),
-        sentence=lambda job, x: f"a mixture of experts with tp {x.tp} needs sequence_parallel: true",
-    ),  # fmt: skip
-)
+        "none": ((x.ep == 1) & same, "this trainer has no expert parallelism: ep must be 1 and etp equal tp"),
+    }[kind]  # fmt: skip
+    yield holds
+    yield f"ep {x.ep} and etp {x.etp} with tp {x.tp}, cp {x.cp}, dp {x.dp}: {remedy}"
+
+
+@rule("rank order")
+def _rank_order(job: Job, x: Any) -> Iterator[Any]:
+    moe = job.model.is_moe
+    groups = np.where(moe, x.ep * x.etp == x.tp * x.cp, x.cp == 1)
+    yield (x.order != Order.TP_CP_EP_PP_DP) | (x.pp == 1) | groups
+    yield (
+        f"order tp-cp-ep-pp-dp with pp {x.pp}: "
+        + (
+            f"ep {x.ep} x etp {x.etp} must equal tp {x.tp} x cp {x.cp}, "
+            if moe
+            else f"cp {x.cp} must be 1 without experts, "
+        )
+        + "so that experts and dense layers have the same data parallel groups; use order tp-cp-ep-dp-pp"
+    )
+
+
+@rule("experts with tp")
+def _experts_with_tp(job: Job, x: Any) -> Iterator[Any]:
+    split = (x.tp == 1) | (x.sequence_parallel == 1)
+    yield split | (not job.model.is_moe) | (job.legal.sequence_parallel == "never")
+    yield f"a mixture of experts with tp {x.tp} needs sequence_parallel: true"
+
+
+EXPERTS = (_experts, _expert_parallel, _rank_order, _experts_with_tp)

@@ -2,40 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from planner.layout import NAMES, Layout, Module, Recompute, module_mask, module_names
+from planner.layout import Module, Recompute, module_mask, module_names
 from planner.model import ModelSpec
 from planner.rules.jobs import LEAN_OPTIMIZERS
-from planner.rules.rule import Job, Rule
+from planner.rules.rule import Job, chosen, divides, known, rule
 from planner.trainer import Trainer
 
 
-def _zero_holds(job: Job, layout: Layout) -> Any:
-    zero, alone = np.asarray(layout.zero), np.asarray(layout.dp) * np.asarray(layout.cp) == 1
-    return np.isin(zero, job.trainer.legal.zero) & (
-        (np.asarray(layout.pp) == 1) | np.isin(zero, job.trainer.legal.zero_with_pp) | alone
+@rule("sharding")
+def _sharding(job: Job, x: Any) -> Iterator[Any]:
+    levels, in_pipeline = job.legal.zero, job.legal.zero_with_pp
+    piped = (x.pp == 1) | np.isin(x.zero, in_pipeline) | (x.dp * x.cp == 1)
+    yield np.isin(x.zero, levels) & piped
+    yield (
+        f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero {', '.join(map(str, levels))}, with a pipeline "
+        f"{', '.join(map(str, in_pipeline)) or 'none'}"
     )
 
 
-def _shard_holds(job: Job, layout: Layout) -> Any:
-    shard, dp = np.asarray(layout.shard), np.asarray(layout.dp)
-    return (dp % np.maximum(shard, 1) == 0) & ((shard == dp) | job.trainer.legal.hsdp) & (shard <= dp)
+@rule("shard group")
+def _shard_group(job: Job, x: Any) -> Iterator[Any]:
+    remedy = "" if job.legal.hsdp else f", and trainer {job.trainer.name} shards over all of dp: leave dp_shard at 0"
+    fits = divides(x.shard, x.dp) & (x.shard <= x.dp)
+    yield fits & ((x.shard == x.dp) | job.legal.hsdp)
+    yield f"dp_shard {x.dp_shard} must divide dp {x.dp}{remedy}"
 
 
-def _recompute_holds(job: Job, layout: Layout) -> Any:
-    mode, modules = np.asarray(layout.recompute), np.asarray(layout.recompute_modules)
-    modes = [number for number, name in NAMES["recompute"].items() if name in job.trainer.legal.recompute]
-    known = module_mask(list(job.trainer.legal.recompute_modules))
-    selective = mode == Recompute.SELECTIVE
-    named = np.where(selective, (modules != 0) & ((modules & ~known) == 0), modules == 0)
-    layers = np.asarray(layout.recompute_layers)
-    partly = (layers == 0) | (
-        (mode == Recompute.FULL) & job.trainer.legal.recompute_layers & (layers <= job.model.num_layers)
+@rule("recompute")
+def _recompute(job: Job, x: Any) -> Iterator[Any]:
+    modes, modules, layers = job.legal.recompute, job.legal.recompute_modules, x.recompute_layers
+    unknown = x.recompute_modules & ~module_mask(list(modules))
+    selective = x.recompute == Recompute.SELECTIVE
+    named = np.where(selective, (x.recompute_modules != 0) & (unknown == 0), x.recompute_modules == 0)
+    partly = (x.recompute == Recompute.FULL) & job.legal.recompute_layers & (layers <= job.model.num_layers)
+    yield np.isin(x.recompute, known("recompute", modes)) & named & ((layers == 0) | partly)
+    yield (
+        f"recompute {chosen('recompute', x.recompute)} with modules {', '.join(module_names(int(x.recompute_modules))) or 'none'} "
+        f"and recompute_layers {layers}: trainer {job.trainer.name} knows {', '.join(modes)} (modules: "
+        f"{', '.join(modules) or 'none'}); selective needs modules, the others none; layers go with full only"
     )
-    return np.isin(mode, modes) & named & partly
 
 
 def absent_modules(model: ModelSpec, trainer: Trainer) -> int:
@@ -57,141 +67,76 @@ def absent_modules(model: ModelSpec, trainer: Trainer) -> int:
     return int(absent)
 
 
-def _modules_hold(job: Job, layout: Layout) -> Any:
-    """Only modules that the model has."""
-    return (np.asarray(layout.recompute_modules) & absent_modules(job.model, job.trainer)) == 0
+@rule("recompute modules")
+def _recompute_modules(job: Job, x: Any) -> Iterator[Any]:
+    missing = x.recompute_modules & absent_modules(job.model, job.trainer)
+    fused = "; norm and mlp_activation of dense layers are part of Transformer Engine's linear layers: choose mlp"
+    yield missing == 0
+    yield (
+        f"{job.model.name} does not have all of the modules {', '.join(module_names(int(x.recompute_modules)))}; moe and "
+        "shared_experts need experts, mla_up_projection needs MLA"
+        + (fused if int(missing) & (Module.NORM | Module.MLP_ACTIVATION) else "")
+    )
 
 
-def _recompute_chunks_hold(job: Job, layout: Layout) -> Any:
+@rule("recompute layers")
+def _recompute_layers(job: Job, x: Any) -> Iterator[Any]:
     """Layers to recompute are counted per virtual stage."""
-    return np.asarray(layout.recompute_layers) % np.maximum(np.asarray(layout.vpp), 1) == 0
+    yield divides(x.vpp, x.recompute_layers)
+    yield (
+        f"recompute_layers {x.recompute_layers} with vpp {x.vpp}: layers are counted per virtual stage, so it must be a multiple "
+        f"of {x.vpp}; the nearest is {max(1, round(int(x.recompute_layers) / int(x.vpp))) * int(x.vpp)}"
+    )
 
 
-def _host_states_hold(job: Job, layout: Layout) -> Any:
+@rule("host optimizer")
+def _host_optimizer(job: Job, x: Any) -> Iterator[Any]:
     """Offload works on sharded optimizers, and so do Megatron's moments of less than 32 bits."""
     lean = job.trainer.kernels.transformer_engine and job.workload.optimizer in LEAN_OPTIMIZERS
-    alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
-    return alone | (np.asarray(layout.zero) > 0) | ((np.asarray(layout.offload_optimizer) == 0) & (not lean))
-
-
-def _fp16_stays(job: Job) -> bool:
-    """Megatron's optimizer on the host clips gradients in fp32 or bf16 only.  [core/optimizer/clip_grads.py, decoupled_grad]"""
-    return job.trainer.kernels.transformer_engine and job.workload.precision == "fp16"
-
-
-def _offloadable(job: Job) -> str:
-    states = "optimizer states" if job.trainer.legal.offload_optimizer else "no optimizer states"
-    return f"{states}, but not in fp16" if job.trainer.legal.offload_optimizer and _fp16_stays(job) else states
-
-
-def _offload_holds(job: Job, layout: Layout) -> Any:
-    able = job.trainer.legal.offload_optimizer and not _fp16_stays(job)
-    optimizer = (np.asarray(layout.offload_optimizer) == 0) | able
-    activations = (np.asarray(layout.offload_activations) == 0) | (
-        job.trainer.legal.offload_activations & (np.asarray(layout.recompute) == Recompute.FULL)
+    yield (x.dp * x.cp == 1) | (x.zero > 0) | ((x.offload_optimizer == 0) & (not lean))
+    yield (
+        f"optimizer {job.workload.optimizer} with offload_optimizer {x.offload_optimizer} and zero {x.zero}: states on the host or "
+        "in less than 32 bits are a part of the sharded optimizer; use zero 1"
     )
-    return optimizer & activations
 
 
-def _part_of_optimizer_holds(job: Job, layout: Layout) -> Any:
-    share, level = np.asarray(layout.offload_optimizer), job.trainer.legal.partial_offload_level
-    part = (share > 0) & (share < 100)
-    return (share == 0) | (np.asarray(layout.zero) >= np.where(part, level, min(level, 1)))
+@rule("offload")
+def _offload(job: Job, x: Any) -> Iterator[Any]:
+    """Megatron's optimizer on the host clips gradients in fp32 or bf16 only.  [core/optimizer/clip_grads.py, decoupled_grad]"""
+    fp16 = job.trainer.kernels.transformer_engine and job.workload.precision == "fp16"
+    states, activations = job.legal.offload_optimizer, job.legal.offload_activations
+    optimizer = (x.offload_optimizer == 0) | (states and not fp16)
+    waiting = (x.offload_activations == 0) | (activations & (x.recompute == Recompute.FULL))
+    yield optimizer & waiting
+    yield (
+        f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: trainer "
+        f"{job.trainer.name} offloads {'' if states else 'no '}optimizer states{', but not in fp16' if states and fp16 else ''} "
+        f"and {'activations with full recompute' if activations else 'no activations'}"
+    )
 
 
-def _offload_meshes_hold(job: Job, layout: Layout) -> Any:
-    split = (np.asarray(layout.tp) > 1) & (np.asarray(layout.ep) > 1) & (np.asarray(layout.offload_optimizer) > 0)
-    return ~split | job.trainer.legal.offload_with_tp_and_ep
+@rule("partial offload")
+def _partial_offload(job: Job, x: Any) -> Iterator[Any]:
+    share, level = x.offload_optimizer, job.legal.partial_offload_level
+    least = np.where(share < 100, level, min(level, 1))
+    yield (share == 0) | (x.zero >= least)
+    yield (
+        f"offload_optimizer {share} with zero {x.zero}: trainer {job.trainer.name} moves a part of the states to the host from "
+        f"zero {level} on, all of them from 1 on; use 100, or a higher zero"
+    )
 
 
-MEMORY: tuple[Rule, ...] = (
-    Rule(
-        name="sharding",
-        holds=_zero_holds,
-        sentence=lambda job, x: (
-            f"zero {x.zero} with pp {x.pp}: trainer {job.trainer.name} knows zero "
-            f"{', '.join(map(str, job.trainer.legal.zero))}, with a pipeline "
-            f"{', '.join(map(str, job.trainer.legal.zero_with_pp)) or 'none'}"
-        ),
-    ),
-    Rule(
-        name="shard group",
-        holds=_shard_holds,
-        sentence=lambda job, x: (
-            f"dp_shard {x.dp_shard} must divide dp {x.dp}"
-            + (
-                ""
-                if job.trainer.legal.hsdp
-                else f", and trainer {job.trainer.name} shards over all of dp: leave dp_shard at 0"
-            )
-        ),
-    ),
-    Rule(
-        name="recompute",
-        holds=_recompute_holds,
-        sentence=lambda job, x: (
-            f"recompute {NAMES['recompute'][int(x.recompute)]} with modules "
-            f"{', '.join(module_names(int(x.recompute_modules))) or 'none'} and recompute_layers {x.recompute_layers}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.legal.recompute)} "
-            f"(modules: {', '.join(job.trainer.legal.recompute_modules) or 'none'}); "
-            "selective needs modules, the others none; layers go with full only"
-        ),
-    ),
-    Rule(
-        name="recompute modules",
-        holds=_modules_hold,
-        sentence=lambda job, x: (
-            f"{job.model.name} does not have all of the modules "
-            f"{', '.join(module_names(int(x.recompute_modules)))}; moe and shared_experts need experts, mla_up_projection needs MLA"
-            + (
-                "; norm and mlp_activation of dense layers are part of Transformer Engine's linear layers: choose mlp"
-                if int(x.recompute_modules)
-                & absent_modules(job.model, job.trainer)
-                & (Module.NORM | Module.MLP_ACTIVATION)
-                else ""
-            )
-        ),
-    ),
-    Rule(
-        name="recompute layers",
-        holds=_recompute_chunks_hold,
-        sentence=lambda job, x: (
-            f"recompute_layers {x.recompute_layers} with vpp {x.vpp}: layers are counted per virtual stage, so it must be a "
-            f"multiple of {x.vpp}; the nearest is {max(1, round(int(x.recompute_layers) / int(x.vpp))) * int(x.vpp)}"
-        ),
-    ),
-    Rule(
-        name="host optimizer",
-        holds=_host_states_hold,
-        sentence=lambda job, x: (
-            f"optimizer {job.workload.optimizer} with offload_optimizer {x.offload_optimizer} and zero {x.zero}: states on the "
-            "host or in less than 32 bits are a part of the sharded optimizer; use zero 1"
-        ),
-    ),
-    Rule(
-        name="offload",
-        holds=_offload_holds,
-        sentence=lambda job, x: (
-            f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: "
-            f"trainer {job.trainer.name} offloads "
-            f"{_offloadable(job)} and "
-            f"{'activations with full recompute' if job.trainer.legal.offload_activations else 'no activations'}"
-        ),
-    ),
-    Rule(
-        name="partial offload",
-        holds=_part_of_optimizer_holds,
-        sentence=lambda job, x: (
-            f"offload_optimizer {x.offload_optimizer} with zero {x.zero}: trainer {job.trainer.name} moves a part of the states "
-            f"to the host from zero {job.trainer.legal.partial_offload_level} on, all of them from 1 on; use 100, or a higher zero"
-        ),
-    ),
-    Rule(
-        name="offload with split experts",
-        holds=_offload_meshes_hold,
-        sentence=lambda job, x: (
-            f"offload_optimizer {x.offload_optimizer} with tp {x.tp} and ep {x.ep}: trainer {job.trainer.name} does not offload "
-            "when experts take ranks from tensor parallelism; use tp 1 or no offload"
-        ),
-    ),
-)
+@rule("offload with split experts")
+def _offload_with_split_experts(job: Job, x: Any) -> Iterator[Any]:
+    one = (x.tp == 1) | (x.ep == 1) | (x.offload_optimizer == 0)
+    yield one | job.legal.offload_with_tp_and_ep
+    yield (
+        f"offload_optimizer {x.offload_optimizer} with tp {x.tp} and ep {x.ep}: trainer {job.trainer.name} does not offload when "
+        "experts take ranks from tensor parallelism; use tp 1 or no offload"
+    )
+
+
+MEMORY = (
+    _sharding, _shard_group, _recompute, _recompute_modules, _recompute_layers, _host_optimizer, _offload, _partial_offload,
+    _offload_with_split_experts,
+)  # fmt: skip

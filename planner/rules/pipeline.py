@@ -2,112 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from planner.layout import NAMES, Layout, Schedule, is_v_shaped
-from planner.rules.rule import Job, Rule, divisors_text
+from planner.layout import Schedule, is_v_shaped
+from planner.rules.rule import Job, chosen, divides, divisors_text, known, rule
 
 
-def _given_stages(layout: Layout) -> Any:
-    return (np.asarray(layout.first_stage_layers) > 0).astype(int) + (np.asarray(layout.last_stage_layers) > 0)
+def _given_stages(x: Any) -> Any:
+    return (x.first_stage_layers > 0).astype(int) + (x.last_stage_layers > 0)
 
 
-def _left_layers(job: Job, layout: Layout) -> Any:
-    return job.model.num_layers - np.asarray(layout.first_stage_layers) - np.asarray(layout.last_stage_layers)
-
-
-def _stages_hold(job: Job, layout: Layout) -> Any:
-    pp, given, left = np.asarray(layout.pp), _given_stages(layout), np.asarray(_left_layers(job, layout))
-    rest = np.maximum(pp - given, 0)
-    some = np.where(rest > 0, left >= rest, left == 0)
-    even = np.where(rest > 0, left % np.maximum(rest, 1) == 0, True)
-    uneven_allowed = (given == 0) | job.trainer.legal.uneven_stages
-    return (
-        (pp <= job.model.num_layers)
-        & some
-        & (even | (not job.trainer.legal.drops_remainder))
-        & uneven_allowed
-        & ((pp > 1) | (given == 0))
+@rule("layers")
+def _layers(job: Job, x: Any) -> Iterator[Any]:
+    layers, given = job.model.num_layers, _given_stages(x)
+    left, rest = layers - x.first_stage_layers - x.last_stage_layers, np.maximum(x.pp - given, 0)
+    even = np.where(rest > 0, left % np.maximum(rest, 1) == 0, True) | (not job.legal.drops_remainder)
+    some = np.where(rest > 0, left >= rest, left == 0) & (x.pp <= layers)
+    ends = (given == 0) | ((x.pp > 1) & job.legal.uneven_stages)
+    yield some & even & ends
+    yield (
+        f"{layers} layers do not split over {x.pp} pipeline stages with first_stage_layers {x.first_stage_layers} and "
+        f"last_stage_layers {x.last_stage_layers} in trainer {job.trainer.name}; choose pp from {divisors_text(layers)}, or give "
+        "the first and last stage layers so that the rest divides"
     )
 
 
-def _chunks_hold(job: Job, layout: Layout) -> Any:
+@rule("virtual stages")
+def _virtual_stages(job: Job, x: Any) -> Iterator[Any]:
     """Each virtual stage holds as many layers as the others; the first and last may lose one layer to what they carry."""
-    pp, vpp, given = np.asarray(layout.pp), np.asarray(layout.vpp), np.asarray(_given_stages(layout))
-    middle = np.asarray(_left_layers(job, layout)) // np.maximum(pp - given, 1)
-    first = np.where(np.asarray(layout.first_stage_layers) > 0, layout.first_stage_layers, middle)
-    last = np.where(np.asarray(layout.last_stage_layers) > 0, layout.last_stage_layers, middle)
-    return (vpp == 1) | ((middle % vpp == 0) & (first >= vpp - 1) & (last >= vpp - 1) & (middle >= vpp))
-
-
-def _schedule_holds(job: Job, layout: Layout) -> Any:
-    schedule, pp, vpp = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.vpp)
-    numbers = [number for number, name in NAMES["schedule"].items() if name in job.trainer.legal.schedules]
-    plain = (pp == 1) | (not job.trainer.legal.pp)  # without pipelines the rule of degrees says so
-    known = np.isin(schedule, numbers) | (plain & (schedule == Schedule.ONE_F_ONE_B))
-    virtual = np.where(schedule == Schedule.INTERLEAVED, vpp > 1, np.where(is_v_shaped(schedule), vpp == 2, vpp == 1))
-    return known & virtual & ((pp > 1) | (schedule == Schedule.ONE_F_ONE_B))
-
-
-def _microbatches_hold(job: Job, layout: Layout) -> Any:
-    schedule, pp, m = np.asarray(layout.schedule), np.asarray(layout.pp), np.asarray(layout.num_microbatches)
-    interleaved = schedule == Schedule.INTERLEAVED
-    group = np.maximum(pp, 1) if job.trainer.legal.interleaved_multiple else np.maximum(m // np.maximum(pp, 1), 1)
-    return (~interleaved | (m % group == 0)) & ((schedule != Schedule.DUALPIPE_V) | (m >= 2 * pp))
-
-
-def _batch_sentence(job: Job, layout: Layout) -> str:
-    batch, replicas = job.workload.global_batch_size, int(layout.micro_batch_size) * int(layout.dp)
-    nearest = max(1, round(batch / replicas)) * replicas
-    return (
-        f"micro_batch_size {layout.micro_batch_size} x {layout.num_microbatches} microbatches x dp {layout.dp} = "
-        f"{layout.global_batch_size} sequences, but the global batch is {batch}; it must be a multiple of {replicas}, "
-        f"the nearest is {nearest}"
+    layers = job.model.num_layers
+    middle = (layers - x.first_stage_layers - x.last_stage_layers) // np.maximum(x.pp - _given_stages(x), 1)
+    first, last = (np.where(end > 0, end, middle) for end in (x.first_stage_layers, x.last_stage_layers))
+    equal = (middle % x.vpp == 0) & (first >= x.vpp - 1) & (last >= x.vpp - 1) & (middle >= x.vpp)
+    yield (x.vpp == 1) | equal
+    yield (
+        f"vpp {x.vpp} does not divide the layers of each of the {x.pp} stages of {job.model.name} ({layers} layers); choose vpp so "
+        "that every virtual stage has the same number"
     )
 
 
-PIPELINE: tuple[Rule, ...] = (
-    Rule(
-        name="layers",
-        holds=_stages_hold,
-        sentence=lambda job, x: (
-            f"{job.model.num_layers} layers do not split over {x.pp} pipeline stages with first_stage_layers "
-            f"{x.first_stage_layers} and last_stage_layers {x.last_stage_layers} in trainer {job.trainer.name}; choose pp from "
-            f"{divisors_text(job.model.num_layers)}, or give the first and last stage layers so that the rest divides"
-        ),
-    ),
-    Rule(
-        name="virtual stages",
-        holds=_chunks_hold,
-        sentence=lambda job, x: (
-            f"vpp {x.vpp} does not divide the layers of each of the {x.pp} stages of {job.model.name} "
-            f"({job.model.num_layers} layers); choose vpp so that every virtual stage has the same number"
-        ),
-    ),
-    Rule(
-        name="schedule",
-        holds=_schedule_holds,
-        sentence=lambda job, x: (
-            f"schedule {NAMES['schedule'][int(x.schedule)]} with pp {x.pp} and vpp {x.vpp}: trainer "
-            f"{job.trainer.name} knows {', '.join(job.trainer.legal.schedules) or '1f1b'}; "
-            "interleaved_1f1b needs pp > 1 and vpp > 1, zbv and dualpipe_v need vpp 2, the others vpp 1"
-        ),
-    ),
-    Rule(
-        name="microbatches",
-        holds=_microbatches_hold,
-        sentence=lambda job, x: (
-            f"{x.num_microbatches} microbatches with schedule {NAMES['schedule'][int(x.schedule)]} and pp "
-            f"{x.pp}: interleaved_1f1b needs a multiple of "
-            f"{'pp' if job.trainer.legal.interleaved_multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; "
-            "change micro_batch_size or the batch"
-        ),
-    ),
-    Rule(
-        name="batch",
-        holds=lambda job, x: np.asarray(x.global_batch_size) == job.workload.global_batch_size,
-        sentence=_batch_sentence,
-    ),
-)
+@rule("schedule")
+def _schedule(job: Job, x: Any) -> Iterator[Any]:
+    plain = (x.pp == 1) | (not job.legal.pp)  # without pipelines the rule of degrees says so
+    one = x.schedule == Schedule.ONE_F_ONE_B
+    v_shaped = is_v_shaped(x.schedule)
+    virtual = np.where(x.schedule == Schedule.INTERLEAVED, x.vpp > 1, np.where(v_shaped, x.vpp == 2, x.vpp == 1))
+    exists = np.isin(x.schedule, known("schedule", job.legal.schedules)) | (plain & one)
+    yield exists & virtual & ((x.pp > 1) | one)
+    yield (
+        f"schedule {chosen('schedule', x.schedule)} with pp {x.pp} and vpp {x.vpp}: trainer {job.trainer.name} knows "
+        f"{', '.join(job.legal.schedules) or '1f1b'}; interleaved_1f1b needs pp > 1 and vpp > 1, zbv and dualpipe_v need vpp 2, "
+        "the others vpp 1"
+    )
+
+
+@rule("microbatches")
+def _microbatches(job: Job, x: Any) -> Iterator[Any]:
+    m, pp, multiple = x.num_microbatches, np.maximum(x.pp, 1), job.legal.interleaved_multiple
+    rounds = (x.schedule != Schedule.INTERLEAVED) | divides(pp if multiple else m // pp, m)
+    yield rounds & ((x.schedule != Schedule.DUALPIPE_V) | (m >= 2 * x.pp))
+    yield (
+        f"{m} microbatches with schedule {chosen('schedule', x.schedule)} and pp {x.pp}: interleaved_1f1b needs a multiple of "
+        f"{'pp' if multiple else 'm // pp rounds'}, dualpipe_v at least 2 pp; change micro_batch_size or the batch"
+    )
+
+
+@rule("batch")
+def _batch(job: Job, x: Any) -> Iterator[Any]:
+    batch, replicas = job.workload.global_batch_size, x.micro_batch_size * x.dp
+    yield x.global_batch_size == batch
+    yield (
+        f"micro_batch_size {x.micro_batch_size} x {x.num_microbatches} microbatches x dp {x.dp} = {x.global_batch_size} sequences, "
+        f"but the global batch is {batch}; it must be a multiple of {replicas}, the nearest is "
+        f"{max(1, round(batch / int(replicas))) * replicas}"
+    )
+
+
+PIPELINE = (_layers, _virtual_stages, _schedule, _microbatches, _batch)

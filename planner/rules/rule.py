@@ -1,9 +1,9 @@
-"""What a rule is: a predicate on columns and a sentence for one layout; and what all of them look at."""
+"""What a rule is: one function that yields its condition, on columns, then its sentence, for one layout, from the same numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +11,10 @@ import numpy as np
 
 from planner.arrays import NDArray
 from planner.cluster import Cluster
-from planner.layout import Layout
+from planner.layout import NAMES, Layout
 from planner.model import ModelSpec
 from planner.trainer import Trainer
+from planner.trainer_records import Legal
 from planner.workload import Workload
 
 Mask = NDArray[np.bool_]
@@ -21,7 +22,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What the rules look at beside the layout."""
+    """What the rules look at, besides the layout."""
 
     workload: Workload
     cluster: Cluster
@@ -32,6 +33,11 @@ class Job:
         """The model of the workload."""
         return self.workload.model
 
+    @property
+    def legal(self) -> Legal:
+        """What the trainer allows."""
+        return self.trainer.legal
+
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
@@ -39,15 +45,28 @@ class Rule:
 
     name: str
     """Short name, printed with the number of layouts that a rule refuses."""
-    holds: Callable[[Job, Layout], Any]
-    """True where the rule holds; one value or a column."""
-    sentence: Callable[[Job, Layout], str]
-    """What is wrong with one layout that breaks it, with the numbers and the remedy."""
+    judge: Callable[[Job, Any], Iterator[Any]]
+    """Of a job and a layout whose fields are numpy arrays. Yields where the rule holds, one value or a column; then, of one
+    layout that breaks it, what is wrong, with the numbers and the remedy."""
+
+    def holds(self, job: Job, layout: Layout) -> Any:
+        """Where the rule holds."""
+        return next(self.judge(job, layout.arrays()))
+
+    def sentence(self, job: Job, layout: Layout) -> str:
+        """What is wrong with one layout that breaks it."""
+        _, sentence = self.judge(job, layout.arrays())
+        return str(sentence)
+
+
+def rule(name: str) -> Callable[[Callable[[Job, Any], Iterator[Any]]], Rule]:
+    """Makes a rule of the function below it."""
+    return lambda judge: Rule(name=name, judge=judge)
 
 
 def divides(divisor: Any, number: Any) -> Any:
     """Where a number divides by another; a divisor of 0 counts as 1."""
-    return np.asarray(number) % np.maximum(np.asarray(divisor), 1) == 0
+    return number % np.maximum(divisor, 1) == 0
 
 
 def divisors(number: int) -> list[int]:
@@ -59,3 +78,13 @@ def divisors(number: int) -> list[int]:
 def divisors_text(number: int) -> str:
     """The first divisors, for a sentence."""
     return ", ".join(map(str, divisors(number)[:16]))
+
+
+def chosen(kind: str, value: Any) -> str:
+    """Text of a choice of a layout, as flags and files write it."""
+    return NAMES[kind][int(value)]
+
+
+def known(kind: str, names: tuple[str, ...]) -> list[int]:
+    """Numbers of the choices that a trainer names."""
+    return [number for number, name in NAMES[kind].items() if name in names]

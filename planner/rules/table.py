@@ -15,7 +15,7 @@ from planner.rules.sequence import SEQUENCE
 from planner.rules.together import TOGETHER
 
 RULES: tuple[Rule, ...] = (*DEGREES, *PIPELINE, *SEQUENCE, *EXPERTS, *MEMORY, *TOGETHER)
-"""The order counts: one layout is told the first rule that it breaks."""
+"""The order counts: of one layout the first rule that it breaks is said."""
 
 
 def check(job: Job, layout: Layout) -> None:
@@ -27,9 +27,9 @@ def check(job: Job, layout: Layout) -> None:
 
 def allowed(job: Job, layout: Layout) -> Mask:
     """Mask of the candidates that meet every rule."""
-    mask = np.ones(len(layout), dtype=bool)
+    mask, columns = np.ones(len(layout), dtype=bool), layout.arrays()
     for rule in RULES:
-        mask &= np.asarray(rule.holds(job, layout), dtype=bool)
+        mask &= next(rule.judge(job, columns))
     return mask
 
 

@@ -12,20 +12,21 @@ from typing import Any
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.names import UnsupportedError, entry_of, frameworks, recipe_of
+from planner.runs.names import Reading, UnsupportedError, frameworks
 from planner.runs.schema import Row
 
 
-def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
+def hardware_of(reading: Reading, base: str = "") -> tuple[HardwareProfile, str]:
     """The profile with the row's node and network, and its network: 'normal', 'slow', 'checked' or 'not measured'.
 
     'checked': the job's own benchmark shows host work before every collective; the network itself is normal.
     ``base``: the profile (name or file) to use instead of the one that the row's GPU stands for.
     """
+    row = reading.row
     name = base or gpu_profile(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    facts = _cluster_facts(row)
+    facts = _cluster_facts(reading)
     if stated is None and facts.share != 1.0:
         stated = _load_hardware(name).network_bandwidth * facts.share
     hardware = _node(name, per_node, stated, facts)
@@ -40,17 +41,6 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     step = math.floor(math.log(share) / math.log(1.03))
     bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
     return _node(name, per_node, bandwidth, facts), "normal" if share >= 0.5 else "slow"
-
-
-def collective_check(row: Row) -> float:
-    """Host seconds per collective and rank that the benchmark of the job shows, in steps of 10 us; 0 = none."""
-    try:
-        name = gpu_profile(str(row.hardware["gpu"]))
-    except UnsupportedError:
-        return 0.0
-    hardware = _node(name, row.hardware.get("gpus_per_node") or 0, None, _cluster_facts(row))
-    times = _bench_times(row, hardware)
-    return 0.0 if times is None else _check_seconds(row, times)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,21 +59,14 @@ class _Facts:
     """Bandwidth across nodes over the profile's, for rows that do not state theirs."""
 
 
-def _cluster_facts(row: Row) -> _Facts:
+def _cluster_facts(reading: Reading) -> _Facts:
     """The facts about the cluster of a row."""
-    try:
-        entry = entry_of(row)
-    except UnsupportedError:
-        return _Facts()
-    held = entry.get("context_memory")
-    what = "frameworks.yaml: context_memory"
+    held = reading.entry.get("context_memory")
     return _Facts(
-        ring=float(entry.get("ring_latency", 1.0)),
-        tree=float(entry.get("tree_latency", 1.0)),
-        held=None if held is None else units.parse(held, "bytes", what=what),
-        clock=float(recipe_of(row).get("sustained_clock", 0.0)),
-        share=float(recipe_of(row).get("network_share", entry.get("network_share", 1.0))),
-    )
+        ring=float(reading.entry.get("ring_latency", 1.0)), tree=float(reading.entry.get("tree_latency", 1.0)),
+        held=None if held is None else units.parse(held, "bytes", what="frameworks.yaml: context_memory"),
+        clock=float(reading.recipe.get("sustained_clock", 0.0)), share=float(reading.fact("network_share", 1.0)),
+    )  # fmt: skip
 
 
 @cache

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from planner.runs.names import notes_of, recipe_of
-from planner.runs.schema import Row
+from planner.runs.names import Reading
 from planner.trainer import Trainer, load_trainer, merge_changes
 from planner.trainer_records import OVERLAPS, PASSES
 
@@ -20,97 +18,84 @@ def shipped_trainer(name: str) -> Trainer:
     return load_trainer(name)
 
 
+_NOTES: tuple[tuple[str, dict[str, Any]], ...] = (
+    (r"RMS kernel", {"passes": {"norm": 1.0}, "-unfused": ["norm"]}),
+    (r"flash_attentionv1", {"attention_kernel": "fa1"}),
+    (r"kernel: torch\b", {"+unfused": ["softmax"]}),
+    # Liger: head and loss run together in chunks of tokens; no logits of the whole batch.
+    (r"Liger kernels", {"logit_bytes": 0.0, "passes": dict.fromkeys(PASSES, 1.0)}),
+    (r"\bdropout 0\.[1-9]", {"dropout": True}),
+    (r"(?<!no )CUDA graphs(?! router)", {"cuda_graphs": "layers"}),
+    (r"cuda graphs \w+/", {"cuda_graphs": "none"}),
+    # An implementation of 'none' captures nothing, whatever the scope says.
+    (r"cuda graphs (?!none)\w+/\[[^\]]*'attn'", {"cuda_graphs": "layers"}),
+    (r"cuda graphs (?!none)(\w*full\w*/|\w+/\w*full|\w+/\[[^\]]*full)", {"cuda_graphs": "layers_and_experts"}),
+    (r"(?i)deep-?ep", {"expert_dispatch": "deepep"}),
+    (r"(?i)hybrid-?ep", {"expert_dispatch": "deduplicated"}),
+    (r"a2a overlap on|EP overlap( on|,|$)", {"+overlap": ["ep"]}),
+    (
+        r"fused grouped MLP",
+        {"fused_experts": True, "-unfused": ["grouped_gemm", "expert_padding", "expert_bias", "clamp"]},
+    ),
+    (r"fp8 attention", {"+fp8": ["attention"]}),
+    (r"CUDA_LAUNCH_BLOCKING=1", {"-overlap": [*OVERLAPS]}),
+)
+"""What notes say about a trainer: facts, and members of its sets that are added (+) or taken away (-). Later ones count."""
+
+
 @cache
-def _variant(name: str, changes: str, on: frozenset[str], off: frozenset[str], adam_bytes: float | None) -> Trainer:
-    """A trainer with some facts replaced (as JSON), some overlaps switched on or off, and its own Adam."""
-    trainer = shipped_trainer(name).replace(**json.loads(changes))
-    if adam_bytes is not None:
-        trainer = trainer.replace(optimizer_bytes={**trainer.stored.optimizer_bytes, "adam": adam_bytes})
-    return trainer.replace(overlap=(trainer.traffic.overlap | on) - off)
+def _variant(name: str, changes: str) -> Trainer:
+    """A trainer with some facts replaced, as JSON: equal changes give one object."""
+    return shipped_trainer(name).replace(**json.loads(changes))
 
 
-def trainer_of(row: Row, entry: Mapping[str, Any]) -> Trainer:
+def trainer_of(reading: Reading) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
-    notes, on, off = notes_of(row), set[str](), set[str]()
-    compiled = {False: "eager", True: "compiled"}.get(row.get("compile"), "")
-    changes = merge_changes(entry.get("changes", {}), recipe_of(row).get("changes", {}), entry.get(compiled, {}))
-    base = shipped_trainer(entry["trainer"])
-    unfused = set(changes.get("unfused", base.kernels.unfused))
-    passes = changes["passes"] = dict(changes.get("passes", {}))
-    if row.get("flash_attention") is not None:
-        changes["attention"] = "flash" if row.get("flash_attention") else "unfused"
-    if "RMS kernel" in notes:
-        passes["norm"] = 1.0
-        unfused.discard("norm")
-    if "flash_attentionv1" in notes:
-        changes["attention_kernel"] = "fa1"
-    if re.search(r"kernel: torch\b", notes):
-        unfused.add("softmax")
-    if "Liger kernels" in notes:  # head and loss run together in chunks of tokens: no logits of the whole batch
-        changes["logit_bytes"] = 0.0
-        passes |= dict.fromkeys(PASSES, 1.0)
-    if re.search(r"\bdropout 0\.[1-9]", notes):
-        changes["dropout"] = True
-    graphs = re.search(r"cuda graphs (\w+)/(\[[^\]]*\]|\w+)", notes)
-    if graphs:  # an implementation of 'none' captures nothing, whatever the scope says
-        captured = graphs.group(1) != "none" and bool(re.search(r"'attn'|full", graphs.group(0)))
-        static = captured and "full" in graphs.group(0)
-        changes["cuda_graphs"] = "layers_and_experts" if static else "layers" if captured else "none"
-    elif re.search(r"(?<!no )CUDA graphs(?! router)", notes):
-        changes["cuda_graphs"] = "layers"
-    if re.search(r"hybrid-?ep", notes, re.IGNORECASE):
-        changes["expert_dispatch"] = "deduplicated"
-    elif re.search(r"deep-?ep", notes, re.IGNORECASE):
-        changes["expert_dispatch"] = "deepep"
-    switches = {"tp_overlap": entry.get("tp_overlap", ["tp"]), "grad_overlap": ["gradients", "parameters"]}
-    for switch, names in switches.items():
-        if row.get(switch) is not None:
-            (on if row.get(switch) else off).update(names)
-    if re.search(r"a2a overlap on|EP overlap( on|,|$)", notes):
-        on.add("ep")
-    if "fused grouped MLP" in notes:
-        unfused -= {"grouped_gemm", "expert_padding", "expert_bias", "clamp"}
-        changes["fused_experts"] = True
-    if "fp8 attention" in notes:
-        changes["fp8"] = sorted({*base.kernels.fp8, "attention"})
-    if re.search(r"token-? ?drop", notes):
-        graphs_now = changes.get("cuda_graphs", base.host.cuda_graphs)
-        changes["cuda_graphs"] = "layers_and_experts" if graphs_now.startswith("layers") else "static_experts"
-    if "CUDA_LAUNCH_BLOCKING=1" in notes:
-        off.update(OVERLAPS)
-    changes["unfused"] = sorted(unfused)
-    adam_bytes = recipe_of(row).get("optimizer_bytes")
-    return _variant(entry["trainer"], json.dumps(changes, sort_keys=True), frozenset(on), frozenset(off), adam_bytes)
+    entry, base = reading.entry, shipped_trainer(reading.entry["trainer"])
+    compiled = {False: "eager", True: "compiled"}.get(reading.get("compile"), "")
+    said = [facts for pattern, facts in _NOTES if reading.note(pattern)]
+    for flag, names in (("tp_overlap", entry.get("tp_overlap", ["tp"])), ("grad_overlap", ["gradients", "parameters"])):
+        if reading.get(flag) is not None:
+            said.append({f"{'+' if reading.get(flag) else '-'}overlap": names})
+    if reading.get("flash_attention") is not None:
+        said.insert(0, {"attention": "flash" if reading.get("flash_attention") else "unfused"})
+    facts = [{key: value for key, value in one.items() if key[0] not in "+-"} for one in said]
+    changes = merge_changes(
+        entry.get("changes", {}), reading.recipe.get("changes", {}), entry.get(compiled, {}), *facts
+    )
+    for name in ("unfused", "overlap", "fp8"):
+        more, less = ({item for one in said for item in one.get(f"{sign}{name}", ())} for sign in "+-")
+        changes[name] = sorted(({*changes.get(name, base.fact(name))} | more) - less)
+    if reading.note(r"token-? ?drop"):
+        graphs = changes.get("cuda_graphs", base.host.cuda_graphs)
+        changes["cuda_graphs"] = "layers_and_experts" if graphs.startswith("layers") else "static_experts"
+    if "optimizer_bytes" in reading.recipe:
+        changes["optimizer_bytes"] = {**base.stored.optimizer_bytes, "adam": reading.recipe["optimizer_bytes"]}
+    return _variant(entry["trainer"], json.dumps(changes, sort_keys=True))
 
 
-def precision_of(row: Row, entry: Mapping[str, Any]) -> str:
+def precision_of(reading: Reading) -> str:
     """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
-    precision = row.get("precision") or entry.get("precision", "bf16")
+    precision = reading.get("precision") or reading.entry.get("precision", "bf16")
+    schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
     if precision == "fp8":
-        notes = notes_of(row)
-        if re.search(r"mxfp8", notes, re.IGNORECASE):
-            return "mxfp8"
-        if re.search(r"row-?wise", notes, re.IGNORECASE):
-            return "fp8_row"
-        return "fp8_block" if re.search(r"block-?wise|subchannel", notes, re.IGNORECASE) else "fp8"
+        return next(name for pattern, name in schemes.items() if reading.note(f"(?i){pattern}"))
     return str(precision)
 
 
-def optimizer_of(row: Row, assumptions: list[str]) -> str:
+def optimizer_of(reading: Reading, assumptions: list[str]) -> str:
     """The optimizer by what it stores: Adam, Adam in 8 bit, Muon or SGD."""
-    text = str(row.get("optimizer") or "adam").lower()
-    if "8-bit" in text or "8bit" in text:
-        return "adam_8bit"
-    if "muon" in text or "sgd" in text:
-        return "muon" if "muon" in text else "sgd"
-    if "adam" not in text:
-        assumptions.append(f"optimizer {text} stores what Adam stores")
+    text = str(reading.get("optimizer") or "adam").lower()
+    for pattern, name in (("8-?bit", "adam_8bit"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam")):
+        if re.search(pattern, text):
+            return name
+    assumptions.append(f"optimizer {text} stores what Adam stores")
     return "adam"
 
 
-def lora_rank_of(row: Row, entry: Mapping[str, Any]) -> int:
+def lora_rank_of(reading: Reading) -> int:
     """Rank of the adapters; 0 = every weight is trained."""
-    if not re.search(r"\bLoRA\b", row.notes):
+    if not reading.note(r"\bLoRA\b"):
         return 0
-    rank = re.search(r"rank (\d+)", row.notes)
-    return int(rank.group(1)) if rank else int(recipe_of(row).get("lora_rank", entry.get("lora_rank", 16)))
+    rank = reading.note(r"rank (\d+)")
+    return int(rank.group(1) if rank else reading.fact("lora_rank", 16))

@@ -19,7 +19,7 @@ from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_o
 from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.model import model_of
-from planner.runs.names import UnsupportedError, entry_of, family_of, is_computed, recipe_of
+from planner.runs.names import Reading, UnsupportedError, family_of, reading_of
 from planner.runs.planned import planned_fields
 from planner.runs.schema import Row, read_rows
 from planner.trainer import Trainer
@@ -40,10 +40,8 @@ class Run:
     """Where it was published."""
     stated: bool
     """The row states its model, its degrees and its batch."""
-    representative: bool = True
-    """Somebody measured it, and the source itself does not call it broken."""
-    computed: bool = False
-    """Its times are the output of a simulator, whatever the source calls them."""
+    set_aside: str = ""
+    """Why it counts in no summary, though it is listed; '' = it counts."""
     of_plan: bool = False
     """It is what a plan measured (``planned``): the planner's own words, nothing derived."""
     slow_network: bool = False
@@ -57,6 +55,11 @@ class Run:
     trainer: Trainer | None = None
     layout: Layout | None = None
     measured: Measured = field(default_factory=Measured)
+
+    @property
+    def representative(self) -> bool:
+        """It counts: somebody measured it, with software that worked as it should."""
+        return not self.set_aside
 
     @property
     def kind(self) -> str:
@@ -93,31 +96,26 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
 
     ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
     """
-    of_plan = row.get("plan") is not None
+    reading, of_plan = reading_of(row), row.get("plan") is not None
     missing, network = [] if of_plan else _missing(row), "not measured"
     try:
-        profile, network = hardware_of(row, hardware)
-        run = planned_fields(row, profile) if of_plan else _map(row, profile, missing, model)
+        profile, network = hardware_of(reading, hardware)
+        run = planned_fields(row, profile) if of_plan else _map(reading, profile, missing, model)
     except UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
         run = {"unsupported": f"not a valid run: {error}"}
     broken = "before the pipeline fix" in row.notes
-    family = family_of(row, "before the pipeline fix" if broken else f"network {network}")
-    computed = is_computed(row.source)
+    reasons = {
+        "it ran before a fix of its pipeline engine, which waited in a poll": broken,
+        "every collective was checked on the host first, a debug mode": network == "checked",
+    }
     return Run(
-        source=row.source,
-        id=row.id,
-        family=family,
-        title=str(row.about.get("title") or ""),
-        where=str(row.about.get("where") or ""),
-        stated=not missing,
-        representative=not broken and not computed,
-        computed=computed,
-        of_plan=of_plan,
-        slow_network=network == "slow",
-        **run,
-    )
+        source=row.source, id=row.id, family=family_of(row, "before the pipeline fix" if broken else f"network {network}"),
+        title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""), stated=not missing,
+        set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
+        slow_network=network == "slow", **run,
+    )  # fmt: skip
 
 
 _NEEDED = (
@@ -142,35 +140,33 @@ def _missing(row: Row) -> list[str]:
     return missing
 
 
-def _map(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
+def _map(reading: Reading, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
     """Fields of Run for a row that can be priced. Raises UnsupportedError with the reason."""
+    row, assumptions = reading.row, list[str]()
     _refuse_unmodelled(row)
-    entry, assumptions = entry_of(row), list[str]()
-    if entry.get("unknown"):
-        assumptions.append(
-            f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {entry['trainer']}"
-        )
+    if reading.entry.get("unknown"):
+        trainer = reading.entry["trainer"]
+        assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {trainer}")
     missing = [path for path in missing if path != "batch.micro"]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
-    model = stated or model_of(row, entry)
-    layout = layout_of(row, entry, model, assumptions)
-    trainer = trainer_of(row, entry)
-    precision = precision_of(row, entry)
+    model = stated or model_of(reading)
+    layout = layout_of(reading, model, assumptions)
+    precision = precision_of(reading)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row, entry),
-        lora_targets=recipe_of(row).get("lora_targets", "all"),
-        document_length=min(recipe_of(row).get("document_length", 0), row.get("model.seq")),
+        precision=precision, optimizer=optimizer_of(reading, assumptions), lora_rank=lora_rank_of(reading),
+        lora_targets=reading.recipe.get("lora_targets", "all"),
+        document_length=min(reading.recipe.get("document_length", 0), row.get("model.seq")),
     )  # fmt: skip
     hardware.peak(peak_dtype(precision))
-    measured = measured_of(row, entry, workload, layout, hardware)
+    measured = measured_of(reading, workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
         raise UnsupportedError("no step time, memory or out-of-memory result was published")
     cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))
     return {
-        "workload": workload, "cluster": cluster, "trainer": trainer, "layout": layout, "measured": measured,
+        "workload": workload, "cluster": cluster, "trainer": trainer_of(reading), "layout": layout, "measured": measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 

@@ -12,8 +12,7 @@ from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
-from planner.runs.names import UnsupportedError
-from planner.runs.schema import Row
+from planner.runs.names import Reading, UnsupportedError
 
 
 @cache
@@ -31,16 +30,18 @@ def _preset(name: str) -> ModelSpec | None:
     return models.load_model(found) if found else None
 
 
-def model_of(row: Row, entry: Mapping[str, Any]) -> ModelSpec:
+def model_of(reading: Reading) -> ModelSpec:
     """The row's model; details that the schema has no field for come from the preset of that name, when sizes agree."""
-    heads = row.get("model.heads")
-    padded = re.search(r"padded to (\d+) \(TP 8\) or (\d+) \(TP 16\)", row.notes)
+    heads = reading.get("model.heads")
+    padded = reading.note(r"padded to (\d+) \(TP 8\) or (\d+) \(TP 16\)")
     if padded:
-        heads = int(padded.group(1 if row.get("parallel.tp") == 8 else 2))
-    elif heads % (row.get("parallel.tp") or 1):
-        raise UnsupportedError(f"{heads} heads do not divide by tp {row.get('parallel.tp')}; padding is not stated")
-    mtp = bool(entry.get("mtp")) and "w/o MTP" not in row.notes
-    return _build_model(tuple(sorted((*row.data["model"].items(), ("heads_run", heads)))), mtp, entry.get("position"))
+        heads = int(padded.group(1 if reading.get("parallel.tp") == 8 else 2))
+    elif heads % (reading.get("parallel.tp") or 1):
+        raise UnsupportedError(f"{heads} heads do not divide by tp {reading.get('parallel.tp')}; padding is not stated")
+    mtp = bool(reading.entry.get("mtp")) and "w/o MTP" not in reading.notes
+    return _build_model(
+        tuple(sorted((*reading.row.data["model"].items(), ("heads_run", heads)))), mtp, reading.entry.get("position")
+    )
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -30,33 +31,45 @@ def _whole(kind: str, expression: str) -> str:
     return rf"(?:{expression})(?!\d)" if kind == "hardware" else expression
 
 
-def entry_of(row: Row) -> Mapping[str, Any]:
-    """The facts about the row's framework. Raises UnsupportedError."""
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """A row with what the table knows about its framework and its release."""
+
+    row: Row
+    entry: Mapping[str, Any] = field(default_factory=dict)
+    """The facts about the framework."""
+    recipe: Mapping[str, Any] = field(default_factory=dict)
+    """What the published recipe of the release, GPU and model says and the row does not."""
+    notes: str = ""
+    """The row's notes and what its recipe adds to them."""
+
+    def get(self, path: str) -> Any:
+        """A value of the row by its path, ``parallel.tp``; None when it is not there."""
+        return self.row.get(path)
+
+    def note(self, pattern: str) -> re.Match[str] | None:
+        """The first match of an expression in the notes."""
+        return re.search(pattern, self.notes)
+
+    def fact(self, key: str, default: Any) -> Any:
+        """What the recipe says, else the framework, else the default."""
+        return self.recipe.get(key, self.entry.get(key, default))
+
+
+def reading_of(row: Row) -> Reading:
+    """The row with the first framework and the first recipe of the table that match it; every row matches a framework."""
     texts = {"framework": row.framework, "notes": row.notes, "id": row.id, "source": row.source}
-    for entry in frameworks()["trainers"]:
-        if entry["match"].search(texts[entry["in"]]):
-            return entry
-    raise UnsupportedError(f"framework '{row.framework}' is not in profiles/frameworks.yaml")
-
-
-def recipe_of(row: Row) -> Mapping[str, Any]:
-    """What the published recipe of the row's release, GPU and model says and the row does not; {} when none is known."""
-    for recipe in _recipes(f"{row.source} {row.framework} {row.hardware.get('gpu', '')}"):
-        if re.search(recipe["id"], row.id):
-            return recipe
-    return {}
+    entry = next(one for one in frameworks()["trainers"] if one["match"].search(texts[one["in"]]))
+    recipes = _recipes(f"{row.source} {row.framework} {row.hardware.get('gpu', '')}")
+    recipe: Mapping[str, Any] = next((one for one in recipes if re.search(one["id"], row.id)), {})
+    notes = "; ".join(text for text in (row.notes, recipe.get("notes", "")) if text)
+    return Reading(row=row, entry=entry, recipe=recipe, notes=notes)
 
 
 @cache
 def _recipes(text: str) -> tuple[Mapping[str, Any], ...]:
     """Recipes of a source, framework and GPU."""
     return tuple(recipe for recipe in frameworks().get("recipes", []) if recipe["match"].search(text))
-
-
-def notes_of(row: Row) -> str:
-    """The row's notes and what its recipe adds to them."""
-    more = recipe_of(row).get("notes", "")
-    return f"{row.notes}; {more}" if more else row.notes
 
 
 def family_of(row: Row, network: str) -> str:
@@ -68,11 +81,6 @@ def family_of(row: Row, network: str) -> str:
     low = "bf16" if row.get("precision") in (None, "bf16", "fp16") else "fp8"
     suffix = {"precision": low, "moe": "MoE" if row.get("model.experts") else low, "network": network}.get(split, "")
     return f"{found['family']} {suffix}".rstrip()
-
-
-def is_computed(source: str) -> bool:
-    """Whether the times of a source are the output of a simulator, by the table."""
-    return bool((_source_family(source) or {}).get("computed", False))
 
 
 @cache

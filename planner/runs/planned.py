@@ -2,7 +2,7 @@
 
 The columns of the schema (model, parallel, batch, ...) cannot say everything that a plan says: schedules, uneven stages,
 a model's norms. A row that comes from a plan therefore carries ``plan`` (workload, trainer, layout), which counts; the columns
-stand beside it for people and for tools, and must say the same.
+are there too, for people and for tools, and must say the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.measured import Measured, measured_of
-from planner.runs.names import UnsupportedError
+from planner.runs.names import Reading, UnsupportedError
 from planner.runs.schema import Row, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.units import GIB, GIGA
@@ -130,7 +130,7 @@ def _trainer(said: Any, where: str) -> Trainer:
 def planned_fields(row: Row, hardware: HardwareProfile) -> dict[str, Any]:
     """Fields of Run for a row of a plan. Raises UnsupportedError and PlannerError with the reason."""
     workload, trainer, layout = planned(row)
-    measured = measured_of(row, {}, workload, layout, hardware)
+    measured = measured_of(Reading(row=row, notes=row.notes), workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
         raise UnsupportedError("no step time, memory or out-of-memory result was measured")
     cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))

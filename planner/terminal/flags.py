@@ -1,15 +1,17 @@
-"""What commands share: flags of the job and of the layout, errors as sentences, the console, progress."""
+"""Shared by commands: flags of the job and of the layout, the console, progress."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from planner.errors import PlannerError
-from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, choice, module_mask
+from planner.keywords import flag_of
+from planner.layout import BOOLEANS, NAMES
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -40,14 +42,14 @@ LAYOUT_HELP = {
 }
 
 
-class SentenceError(click.ClickException):
-    """A PlannerError as the command line shows it: one sentence, exit code 2."""
+class Result(Protocol):
+    """What a command prints: a result of planner.api."""
 
-    exit_code = 2
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
 
-    def show(self, file: Any = None) -> None:
-        click.secho("error: ", fg="red", bold=True, err=True, nl=False)
-        click.echo(self.message, err=True)
+    def show(self, console: Console) -> None:
+        """Print the tables."""
 
 
 def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -55,11 +57,11 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name in reversed(names):
-            flag, text = f"--{name.replace('_', '-')}", LAYOUT_HELP[name]
+            flag, text = flag_of(name), LAYOUT_HELP[name]
             if name in NAMES:
                 option = click.option(flag, type=click.Choice(list(NAMES[name].values())), help=text)
             elif name in BOOLEANS:
-                option = click.option(f"{flag}/--no-{name.replace('_', '-')}", default=None, help=text)
+                option = click.option(f"{flag}/--no-{flag[2:]}", default=None, help=text)
             elif name == "recompute_modules":
                 option = click.option(flag, metavar="LIST", help=text)
             else:
@@ -70,103 +72,46 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+_JOB: tuple[tuple[str, Any, str, str], ...] = (
+    ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
+    ("gpus", int, "N", "GPUs in the job."),
+    ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
+    ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
+    ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
+    ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
+    ("precision", str, "NAME", "bf16, fp16, fp32, fp8, fp8_row, fp8_block, mxfp8 or nvfp4. [bf16]"),
+    ("optimizer", str, "NAME", "adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
+    ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
+    ("lora_targets", str, "NAME", "Layers with adapters: all, attention or qkv. [all]"),
+    ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
+    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
+    ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
+)
+"""Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""
+
+
 def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Flags that say what is trained and where."""
-    options = (
-        click.option(
-            "--model",
-            required=required,
-            metavar="NAME",
-            help="Preset, config.json, directory or hub id ('plan models').",
-        ),
-        click.option("--gpus", required=required, type=int, metavar="N", help="GPUs in the job."),
-        click.option(
-            "--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"
-        ),
-        click.option("--trainer", metavar="NAME", help="Trainer or YAML file ('plan trainers'). [megatron]"),
-        click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence. [at most 8192]"),
-        click.option(
-            "--global-batch-size", type=int, metavar="B", help="Sequences per optimizer step. [by model size]"
-        ),
-        click.option(
-            "--precision", metavar="NAME", help="bf16, fp16, fp32, fp8, fp8_row, fp8_block, mxfp8 or nvfp4. [bf16]"
-        ),
-        click.option("--optimizer", metavar="NAME", help="adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
-        click.option("--lora-rank", type=int, metavar="R", help="Train low-rank adapters only; 0 = all weights."),
-        click.option("--lora-targets", metavar="NAME", help="Layers with adapters: all, attention or qkv. [all]"),
-        click.option(
-            "--document-length",
-            type=int,
-            metavar="N",
-            help="Mean tokens of documents packed into a sequence. [one document]",
-        ),
-        click.option(
-            "--expert-imbalance", type=float, metavar="X", help="Tokens of the busiest expert rank over the mean. [1]"
-        ),
-        click.option(
-            "--network-bandwidth", metavar="RATE", help="Per GPU, one direction, like '400 Gb/s'. [of the profile]"
-        ),
-    )
+    """Flags that say what is trained and where; with ``required``, the model and the number of GPUs must be given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for option in reversed(options):
-            function = option(function)
+        for name, kind, value, text in reversed(_JOB):
+            needed = required and name in ("model", "gpus")
+            function = click.option(flag_of(name), required=needed, type=kind, metavar=value, help=text)(function)
         return function
 
     return decorate
 
 
-def request_fields(flags: dict[str, Any]) -> dict[str, Any]:
-    """The flags that describe the job, by field of Request; None = not given."""
-    from planner.units import parse
-
-    fields = {name: flags[name] for name in _REQUEST_FLAGS}
-    if fields["network_bandwidth"] is not None:
-        rate = parse(fields["network_bandwidth"], "bytes/s", what="--network-bandwidth")
-        if rate <= 0:
-            raise PlannerError("--network-bandwidth must be above zero")
-        fields["network_bandwidth"] = rate
-    return {**fields, "num_gpus": flags["gpus"]}
-
-
-_REQUEST_FLAGS = (
-    "model", "hardware", "trainer", "sequence_length", "global_batch_size", "precision", "optimizer", "lora_rank",
-    "lora_targets", "document_length", "expert_imbalance", "network_bandwidth",
-)  # fmt: skip
-
-
-def layout_values(flags: dict[str, Any]) -> dict[str, int]:
-    """The layout fields among the flags that were given, as integers. Raises PlannerError."""
-    values: dict[str, int] = {}
-    for name in FIELDS:
-        value = flags.get(name)
-        if value is None:
-            continue
-        if name in NAMES:
-            values[name] = choice(name, value)
-        elif name == "recompute_modules":
-            values[name] = module_mask(value, where="--recompute-modules")
-        else:
-            checked = Layout.from_dict({name: value}, where=f"--{name.replace('_', '-')}")
-            values[name] = int(getattr(checked, name))
-    return values
-
-
-def progress(text: str) -> Any:
+@contextlib.contextmanager
+def progress(text: str) -> Iterator[Callable[[str], None]]:
     """A spinner on standard error while a person waits; nothing when piped. The body may call it with further text."""
-    import contextlib
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
 
-    @contextlib.contextmanager
-    def spin() -> Any:
-        if not sys.stderr.isatty():
-            yield lambda _: None
-            return
-        from rich.console import Console
-
-        with Console(stderr=True).status(text) as status:
-            yield lambda more: status.update(f"{text}: {more}")
-
-    return spin()
+    with Console(stderr=True).status(text) as status:
+        yield lambda more: status.update(f"{text}: {more}")
 
 
 def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
@@ -189,6 +134,14 @@ def console() -> Console:
     from rich.console import Console
 
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=140, no_color=True)
+
+
+def emit(result: Result, as_json: bool, indent: int = 2) -> None:
+    """A result on standard output: as JSON, or as its tables."""
+    if as_json:
+        click.echo(json.dumps(result.to_dict(), indent=indent))
+    else:
+        result.show(console())
 
 
 def print_part(out: Console, part: Any) -> None:

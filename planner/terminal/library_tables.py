@@ -2,70 +2,56 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.table import Table
 
 from planner import library
 from planner.cost.parameters import active_parameters, total_parameters
 from planner.hardware import load_hardware
 from planner.model import aliases, load_model
+from planner.terminal.tables import table
 from planner.trainer import load_trainer
 from planner.units import format_bytes, format_count
 
 
-def _table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        table.add_column(heading, overflow="fold")
-    return table
-
-
 def models_table() -> Table:
     """Presets with their sizes and other names."""
-    table = _table("model", "parameters", "active", "layers", "hidden", "heads", "experts", "also called")
+    found = table("model", "parameters", "active", "layers", "hidden", "heads", "experts", "also called")
     others: dict[str, list[str]] = {}
     for alias, name in aliases().items():
         others.setdefault(name, []).append(alias)
     for name in library.names("models"):
         model = load_model(name)
-        heads = (
-            f"{model.num_heads}" if model.num_kv_heads == model.num_heads else f"{model.num_heads}/{model.num_kv_heads}"
-        )
+        heads = f"{model.num_heads}" + ("" if model.num_kv_heads == model.num_heads else f"/{model.num_kv_heads}")
         experts = f"{model.top_k} of {model.num_experts}" if model.is_moe else ""
         active = format_count(active_parameters(model)) if model.is_moe else ""
-        table.add_row(
+        found.add_row(
             name, format_count(total_parameters(model)), active, str(model.num_layers), str(model.hidden_size), heads,
             experts, ", ".join(others.get(name, [])),
         )  # fmt: skip
-    return table
+    return found
 
 
 def hardware_table() -> Table:
     """Profiles with their peaks, links and whether their curves were measured."""
-    table = _table("hardware", "memory", "bf16 TFLOP/s", "domain", "link", "network per GPU", "USD/h", "GEMM curves")
+    found = table("hardware", "memory", "bf16 TFLOP/s", "domain", "link", "network per GPU", "USD/h", "GEMM curves")
     for name in library.names("hardware"):
         one = load_hardware(name)
         price = f"{one.prices[0].usd_per_hour:.2f} ({one.prices[0].date})" if one.prices else "-"
-        table.add_row(
+        found.add_row(
             name, format_bytes(one.usable_memory), f"{one.peak('bf16') / 1e12:.0f}", f"{one.scale_up_domain:.0f}",
             f"{one.scale_up_bandwidth / 1e9:.0f} GB/s", f"{one.network_bandwidth * 8 / 1e9:.0f} Gb/s", price,
             one.measured["gemm"],
         )  # fmt: skip
-    return table
+    return found
 
 
 def trainers_table() -> Table:
     """Trainers with what they can do."""
-    table = _table("trainer", "what", "zero", "schedules", "context parallel", "experts")
+    found = table("trainer", "what", "zero", "schedules", "context parallel", "experts")
     for name in library.names("trainers"):
         one = load_trainer(name)
-        schedules = ", ".join(one.schedules) if one.pp else "no pipeline"
-        table.add_row(
-            name,
-            one.title,
-            ", ".join(map(str, one.zero)),
-            schedules,
-            ", ".join(one.cp_methods) or "none",
-            one.expert_parallel,
+        schedules, methods = ", ".join(one.legal.schedules) or "no pipeline", ", ".join(one.legal.cp_methods) or "none"
+        found.add_row(
+            name, one.title, ", ".join(map(str, one.legal.zero)), schedules, methods, one.legal.expert_parallel
         )
-    return table
+    return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -12,7 +13,7 @@ from rich.text import Text
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
-from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, levers
+from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, memory_options
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
 
@@ -40,40 +41,64 @@ def percent(value: float) -> str:
     return f"{100 * value:.1f} %"
 
 
+_COLUMNS: dict[str, dict[str, Any]] = {
+    ">": {"justify": "right", "no_wrap": True},
+    "~": {"justify": "right", "overflow": "fold"},
+    "=": {"no_wrap": True},
+}
+
+
+def table(*headings: str, title: str | None = None, least: int | None = None, rows: Iterable[Any] = ()) -> Table:
+    """A table of sequences of cells, which are no markup: folded text; after '>' numbers in one line, '~' folded numbers, '='
+    text in one line. ``least``: width of the first column that is text."""
+    found = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+    for heading in headings:
+        options = _COLUMNS.get(heading[:1])
+        if options is None:
+            found.add_column(heading, overflow="fold", min_width=least)
+            least = None
+        else:
+            found.add_column(heading[1:], **options)
+    for row in rows:
+        found.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
+    return found
+
+
+def plain_table(title: str | None, *justify: Any) -> Table:
+    """A table without headings, its columns to the left or to the right."""
+    found = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left", pad_edge=False)
+    for side in justify:
+        found.add_column(justify=side)
+    return found
+
+
+def risk(chance: float) -> Text:
+    """The chance of running out of memory: green where it counts as safe, else red."""
+    return Text(percent(chance), style="green" if chance <= SAFE else "red")
+
+
 def assumptions_table(assumptions: tuple[Assumption, ...]) -> Table:
-    """What was assumed, with the flag that changes it."""
-    table = Table(title="Assumed", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for heading in ("what", "value", "why"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("change with", no_wrap=True)  # a flag in two halves cannot be copied
-    for one in assumptions:
-        table.add_row(one.what, escape(one.value), escape(one.why), escape(one.flag))
-    return table
+    """What was assumed, with the flag that changes it, which is never broken."""
+    rows = ((one.what, one.value, one.why, one.flag) for one in assumptions)
+    return table("what", "value", "why", "=change with", title="Assumed", rows=rows)
 
 
 def plans_table(plans: list[Plan], fit: bool) -> Table:
     """The best plans, one row each."""
-    title = "Best plans" if fit else "Closest attempts (none fits)"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("layout", overflow="fold", min_width=16)
-    table.add_column("to save memory", overflow="fold")
-    for heading in ("step", "tokens/s/GPU", "MFU", "bubble"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("exposed comm.", overflow="fold")
-    table.add_column("memory of worst stage", justify="right", overflow="fold")
-    table.add_column("runs out", justify="right", no_wrap=True)
+    found = table(
+        ">#", "layout", "to save memory", ">step", ">tokens/s/GPU", ">MFU", ">bubble", "exposed comm.",
+        "~memory of worst stage", ">runs out", title="Best plans" if fit else "Closest attempts (none fits)", least=16,
+    )  # fmt: skip
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
-        table.add_row(
-            str(number), degrees_text(plan.layout), ", ".join(levers(plan.layout)) or "-",
+        found.add_row(
+            str(number), degrees_text(plan.layout), ", ".join(memory_options(plan.layout)) or "-",
             seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
             percent(one.mfu), percent(one.bubble_share), exposed_text(one),
-            f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB",
-            Text(percent(one.out_of_memory_probability), style="green" if one.out_of_memory_probability <= SAFE else "red"),
+            f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB", risk(one.out_of_memory_probability),
             style="bold" if number == 1 else "",
         )  # fmt: skip
-    return table
+    return found
 
 
 def print_plans(console: Console, plans: list[Plan], fit: bool) -> None:
@@ -95,9 +120,7 @@ def print_plans(console: Console, plans: list[Plan], fit: bool) -> None:
 
 def exposed_text(one: Prediction) -> str:
     """Exposed communication by kind, what is above 0.05 % of the step."""
-    kinds = [
-        (value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 0.0005 * one.step_time_s
-    ]
+    kinds = [(value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 5e-4 * one.step_time_s]
     return ", ".join(f"{name} {percent(share)}" for share, name in sorted(kinds, reverse=True)) or "none"
 
 
@@ -121,57 +144,44 @@ def memory_bar(one: Prediction, width: int) -> Text:
 
 
 def memory_table(one: Prediction) -> Table:
-    """Memory by component, the letters of the bar beside it."""
-    table = Table(box=box.SIMPLE, show_header=False, pad_edge=False)
-    for justify in ("left", "left", "right", "right"):
-        table.add_column(justify=justify)
+    """Memory by component, each with its letter of the bar."""
+    found = plain_table(None, "left", "left", "right", "right")
     for mark, colour, name in zip(COMPONENT_MARKS, COMPONENT_COLOURS, COMPONENTS, strict=True):
         share = one.memory_gib[name] / one.memory_peak_gib
-        table.add_row(Text(mark, style=colour), COMPONENT_TEXT[name], f"{one.memory_gib[name]:.2f} GiB", percent(share))
-    table.add_row("", "peak of the device", f"{one.memory_peak_gib:.2f} GiB", f"on the {one.memory_stage} stage")
-    table.add_row(
-        "",
-        "usable, as the driver reports",
-        f"{one.memory_limit_gib:.2f} GiB",
-        percent(one.memory_peak_gib / one.memory_limit_gib),
-    )
+        found.add_row(Text(mark, style=colour), COMPONENT_TEXT[name], f"{one.memory_gib[name]:.2f} GiB", percent(share))
+    peak, limit = one.memory_peak_gib, one.memory_limit_gib
+    found.add_row("", "peak of the device", f"{peak:.2f} GiB", f"on the {one.memory_stage} stage")
+    found.add_row("", "usable, as the driver reports", f"{limit:.2f} GiB", percent(peak / limit))
     if one.host_memory_gib_per_gpu > 0:
-        table.add_row("", "host memory for offloaded states", f"{one.host_memory_gib_per_gpu:.2f} GiB", "per GPU")
-    return table
+        found.add_row("", "host memory for offloaded states", f"{one.host_memory_gib_per_gpu:.2f} GiB", "per GPU")
+    return found
 
 
 def time_table(one: Prediction) -> Table:
     """Step time by part, and the communication hidden behind computation."""
-    table = Table(title="Step time", box=box.SIMPLE, show_header=False, title_justify="left", pad_edge=False)
-    for justify in ("left", "right", "right"):
-        table.add_column(justify=justify)
+    found = plain_table("Step time", "left", "right", "right")
+
+    def add(name: str, value: float, style: str = "") -> None:
+        if value > 0:
+            found.add_row(name, seconds(value), percent(value / one.step_time_s), style=style)
+
     for part in PARTS:
-        if one.time_s[part] > 0:
-            table.add_row(PART_TEXT[part], seconds(one.time_s[part]), percent(one.time_s[part] / one.step_time_s))
-    table.add_row("step", seconds(one.step_time_s), "100.0 %", style="bold")
+        add(PART_TEXT[part], one.time_s[part])
+    add("step", one.step_time_s, "bold")
     for kind in HIDDEN:
-        if one.hidden_s[kind] > 0:
-            table.add_row(
-                f"hidden: {kind}",
-                seconds(one.hidden_s[kind]),
-                percent(one.hidden_s[kind] / one.step_time_s),
-                style="dim",
-            )
-    return table
+        add(f"hidden: {kind}", one.hidden_s[kind], "dim")
+    return found
 
 
 def advice_table(advice: list[Advice]) -> Table:
     """Changes that make the job fit."""
-    table = Table(title="What would fit", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("change", overflow="fold")
-    table.add_column("step", justify="right")
-    table.add_column("tokens/s", justify="right")
-    table.add_column("USD per 1M tokens", justify="right")
-    table.add_column("best layout", overflow="fold")
-    for one in advice:
-        price = "-" if one.usd_per_million_tokens is None else f"{one.usd_per_million_tokens:.3g}"
-        table.add_row(one.change, seconds(one.step_time_s), f"{one.tokens_per_second:,.0f}", price, one.layout)
-    return table
+    rows = (
+        (one.change, seconds(one.step_time_s), f"{one.tokens_per_second:,.0f}",
+         "-" if one.usd_per_million_tokens is None else f"{one.usd_per_million_tokens:.3g}", one.layout)
+        for one in advice
+    )  # fmt: skip
+    headings = ("change", "~step", "~tokens/s", "~USD per 1M tokens", "best layout")
+    return table(*headings, title="What would fit", rows=rows)
 
 
 def print_prediction(console: Console, plan: Plan) -> None:
@@ -193,18 +203,13 @@ def print_memory(console: Console, one: Prediction) -> None:
     console.print(memory_bar(one, min(console.width, 100)))
     console.print(memory_table(one))
     low, high = one.memory_peak_range_gib
-    chance = (
+    text = (
         f"peak {one.memory_peak_gib:.1f} GiB, nine of ten runs {low:.1f} to {high:.1f} GiB; "
         f"chance of running out of memory: {percent(one.out_of_memory_probability)}"
     )
-    if one.memory_peak_gib > one.memory_limit_gib:
-        over = one.memory_peak_gib - one.memory_limit_gib
-        console.print(
-            f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {chance}"
-        )
+    over = one.memory_peak_gib - one.memory_limit_gib
+    if over > 0:
+        text = f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {text}"
     elif one.out_of_memory_probability > SAFE:
-        console.print(
-            f"[bold yellow]may not fit:[/bold yellow] {chance}, above the {percent(SAFE)} that counts as safe"
-        )
-    else:
-        console.print(chance)
+        text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
+    console.print(text)

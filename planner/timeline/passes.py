@@ -1,4 +1,4 @@
-"""What the passes of every stage are made of: computation, recompute, communication, host, sends, by virtual stage."""
+"""The passes of every virtual stage, part by part: computation, recompute, communication, host, sends."""
 
 from __future__ import annotations
 
@@ -13,23 +13,18 @@ from planner.cost.price.stage_times import pass_seconds, stage_totals
 from planner.cost.price.update import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import STREAM_OF_PART, Piece
+from planner.timeline.slices import Piece
 
 SPLIT = (Schedule.ZB_H1, Schedule.ZB_2P, Schedule.ZBV, Schedule.DUALPIPE_V)
 """Schedules that issue input gradients (I) and weight gradients (W) apart."""
 GROUPS = {"tp": "tensor_communication", "cp": "context_communication", "ep": "expert_communication"}
-ORDER = (
-    "offload", "host", "recompute", "compute", "tensor_communication", "context_communication", "expert_communication",
-    "pipeline_communication", "polling",
-)  # fmt: skip
-"""Order of the parts inside a pass as drawn; the model knows their sums, not how they alternate layer by layer."""
 WORDS = {
-    "offload": "activations from host", "host": "wait for host", "recompute": "recompute",
+    "offload": "activations from host", "host": "wait for host", "recompute": "recompute", "compute": "",
     "tensor_communication": "tensor", "context_communication": "context", "expert_communication": "expert",
-    "pipeline_communication": "send", "polling": "poll",
+    "pipeline_communication": "send",
 }  # fmt: skip
-COUNTS_FOR = {"polling": "pipeline_communication"}
-"""What is drawn apart from the part of the step time that it counts for."""
+"""The parts of a pass in words ('' = the kind of action), in the order in which they are drawn; the model knows their sums,
+not how they alternate layer by layer."""
 Parts = dict[str, Floats]
 """Seconds of one pass by part, arrays over the virtual stages."""
 
@@ -37,9 +32,9 @@ Parts = dict[str, Floats]
 def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]:
     """The pieces of an action by (virtual stage, kind of action), in order; hidden communication among them.
 
-    Their seconds are those of ``cost.exact.durations``, split by the same blocks: what is not hidden sums to the duration
-    of the action. Hidden communication lies beside the computation of the passes that can hide it, shared out by their
-    length: both, or the backward pass where the trainer overlaps nothing else (tp_backward).
+    Their seconds are those of ``cost.refine.durations``, split by the same layer costs: what is not hidden sums to the
+    duration of the action. Hidden communication runs during the computation of the passes that can hide it, in proportion to
+    their length: both, or the backward pass where the trainer overlaps nothing else (tp_backward).
     """
     passes, hidden = _seconds(priced)
     overlap = priced.job.trainer.traffic.overlap
@@ -47,37 +42,28 @@ def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]
     for stage in range(len(passes["F"]["compute"])):
         windows = {kind: float(parts["recompute"][stage] + parts["compute"][stage]) for kind, parts in passes.items()}
         for kind, parts in passes.items():
-            beside = {}
+            overlapped = {}
             for group, part in GROUPS.items():
                 hides = [k for k in windows if not (group == "tp" and "tp" not in overlap and k == "F")]
                 room = sum(windows[k] for k in hides)
                 if kind in hides and room > 0:
-                    beside[part] = float(hidden[group][stage]) * windows[kind] / room
-            found[stage, kind] = _pieces(kind, {part: float(parts[part][stage]) for part in ORDER}, beside)
+                    overlapped[part] = float(hidden[group][stage]) * windows[kind] / room
+            found[stage, kind] = _pieces(kind, {part: float(parts[part][stage]) for part in WORDS}, overlapped)
     return found
 
 
-def _pieces(kind: str, parts: dict[str, float], beside: dict[str, float]) -> tuple[Piece, ...]:
-    """One action: its parts behind each other, hidden communication from where its computation starts."""
+def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) -> tuple[Piece, ...]:
+    """One action: its parts one after the other, hidden communication from where its computation starts."""
     pieces, offset = [], 0.0
-    for part in ORDER:
+    for part, word in WORDS.items():
         if part == "recompute":
             pieces += [
-                Piece(stream=STREAM_OF_PART[name], kind=WORDS[name], part=name, offset=offset, seconds=seconds, hidden=True)
-                for name, seconds in beside.items()
+                Piece(kind=WORDS[name], part=name, offset=offset, seconds=seconds, hidden=True)
+                for name, seconds in overlapped.items()
                 if seconds > 0
-            ]  # fmt: skip
+            ]
         if parts[part] > 0:
-            pieces.append(
-                Piece(
-                    stream=STREAM_OF_PART[COUNTS_FOR.get(part, part)],
-                    kind=WORDS.get(part, kind),
-                    part=COUNTS_FOR.get(part, part),
-                    offset=offset,
-                    seconds=parts[part],
-                    hidden=False,
-                )
-            )
+            pieces.append(Piece(kind=word or kind, part=part, offset=offset, seconds=parts[part]))
             offset += parts[part]
     return tuple(pieces)
 
@@ -86,14 +72,14 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
     job, layout = priced.job, Layout.stack([priced.dealt])
     parameters = stage_parameters(job.workload, layout, priced.contents)
-    blocks = price_blocks(job.workload, job.cluster, job.trainer, layout)
-    totals, ends, _ = stage_totals(layout, priced.contents, blocks)
+    costs = price_blocks(job.workload, job.cluster, job.trainer, layout)
+    totals, ends, _ = stage_totals(layout, priced.contents, costs)
     totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, layout, parameters).T
     busy, host = pass_seconds(job.trainer, layout, totals)
     waiting = activation_offload(job.cluster, layout, priced.times.saved, busy[0] + host[0], busy[1] + host[1])
     nothing = np.zeros_like(waiting)
 
-    def dealt(whole: Floats, at_ends: Floats = nothing) -> Floats:
+    def spread(whole: Floats, at_ends: Floats = nothing) -> Floats:
         times = dataclasses.replace(
             priced.times, forward=whole, ends_forward=at_ends, backward=nothing, ends_backward=nothing,
             weight=nothing, ends_weight=nothing,
@@ -102,21 +88,21 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
 
     def quantity(*names: str) -> Floats:
         rows = [INDEX[name] for name in names]
-        return dealt(totals[rows].sum(axis=0), ends[rows].sum(axis=0))
+        return spread(totals[rows].sum(axis=0), ends[rows].sum(axis=0))
 
-    send = np.full(len(dealt(nothing)), priced.send[0])
-    none, polling = np.zeros_like(send), np.full_like(send, priced.polled)
+    send = np.full(len(spread(nothing)), priced.send[0])
+    none = np.zeros_like(send)
     forward = {part: quantity(f"{group}_forward") for group, part in GROUPS.items()} | {
-        "compute": quantity("forward"), "recompute": none, "host": dealt(host[0]), "offload": none,
-        "pipeline_communication": send, "polling": polling,
+        "compute": quantity("forward"), "recompute": none, "host": spread(host[0]), "offload": none,
+        "pipeline_communication": send,
     }  # fmt: skip
     backward = {part: quantity(f"{group}_backward") for group, part in GROUPS.items()} | {
-        "compute": quantity("dgrad", "wgrad"), "recompute": quantity("recompute"), "host": dealt(host[1]),
-        "offload": dealt(waiting), "pipeline_communication": send, "polling": polling,
+        "compute": quantity("dgrad", "wgrad"), "recompute": quantity("recompute"), "host": spread(host[1]),
+        "offload": spread(waiting), "pipeline_communication": send,
     }  # fmt: skip
     hidden = {group: quantity(f"{group}_hidden") for group in GROUPS}
     if int(priced.dealt.schedule) not in SPLIT or int(priced.dealt.pp) == 1:
         return {"F": forward, "B": backward}, hidden
-    weights = {part: none for part in ORDER} | {"compute": quantity("wgrad")}
+    weights = dict.fromkeys(WORDS, none) | {"compute": quantity("wgrad")}
     inputs = {**backward, "compute": backward["compute"] - weights["compute"]}
     return {"F": forward, "I": inputs, "W": weights}, hidden

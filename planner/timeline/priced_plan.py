@@ -1,4 +1,4 @@
-"""A plan priced again, with what lies under its estimate: what timelines, comparisons and diagnoses start from."""
+"""A plan priced again, with the parts of its estimate: timelines, comparisons and diagnoses start from it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ SAME = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Priced:
-    """One layout of one job, priced on the exact timeline of its pipeline."""
+    """One layout of one job, refined on the timeline of its pipeline."""
 
     job: Job
     """Workload, cluster and trainer."""
     layout: Layout
     """The layout, as plain integers."""
     dealt: Layout
-    """The same with the layers of the first and the last stage filled in where the trainer deals them by cost."""
+    """The same with the layers of the first and the last stage filled in where the trainer assigns them by cost."""
     estimate: Estimate
     """Its estimate, columns of length 1."""
     shared: Gathered
-    """What the estimate is made of, by the three kinds of stages: first, middle, last; arrays of shape (3, 1)."""
+    """The parts of the estimate by the three kinds of stages: first, middle, last; arrays of shape (3, 1)."""
     contents: Stages
     """What the three stages hold, (1, 3)."""
     times: StageTimes
@@ -57,14 +57,9 @@ class Priced:
 
     @property
     def send(self) -> tuple[float, float]:
-        """Seconds of one send that a pass waits for, and of one that runs beside computation; one of them is 0."""
+        """Seconds of one send that a pass waits for, and of one that is overlapped; one of them is 0."""
         each = float(self.shared.send[0]) / int(self.dealt.vpp)
         return (0.0, each) if float(sends_overlap(self.job.trainer, self.dealt)) else (each, 0.0)
-
-    @property
-    def polled(self) -> float:
-        """Seconds that each forward and each backward pass of a virtual stage sleeps until its messages have arrived."""
-        return 0.0
 
     def durations(self, times: StageTimes) -> StageDurations:
         """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""
@@ -80,7 +75,7 @@ def estimate_of(job: Job, layout: Layout) -> Estimate:
 
 
 def price(job: Job, layout: Layout) -> Priced:
-    """Price one layout, and keep what its estimate is made of."""
+    """Price one layout, and keep the parts of its estimate."""
     dealt = assign_layers(job.workload.model, job.trainer, layout).row(0)
     table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
     contents, times = table.content(0)
@@ -96,8 +91,8 @@ def job_of(plan: Plan) -> Job:
 
 
 def price_plan(plan: Plan, *, where: str = "the plan") -> Priced:
-    """Price a plan again. Raises PlannerError when that does not give what the plan says: a profile, a trainer file or the
-    cost model changed since it was made, and what is computed from it now would not be of that plan."""
+    """Price a plan again. Raises PlannerError when that does not give what the plan says, as its profile, its trainer file or
+    the cost model changed since."""
     priced = price(job_of(plan), plan.layout)
     said, now = plan.prediction.step_time_s, priced.step_time
     if abs(said - now) > SAME * now:

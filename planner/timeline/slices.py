@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from planner.cost.estimate import PARTS
 
 STREAMS = ("compute", "host", "tensor", "context", "expert", "pipeline", "data", "offload")
-"""What one rank has running side by side: kernels, waiting for the host, communication by group, copies to the host."""
+"""What one rank runs at the same time: kernels, waiting for the host, communication by group, copies to the host."""
 STREAM_OF_PART = {part: part.removesuffix("_communication") for part in PARTS} | {
     "recompute": "compute", "bubble": "compute", "stragglers": "compute", "optimizer": "compute", "overhead": "host",
 }  # fmt: skip
@@ -15,49 +15,50 @@ STREAM_OF_PART = {part: part.removesuffix("_communication") for part in PARTS} |
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Slice:
-    """Something that runs on one stream of one rank."""
+class Drawn:
+    """Something on one stream of one rank."""
 
-    rank: int
-    """Pipeline rank."""
-    stream: str
-    """One of STREAMS."""
     kind: str
     """F, B, I, W, recompute; what is none of them in words: 'send', 'gather weights', 'optimizer'."""
     part: str
     """Part of the step time that it counts for, one of PARTS."""
-    stage: int
-    """Virtual stage in model order; -1 = the whole rank."""
-    microbatch: int
-    """-1 = none."""
+    hidden: bool = False
+    """It runs during computation and is no part of the step time."""
+
+    @property
+    def stream(self) -> str:
+        """One of STREAMS."""
+        return STREAM_OF_PART[self.part]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Slice(Drawn):
+    """Something that runs on one rank."""
+
+    rank: int
+    """Pipeline rank."""
     start: float
     """Seconds from the start of the step."""
     end: float
     """Seconds from the start of the step."""
-    hidden: bool
-    """It runs beside computation and is no part of the step time."""
+    stage: int = -1
+    """Virtual stage in model order; -1 = the whole rank."""
+    microbatch: int = -1
+    """-1 = none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(Drawn):
     """A part of every action of one stage and kind."""
 
-    stream: str
-    """One of STREAMS."""
-    kind: str
-    """As in Slice."""
-    part: str
-    """As in Slice."""
     offset: float
     """Seconds from the start of the action."""
     seconds: float
     """How long it takes."""
-    hidden: bool
-    """As in Slice."""
 
 
 def stage_kind(rank: int, pp: int) -> int:
-    """Which of the three kinds of stages that the cost model tells apart a rank is: 0 first, 1 middle, 2 last."""
+    """Kind of stage, as the cost model prices them, of a rank: 0 first, 1 middle, 2 last."""
     return 0 if rank == 0 else 2 if rank == pp - 1 else 1
 
 

@@ -1,8 +1,8 @@
 """Memory of every pipeline stage by component, and of the worst one over a step.
 
-The cost model prices three kinds of stages: the first, a middle one (the largest) and the last, each with the microbatches in
-flight at its place. Here every rank gets the bytes of its kind and the microbatches in flight at its own place, so that
-the worst rank is the estimate's; a middle rank with a layer less than the largest is shown as the largest.
+The cost model prices three kinds of stages: the first, a middle one (the largest) and the last, each with its microbatches in
+flight. Here every rank has the bytes of its kind and its own microbatches in flight, so that the worst rank is the estimate's;
+a middle rank with a layer less than the largest is shown as the largest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from planner.cost.memory.peak_points import SHAPE_PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.partition import stage_layers
 from planner.cost.pipeline.schedules import flight_columns
-from planner.cost.price.stage_times import SLOWEST
 from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
@@ -45,7 +44,7 @@ class StageMemory:
     memory: dict[str, float]
     """Bytes by component (cost.memory.COMPONENTS)."""
     given_back: float
-    """Bytes of fragmentation that the allocator gives back before an allocation fails: no part of what must fit."""
+    """Bytes of fragmentation that the allocator frees before an allocation fails: they need not fit."""
 
     @property
     def peak(self) -> float:
@@ -60,9 +59,9 @@ class MemoryMoment:
     start: float
     """Seconds from the start of the step; it lasts to the next moment."""
     activations: float
-    """Bytes that wait for a backward pass, and what a backward pass brings back or the loss needs."""
+    """Bytes that wait for a backward pass, and those that recompute or the loss adds."""
     workspace: float
-    """Bytes of gradients of activations, gathered weights and libraries, and what is copied when the pipeline has ended."""
+    """Bytes of gradients of activations, gathered weights, libraries, and copies after the pipeline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +72,7 @@ class MemoryTimeline:
     kind: str
     """first, middle or last."""
     static: dict[str, float]
-    """What stays (STATIC), by component."""
+    """Constant bytes (STATIC), by component."""
     moments: tuple[MemoryMoment, ...]
     """In order of time; the first starts at 0, the last lasts to ``end``."""
     end: float
@@ -91,14 +90,13 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
     counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
-    ranks = _by_rank(priced.shared, kinds, counts)
-    found, given = stage_memory(priced.job.trainer, ranks, priced.job.cluster.hardware, ranks.of_slowest("host_share"))
+    ranks, hardware = _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware
+    found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.of_slowest("host_share"))
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
-    context = priced.job.cluster.hardware.context_memory
     return tuple(
         StageMemory(
             rank=rank, kind=STAGE_NAMES[kinds[rank]], layers=layers[rank], in_flight=float(flights[rank]),
-            memory={name: context if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
+            memory={name: hardware.context_memory if name == "context" else float(found[name][rank, 0]) for name in COMPONENTS},
             given_back=float(given[rank, 0]),
         )
         for rank in range(pp)
@@ -114,7 +112,6 @@ def _by_rank(shared: Gathered, kinds: list[int], counts: dict[str, Floats]) -> G
             columns[field.name] = value[:, kinds]
         else:
             columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
-    assert shared.slowest.shape[0] == len(SLOWEST)
     return Gathered(**{**columns, **counts})
 
 
@@ -127,11 +124,11 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     """Memory of a rank, the worst one unless another is asked for, as the microbatches of its timeline come and go.
 
     A forward pass stores from its start, a backward pass (I where weight gradients come later) frees at its end. While it
-    runs, one layer that recompute brings back, or the loss, comes on top. The workspace is there while a pass runs;
-    behind the pipeline, what the model says is alive at the end of a step takes the place of both. The count at its
-    highest is the model's ``in_flight``: a schedule that the walk runs with fewer or more counts in proportion.
+    runs, one recomputed layer, or the loss, is added. The workspace exists while a pass runs; after the pipeline, the model's
+    bytes at the end of a step replace both. The largest count is the model's ``in_flight``: a schedule that the walk runs with
+    fewer or more is scaled in proportion.
 
-    Where gradients come late (``cost.moments``) they are no static part: what is alive at the largest moment beyond the
+    With gradients on demand (``cost.memory.peak_points``) they are not static: everything at the largest peak point beyond the
     microbatches in flight, gradients included, is the workspace of every pass.
     """
     rank = worst_rank(priced) if rank is None else rank
@@ -168,10 +165,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
         )  # fmt: skip
     moments.append(MemoryMoment(start=step.pipeline_end, activations=0.0, workspace=step_end))
     moments.append(MemoryMoment(start=step.step_time, activations=0.0, workspace=0.0))
-    return MemoryTimeline(
-        rank=rank, kind=of_rank.kind, static=static,
-        moments=_merged(moments), end=step.step_time,
-    )  # fmt: skip
+    return MemoryTimeline(rank=rank, kind=of_rank.kind, static=static, moments=_merged(moments), end=step.step_time)
 
 
 def _merged(moments: list[MemoryMoment]) -> tuple[MemoryMoment, ...]:

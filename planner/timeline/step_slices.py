@@ -1,26 +1,27 @@
 """The predicted step of one pipeline, action by action: what every rank does when, on which stream.
 
-The pipeline is the cost model's own walk of its schedule (``cost.timeline``) with its durations; what a pass is made of
-follows from the same priced blocks (``passes``). Around it stands what the model adds to the step as a whole (``around``).
+The pipeline is the cost model's own walk of its schedule (``cost.pipeline.schedule_walk``) with its durations; the parts of a
+pass follow from the same layer costs (``passes``). Around it comes what the model adds to the step as a whole (``around``).
 The end is the predicted step time, and on the slowest rank the seconds by part are the estimate's.
 
-What the model does not resolve, and the picture therefore sets: inside a pass, communication that is waited for stands
-behind the computation in one block (in truth it alternates with it layer by layer); stragglers stand behind the pipeline.
+The model does not resolve, so the picture sets: inside a pass, exposed communication follows the computation in one piece (in
+truth it alternates with it layer by layer); waiting for stragglers follows the pipeline.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from planner.arrays import Floats
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.schedule_walk import Span, walk
+from planner.cost.price.stage_times import largest_stage
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import STREAMS, Piece, Slice
-from planner.timeline.update_slices import Ends, ends_of, once_slices, slowest_rank
+from planner.timeline.slices import STREAMS, Piece, Slice, rank_of_kind
+from planner.timeline.update_slices import Ends, ends_of, once_slices
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""
@@ -47,13 +48,12 @@ class Timeline:
     actions: tuple[Span, ...]
     """Every action of every stage, whole: the classic picture of a pipeline. Those of one rank are in order of time."""
     pieces: dict[tuple[int, str], tuple[Piece, ...]]
-    """What an action is made of, by stage and kind of action."""
+    """The parts of an action, by stage and kind of action."""
     around: tuple[Slice, ...]
-    """What stands before, after and (data-parallel traffic, hidden sends) beside the actions."""
+    """Before, after and (data-parallel traffic, hidden sends) during the actions."""
     hand_over: float
     """Seconds by which a rank's result reaches the next one later than walked (negative: earlier), so that the pipeline
-    ends when the plan says: beyond 6 p microbatches the model extrapolates its walk, and where messages are polled for the
-    stages sleep beside each other. 0 where both agree."""
+    ends when the plan says: beyond 6 p microbatches the model extrapolates its walk. 0 where both agree."""
     slowest: int
     """Rank whose passes take longest: their parts are the estimate's."""
     slowest_update: int
@@ -65,16 +65,13 @@ class Timeline:
 
     def slices(self, start: float = 0.0, end: float = math.inf) -> Iterator[Slice]:
         """Everything that overlaps a window of time, stream by stream; an action comes with all its pieces."""
-        for one in self.around:
-            if one.end > start and one.start < end:
-                yield one
+        yield from (one for one in self.around if one.end > start and one.start < end)
         for action in self.window(start, end):
             for piece in self.pieces[action.stage, action.kind]:
                 begin = min(action.start + piece.offset, action.end)
                 yield Slice(
-                    rank=action.rank, stream=piece.stream, kind=piece.kind, part=piece.part, stage=action.stage,
-                    microbatch=action.microbatch, start=begin, end=min(begin + piece.seconds, action.end),
-                    hidden=piece.hidden,
+                    rank=action.rank, kind=piece.kind, part=piece.part, stage=action.stage, microbatch=action.microbatch,
+                    start=begin, end=min(begin + piece.seconds, action.end), hidden=piece.hidden,
                 )  # fmt: skip
 
     def totals(self, rank: int) -> dict[str, float]:
@@ -92,27 +89,24 @@ class Timeline:
         return {**found, "wait": self.step_time - sum(found.values())}
 
     def hidden(self, rank: int) -> dict[str, float]:
-        """Seconds of communication of one rank that run beside computation, by stream."""
+        """Seconds of overlapped communication of one rank, by stream."""
         return self._sums(rank)[1]
 
     def _counted(self, rank: int) -> list[tuple[int, Piece]]:
         """The pieces of a rank's actions, each with the number of actions."""
-        counts: dict[tuple[int, str], int] = {}
-        for one in self.actions:
-            if one.rank == rank:
-                counts[one.stage, one.kind] = counts.get((one.stage, one.kind), 0) + 1
+        counts = Counter((one.stage, one.kind) for one in self.actions if one.rank == rank)
         return [(count, piece) for key, count in counts.items() for piece in self.pieces[key]]
 
     def _sums(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
-        parts, beside = dict.fromkeys(PARTS, 0.0), dict.fromkeys(STREAMS, 0.0)
+        parts, hidden = dict.fromkeys(PARTS, 0.0), dict.fromkeys(STREAMS, 0.0)
         mine: list[tuple[float, Slice | Piece]] = [(n * piece.seconds, piece) for n, piece in self._counted(rank)]
         mine += [(one.end - one.start, one) for one in self.around if one.rank == rank]
         for seconds, one in mine:
             if one.hidden:
-                beside[one.stream] += seconds
+                hidden[one.stream] += seconds
             else:
                 parts[one.part] += seconds
-        return parts, {stream: seconds for stream, seconds in beside.items() if seconds > 0}
+        return parts, {stream: seconds for stream, seconds in hidden.items() if seconds > 0}
 
 
 def timeline_of(priced: Priced) -> Timeline:
@@ -121,25 +115,24 @@ def timeline_of(priced: Priced) -> Timeline:
     start, step = ends.before, priced.step_time
     end = start + priced.pipeline_seconds + ends.inside
     walked, hand_over = _walked(priced)
-    traffic: list[Slice] = []
     if any(ends.each):
         actions, traffic = _with_traffic(walked, ends, int(priced.dealt.num_microbatches), start)
     else:
-        actions = [_later(one, start) for one in walked] if start else walked
+        actions, traffic = [_later(one, start) for one in walked] if start else walked, []
     end = max(end, *(one.end for one in actions[-2 * pp :]))  # by rounding
     active = [(math.inf, 0.0)] * pp
     for one in actions:
         first, last = active[one.rank]
         active[one.rank] = min(first, one.start), max(last, one.end)
-    around = [*traffic, *once_slices(ends, pp, start, end, active, step), *_sends(actions, pp, priced.send[1], step)]
+    around = [*traffic, *once_slices(ends, start, end, active, step), *_sends(actions, pp, priced.send[1], step)]
     last_one = max(range(len(around)), key=lambda i: (around[i].end, not around[i].hidden))
     around[last_one] = replace(around[last_one], end=step)  # what rounding left
     return Timeline(
         ranks=pp, stages=pp * int(priced.dealt.vpp), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
         pipeline_start=start, pipeline_end=end, actions=tuple(actions), pieces=pieces_by_action(priced),
         around=tuple(around), hand_over=hand_over,
-        slowest=slowest_rank(priced.times.forward + priced.times.backward, pp),
-        slowest_update=slowest_rank(_update(ends), pp),
+        slowest=rank_of_kind(int(largest_stage(priced.times.forward + priced.times.backward)[0]), pp),
+        slowest_update=rank_of_kind(ends.slowest, pp),
     )  # fmt: skip
 
 
@@ -147,13 +140,12 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
     """The actions from time 0, ending when the model says, and the hand-over that makes them (Timeline.hand_over)."""
     layout, wanted = priced.dealt, priced.pipeline_seconds
     every = priced.durations(priced.times)
-    send, beside = priced.send
-    after = send + priced.polled
+    after, overlapped = priced.send
 
     def run(later: float) -> tuple[list[Span], float]:
         spans = walk(
             int(layout.schedule), int(layout.pp), int(layout.vpp), int(layout.num_microbatches),
-            (every.forward + after, every.backward + after, every.weight), beside + later,
+            (every.forward + after, every.backward + after, every.weight), overlapped + later,
         )  # fmt: skip
         return spans, max(one.end for one in spans)
 
@@ -189,17 +181,17 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
 
 
 def _with_traffic(walked: list[Span], ends: Ends, m: int, start: float) -> tuple[list[Span], list[Slice]]:
-    """The actions of one rank with the traffic of each microbatch between and beside them."""
+    """The actions of one rank with the traffic of each microbatch between and during them."""
     actions: list[Span] = []
     traffic: list[Slice] = []
     at = start
 
     def add(kind: str, microbatch: int, begin: float, seconds: float, hidden: bool) -> float:
         if seconds > 0:
-            traffic.append(
-                Slice(rank=0, stream="data", kind=kind, part="data_communication", stage=-1, microbatch=microbatch,
-                      start=begin, end=begin + seconds, hidden=hidden)
-            )  # fmt: skip
+            traffic.append(Slice(
+                rank=0, kind=kind, part="data_communication", microbatch=microbatch, start=begin, end=begin + seconds,
+                hidden=hidden,
+            ))  # fmt: skip
         return begin + seconds
 
     for one in walked:
@@ -217,14 +209,11 @@ def _with_traffic(walked: list[Span], ends: Ends, m: int, start: float) -> tuple
 
 
 def _later(one: Span, seconds: float) -> Span:
-    return Span(
-        rank=one.rank, stage=one.stage, kind=one.kind, microbatch=one.microbatch, start=one.start + seconds,
-        end=one.end + seconds,
-    )  # fmt: skip
+    return one._replace(start=one.start + seconds, end=one.end + seconds)
 
 
 def _sends(actions: list[Span], pp: int, seconds: float, step: float) -> list[Slice]:
-    """Sends beside computation: from the end of each pass, one after the other, as late as must be and no later.
+    """Overlapped sends: from the end of each pass, one after the other, as late as must be and no later.
 
     Where a step is too short for all of them, which the model does not forbid, they are drawn shorter.
     """
@@ -243,13 +232,8 @@ def _sends(actions: list[Span], pp: int, seconds: float, step: float) -> list[Sl
             latest = min(starts[number], latest - each)
             starts[number] = max(latest, 0.0)
         found += [
-            Slice(rank=rank, stream="pipeline", kind="send", part="pipeline_communication", stage=one.stage,
-                  microbatch=one.microbatch, start=begin, end=begin + each, hidden=True)
+            Slice(rank=rank, kind="send", part="pipeline_communication", stage=one.stage, microbatch=one.microbatch,
+                  start=begin, end=begin + each, hidden=True)
             for one, begin in zip(mine, starts, strict=True)
         ]  # fmt: skip
     return found
-
-
-def _update(ends: Ends) -> Floats:
-    """Seconds of traffic, update and transfers by kind of stage, (3, 1)."""
-    return (ends.gather + ends.reduce + ends.optimizer + ends.offload)[:, None]

@@ -1,17 +1,18 @@
-"""What the model adds to the pipeline once per step, and when it stands in the picture: traffic of states, the update."""
+"""What the model adds to the pipeline once per step, and when it is drawn: traffic of states, the update."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import Slice, rank_of_kind, stage_kind
+from planner.timeline.slices import Slice, stage_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +33,16 @@ class Ends:
     overhead: float
     each: tuple[bool, bool]
     """Weights are gathered, gradients are reduced for every microbatch (only without a pipeline)."""
-    slowest: int
-    """Kind of stage where traffic, update and transfers take longest together: it sets the step time."""
+
+    @property
+    def update(self) -> Floats:
+        """Seconds of traffic, update and transfers by kind of stage: the largest is part of the step time."""
+        return self.gather + self.reduce + self.optimizer + self.offload
+
+    @property
+    def slowest(self) -> int:
+        """Kind of stage where the update takes longest."""
+        return int(largest_stage(self.update[:, None])[0])
 
     @property
     def before(self) -> float:
@@ -43,11 +52,8 @@ class Ends:
     @property
     def inside(self) -> float:
         """Seconds that lie between the passes: traffic of every microbatch."""
-        return sum(
-            float(value[self.slowest])
-            for value, each in zip((self.gather, self.reduce), self.each, strict=True)
-            if each
-        )
+        both = zip((self.gather, self.reduce), self.each, strict=True)
+        return sum(float(value[self.slowest]) for value, each in both if each)
 
 
 def ends_of(priced: Priced) -> Ends:
@@ -59,16 +65,16 @@ def ends_of(priced: Priced) -> Ends:
     job, shared = priced.job, priced.shared
     layout = Layout.stack([priced.dealt])
     sent = shared.send if priced.send[0] else 0.0 * shared.send
-    windows = (shared.forward + sent, shared.backward + sent)
-    slowdown = data_slowdown(job.cluster, layout)
-    ends = (shared.reduced_last, shared.gathered_first)
-    exposed, hidden = data_parallel(
-        job.trainer, layout, ends, shared.reduce, shared.gather, shared.copies, *windows, slowdown
-    )
     nothing = np.zeros_like(shared.gather)
-    reduce, reduce_hidden = data_parallel(
-        job.trainer, layout, ends, shared.reduce, nothing, nothing, *windows, slowdown
-    )
+
+    def traffic(gather: Floats, copies: Floats) -> tuple[Floats, Floats]:
+        """Exposed and hidden seconds."""
+        return data_parallel(
+            job.trainer, layout, dataclasses.replace(shared, gather=gather, copies=copies),
+            shared.forward + sent, shared.backward + sent, data_slowdown(job.cluster, layout),
+        )  # fmt: skip
+
+    (exposed, hidden), (reduce, reduce_hidden) = traffic(shared.gather, shared.copies), traffic(nothing, nothing)
     zero, single = int(priced.dealt.zero), int(priced.dealt.pp) == 1
     time = priced.estimate.time
     return Ends(
@@ -77,49 +83,38 @@ def ends_of(priced: Priced) -> Ends:
         optimizer=shared.optimizer[:, 0], offload=shared.offload[:, 0],
         stragglers=float(time["stragglers"][0]), overhead=float(time["overhead"][0]),
         each=(single and zero >= max(job.trainer.stored.weight_sharding_level, 2), single and zero >= 2),
-        slowest=int(largest_stage(exposed + shared.optimizer + shared.offload)[0]),
     )  # fmt: skip
 
 
-def once_slices(
-    ends: Ends, pp: int, start: float, end: float, active: list[tuple[float, float]], step: float
-) -> list[Slice]:
-    """Slices that stand once per step, for a pipeline from ``start`` to ``end``.
+def once_slices(ends: Ends, start: float, end: float, active: list[tuple[float, float]], step: float) -> list[Slice]:
+    """Slices that appear once per step, for a pipeline from ``start`` to ``end``.
 
     ``active`` is when each rank's own passes start and end: hidden traffic lies at its two ends. A rank whose weights take
     longer to gather than on the slowest one gathers the rest behind the pipeline, where it has the time.
     """
     found: list[Slice] = []
+    for rank, (first, last) in enumerate(active):
+        kind = stage_kind(rank, len(active))
 
-    def add(rank: int, stream: str, kind: str, part: str, begin: float, seconds: float, hidden: bool = False) -> float:
-        if seconds > 0:
-            found.append(
-                Slice(rank=rank, stream=stream, kind=kind, part=part, stage=-1, microbatch=-1, start=begin,
-                      end=begin + seconds, hidden=hidden)
-            )  # fmt: skip
-        return begin + max(seconds, 0.0)
+        def add(word: str, part: str, begin: float, seconds: float, hidden: bool = False, rank: int = rank) -> float:
+            if seconds > 0:
+                found.append(Slice(rank=rank, kind=word, part=part, start=begin, end=begin + seconds, hidden=hidden))
+            return begin + max(seconds, 0.0)
 
-    data = "data_communication"
-    for rank in range(pp):
-        kind = stage_kind(rank, pp)
-        gather = 0.0 if ends.each[0] else float(ends.gather[kind])
-        early = min(gather, start)
-        add(rank, "data", "gather weights", data, start - early, early)
-        at = add(rank, "compute", "stragglers", "stragglers", end, ends.stragglers)
-        at = add(rank, "data", "gather weights", data, at, gather - early)
-        at = add(rank, "data", "reduce gradients", data, at, 0.0 if ends.each[1] else float(ends.reduce[kind]))
-        at = add(rank, "compute", "optimizer", "optimizer", at, float(ends.optimizer[kind]))
-        add(rank, "offload", "optimizer on host", "offload", at, float(ends.offload[kind]))
-        add(rank, "host", "overhead", "overhead", step - ends.overhead, ends.overhead)
-        first, last = active[rank]
-        if not ends.each[0]:
-            add(rank, "data", "gather weights", data, first, float(ends.gather_hidden[kind]), True)
-        if not ends.each[1]:
-            hidden = float(ends.reduce_hidden[kind])
-            add(rank, "data", "reduce gradients", data, last - hidden, hidden, True)
+        gathered, reduced = (
+            [0.0, 0.0] if each else [float(exposed[kind]), float(hidden[kind])]
+            for each, exposed, hidden in (
+                (ends.each[0], ends.gather, ends.gather_hidden), (ends.each[1], ends.reduce, ends.reduce_hidden)
+            )
+        )  # fmt: skip
+        data, early = "data_communication", min(gathered[0], start)
+        add("gather weights", data, start - early, early)
+        at = add("stragglers", "stragglers", end, ends.stragglers)
+        at = add("gather weights", data, at, gathered[0] - early)
+        at = add("reduce gradients", data, at, reduced[0])
+        at = add("optimizer", "optimizer", at, float(ends.optimizer[kind]))
+        add("optimizer on host", "offload", at, float(ends.offload[kind]))
+        add("overhead", "overhead", step - ends.overhead, ends.overhead)
+        add("gather weights", data, first, gathered[1], True)
+        add("reduce gradients", data, last - reduced[1], reduced[1], True)
     return found
-
-
-def slowest_rank(values: Floats, pp: int) -> int:
-    """The rank of the kind of stage with the largest value, (3, 1)."""
-    return rank_of_kind(int(largest_stage(values)[0]), pp)

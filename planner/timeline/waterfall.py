@@ -8,11 +8,6 @@ from planner.cost.estimate import PARTS
 from planner.errors import PlannerError
 from planner.plan_file import Prediction
 
-ORDER = (
-    "recompute", "tensor_communication", "context_communication", "expert_communication", "data_communication",
-    "pipeline_communication", "bubble", "stragglers", "optimizer", "host", "offload", "overhead",
-)  # fmt: skip
-"""Parts of the step time after the computation, as the waterfall shows them: with ``compute`` all of PARTS."""
 TEXT = {
     "ideal": "model FLOP at peak",
     "kernels": "kernels below the peak",
@@ -29,7 +24,7 @@ TEXT = {
     "offload": "states on the host",
     "overhead": "fixed overhead",
 }
-"""A short name for each bar."""
+"""A short name for each bar, in order: computation in two bars, then the other parts of the step time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +54,15 @@ def waterfall(prediction: Prediction) -> tuple[Bar, ...]:
 
     ideal     F / P = MFU * T: model FLOP of the step on one GPU over the dense peak
     kernels   compute - F / P: kernels run below the peak, and the slowest stage holds more than the mean
-    then      every other part of ``prediction.time_s`` in ORDER, zeros included
+    then      every other part of ``prediction.time_s``, zeros included
 
     Communication is what is exposed; what hides behind computation is not part of the step.
     """
-    assert {"compute", *ORDER} == set(PARTS)
     if set(prediction.time_s) != set(PARTS):
         raise PlannerError("the estimate does not hold every part of the step time; make the plan again")
     ideal = prediction.mfu * prediction.step_time_s
     seconds = {"ideal": ideal, "kernels": prediction.time_s["compute"] - ideal}
-    seconds |= {name: prediction.time_s[name] for name in ORDER}
+    seconds |= {name: prediction.time_s[name] for name in tuple(TEXT)[2:]}
     bars, start = [], 0.0
     for name, value in seconds.items():
         bars.append(Bar(name=name, start=start, seconds=value))

@@ -1,1 +1,36 @@
-"""One folder per trainer: export, check, readback, log and the terms that it alone has; facts are in profiles/trainers."""
+"""Trainers, one folder each, found by their files: adding one touches nothing else.
+
+export.py makes a folder a target of ``plan export``, readback.py a form that ``plan import`` reads, log.py one that ``plan
+calibrate`` reads, check.py runs the trainer's own code on an export. The folder's ``__init__`` declares plain data:
+
+PLACE     place in lists, and the order in which forms and logs are tried
+TITLE     of the target for people, with the form of its configuration
+TRAINERS  names in profiles/trainers whose plans the target runs as they were priced; None = all
+PACKAGE   on the package index, and the VERSIONS that the export was checked against
+LEVEL     of bundle.target.LEVELS, and the SOURCE where its rules were read
+WRITES    of bundle.target.STORED: facts about memory that its configuration says
+FORM      endings of its configuration files, and an expression that stands in them
+"""
+
+from __future__ import annotations
+
+import importlib
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def having(part: str) -> dict[str, Any]:
+    """Trainers that have a module of this name, in the order of PLACE: name -> the declarations of its folder."""
+    paths = [path for place in __path__ for path in Path(place).glob(f"*/{part}.py")]
+    found = [importlib.import_module(f"{__name__}.{path.parent.name}") for path in paths]
+    return {
+        one.__name__.rpartition(".")[2].replace("_", "-"): one
+        for one in sorted(found, key=lambda one: (one.PLACE, one.__name__))
+    }
+
+
+def load(name: str, part: str) -> Any:
+    """A module of a trainer: its exporter, its reader, its check."""
+    return importlib.import_module(f"{__name__}.{name.replace('-', '_')}.{part}")

@@ -1,4 +1,4 @@
-"""Which reader a log belongs to, and the row that it becomes together with what the user says beside it."""
+"""Which reader a log belongs to, and the row that it becomes together with what the user adds."""
 
 from __future__ import annotations
 
@@ -12,15 +12,9 @@ from planner.errors import PlannerError
 from planner.model import ModelSpec
 from planner.runs import Row, rows_from_dict
 from planner.runs.planned import model_columns
-from planner.trainers.deepspeed import log as deepspeed
-from planner.trainers.megatron import log as megatron
-from planner.trainers.nanotron import log as nanotron
+from planner.trainers import having, load
 from planner.trainers.reading.log_facts import Log, steady
-from planner.trainers.torchtitan import log as torchtitan
-from planner.trainers.transformers import log as hugging_face
 
-READERS = (megatron, nanotron, torchtitan, deepspeed, hugging_face)
-"""In the order in which they are asked: Megatron-DeepSpeed prints lines of both, those of Megatron are the finer ones."""
 MOST_BYTES = 512 * units.MIB
 """Longest file that is read as a log."""
 _FLAGS = {
@@ -34,7 +28,7 @@ _FLAGS = {
 
 @dataclass(frozen=True, kw_only=True)
 class Given:
-    """What the user says beside his logs; a log's own word counts more."""
+    """What the user adds to the logs; what a log says counts more."""
 
     model: ModelSpec | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -59,21 +53,22 @@ def read_log(path: Path) -> Log:
 
 def parse_log(text: str, where: str) -> Log:
     """The log in a text. Raises PlannerError."""
-    for reader in READERS:
+    readers = {name: load(name, "log") for name in having("log")}
+    for name, reader in readers.items():
         if not reader.matches(text):
             continue
         try:
-            log = reader.read(text)
+            log: Log = reader.read(text)
         except (ValueError, OverflowError) as error:
-            name = reader.__name__.rpartition(".")[2]
             raise PlannerError(
                 f"{where}: a line of this {name} log holds what is no number ({str(error)[:60]})"
             ) from error
         if log.steps:
             return log
+    *known, last = (reader.WRITER for reader in readers.values())
     raise PlannerError(
-        f"{where}: no step times of Megatron-LM, torchtitan, nanotron, DeepSpeed or the transformers Trainer were found; is it "
-        "the log of the rank that prints them? Other runs can be written by hand: see profiles/runs/README.md"
+        f"{where}: no step times of {', '.join(known)} or {last} were found; is it the log of the rank that prints them? "
+        "Other runs can be written by hand: see profiles/runs/README.md"
     )
 
 

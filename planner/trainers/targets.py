@@ -1,37 +1,26 @@
-"""Exporters: one module per trainer, found by name and imported when it is asked for."""
+"""Targets of ``plan export`` by name: what a trainer's folder declares, with its exporter."""
 
 from __future__ import annotations
 
-import importlib
-
+from planner import library
 from planner.errors import UnknownNameError
+from planner.trainers import having, load
 from planner.trainers.bundle.target import Target
 
-TARGETS: dict[str, str] = {
-    "megatron": "megatron",
-    "megatron-bridge": "megatron_bridge",
-    "torchtitan": "torchtitan",
-    "deepspeed": "deepspeed",
-    "accelerate": "accelerate",
-    "nanotron": "nanotron",
-    "pytorch": "pytorch",
-    "colossalai": "colossalai",
-    "llama-factory": "llama_factory",
-    "axolotl": "axolotl",
-    "verl": "verl",
-    "maxtext": "maxtext",
-    "vllm": "vllm",
-    "sglang": "sglang",
-}
-"""Name after --to -> folder of planner.trainers whose export module defines its TARGET."""
+TARGETS = tuple(having("export"))
+"""Names after --to."""
 
 
 def load_target(name: str) -> Target:
     """The target of a name. Raises UnknownNameError."""
     if name not in TARGETS:
         raise UnknownNameError("target", name, TARGETS)
-    found: Target = importlib.import_module(f"planner.trainers.{TARGETS[name]}.export").TARGET
-    return found
+    facts, exporter = having("export")[name], load(name, "export")
+    return Target(
+        name=name, title=facts.TITLE, trainers=facts.TRAINERS or tuple(library.names("trainers")),
+        versions=facts.VERSIONS, package=facts.PACKAGE, level=facts.LEVEL, source=facts.SOURCE,
+        writes=getattr(facts, "WRITES", ()), refusals=exporter.refusals, render=exporter.render,
+    )  # fmt: skip
 
 
 def targets_of(trainer: str) -> list[str]:

@@ -6,7 +6,6 @@ missing, the test says NOT CHECKED and does not pass.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.target import LEVELS, ExportJob
+from planner.trainers.checking.child import check_many
 from planner.trainers.targets import load_target
 from tests.trainers.plans import jobs
 
@@ -61,7 +61,7 @@ def test_every_plan_is_accepted_and_what_is_wrong_is_not(name: str, tmp_path: Pa
         text = (folder / file).read_text()
         assert re.search(old, text)
         (folder / file).write_text(re.sub(old, new, text))
-    results = importlib.import_module(f"planner.trainers.{name.replace('-', '_')}.check").check_many(pairs)
+    results = check_many(name, pairs)
     if all(not one.level and not one.problem and one.missing for one in results):  # a package that it needs
         pytest.skip(results[0].text())
     said = [f"{job.model.name} on {job.cluster.num_gpus}: {one.text()}" for one, job in zip(results, cases, strict=False)

@@ -12,8 +12,8 @@ import pytest
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.launch_files import check_sky_task, check_train_job, started_words, torchrun_place
 from planner.trainers.targets import load_target
+from tests.trainers.launch_files import check_sky_task, check_train_job, started_words, torchrun_place
 from tests.trainers.plans import Wanted, found
 
 CASES = {

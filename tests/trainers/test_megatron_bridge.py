@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.megatron_bridge.check import check_many
+from planner.trainers.checking.child import check_many
 from planner.trainers.targets import load_target
 from tests.trainers.plans import jobs
 
@@ -46,7 +46,7 @@ def test_every_plan_is_accepted_and_what_is_wrong_is_not(tmp_path: Path) -> None
     dense = next(job for job in cases if job.model.num_heads % 3 and not job.model.is_moe)
     pairs = [written(job, tmp_path / str(number)) for number, job in enumerate(cases)]
     pairs += [written(dense, tmp_path / f"wrong{i}", old, new) for i, (old, new, _) in enumerate(WRONG)]
-    results = check_many(pairs)
+    results = check_many("megatron-bridge", pairs)
     said = [f"{job.model.name} on {job.cluster.num_gpus} {job.layout.to_dict()}: {one.text()}"
             for one, job in zip(results, cases, strict=False) if one.level != TARGET.level or one.problem]  # fmt: skip
     assert not said, "\n".join(said[:8])

@@ -6,7 +6,6 @@ code. Sentences of the planner's checks around it ("the trainer says ..., the pl
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from planner.plan_file import Plan
 from planner.rules import check
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
+from planner.trainers.checking.child import check_many
 from planner.trainers.megatron.check import check_many as check_megatron
 from planner.trainers.megatron.export import arguments
 from planner.trainers.targets import load_target
@@ -199,8 +199,7 @@ def trainer_says(name: str, jobs: list[ExportJob], folder: Path) -> list[Checked
             (folder / str(number) / path).parent.mkdir(parents=True, exist_ok=True)
             (folder / str(number) / path).write_text(text)
         pairs.append((job, folder / str(number)))
-    module = importlib.import_module(f"planner.trainers.{name.replace('-', '_')}.check")
-    return module.check_many(pairs)  # type: ignore[no-any-return]
+    return check_many(name, pairs)
 
 
 def test_there_are_enough() -> None:

@@ -6,7 +6,6 @@ A trainer that is not installed is skipped with NOT CHECKED; it never passes.
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import importlib.util
 import json
 import os
@@ -19,6 +18,7 @@ import yaml
 from planner.layout import Layout
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
+from planner.trainers.checking.child import check_folder, check_many
 from planner.trainers.targets import load_target
 from tests.trainers.plans import Wanted, found, jobs
 
@@ -43,7 +43,7 @@ def written(name: str, job: ExportJob, folder: Path) -> Path:
 def results(name: str, cases: list[ExportJob], folder: Path, **options: bool) -> list[Checked]:
     """The trainer's own code on many plans, in one process."""
     pairs = [(job, written(name, job, folder / str(i))) for i, job in enumerate(cases)]
-    return importlib.import_module(f"planner.trainers.{name}.check").check_many(pairs, **options)
+    return check_many(name, pairs, **options)
 
 
 def mine(name: str) -> list[ExportJob]:
@@ -84,8 +84,7 @@ def test_what_parsers_accept_in_silence(tmp_path: Path) -> None:
     folder = written("deepspeed", job, tmp_path)
     data = json.loads((folder / "ds_config.json").read_text())
     (folder / "ds_config.json").write_text(json.dumps({**data, "no_such_key": 1}))
-    check = importlib.import_module("planner.trainers.deepspeed.check").check
-    assert check(job, folder).level == "validated"
+    assert check_folder("deepspeed", job, folder).level == "validated"
 
 
 def test_accelerate_rejects_unknown_keys_of_the_top(tmp_path: Path) -> None:
@@ -94,7 +93,7 @@ def test_accelerate_rejects_unknown_keys_of_the_top(tmp_path: Path) -> None:
     folder = written("accelerate", job, tmp_path)
     data = yaml.safe_load((folder / "accelerate.yaml").read_text())
     (folder / "accelerate.yaml").write_text(yaml.safe_dump({**data, "no_such_key": 1}))
-    assert "no_such_key" in importlib.import_module("planner.trainers.accelerate.check").check(job, folder).problem
+    assert "no_such_key" in check_folder("accelerate", job, folder).problem
 
 
 def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
@@ -103,7 +102,7 @@ def test_torchtitan_rejects_unknown_keys(tmp_path: Path) -> None:
     folder = written("torchtitan", job, tmp_path)
     text = (folder / "plan_config.py").read_text()
     (folder / "plan_config.py").write_text(re.sub(r"tensor_parallel_degree=", "tensor_degree=", text))
-    assert "tensor_degree" in importlib.import_module("planner.trainers.torchtitan.check").check(job, folder).problem
+    assert "tensor_degree" in check_folder("torchtitan", job, folder).problem
 
 
 def test_the_transformers_script_runs_on_cpu(tmp_path: Path) -> None:

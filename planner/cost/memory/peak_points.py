@@ -42,6 +42,7 @@ from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.price.stage_times import StageTimes
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -83,11 +84,9 @@ class Peak:
     """Blocks that stay reserved, free, at that point: gradients that reductions put out, buffers of gathered weights."""
 
 
-def shape_parts(
-    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, stored: Floats, working: Floats,
-    head_saved: Floats,
-) -> Floats:  # fmt: skip
-    """SHAPE_PARTS of every stage, (parts, 3, N), with what a layer stores, what recompute brings back and what the head saves."""
+def shape_parts(workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes) -> Floats:
+    """SHAPE_PARTS of every stage, (parts, 3, N)."""
+    stored, working, head_saved = times.last_layer, times.working, times.loss
     model, e = workload.model, workload.element
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     rows = shard.tokens * model.hidden_size * e

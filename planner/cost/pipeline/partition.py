@@ -77,7 +77,6 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     last = np.where(given_last != 0, np.maximum(given_last, 0.0), np.floor(even))
     single = pp == 1
     first, last = np.where(single, total, first), np.where(single, total, last)
-    first = np.where((pp == 2) & (given_first == 0), total - last, first)
     middle = np.where(pp > 2, np.ceil(np.maximum(total - first - last, 0.0) / np.maximum(pp - 2, 1.0)), first)
     layers = np.stack([first, middle, last], axis=-1)
     one = np.ones(rows)

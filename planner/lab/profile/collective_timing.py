@@ -8,40 +8,31 @@ block / runs. The median, its interval and the outliers are of these samples.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Callable
 
 import torch
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.operations import Buffers, Operation, make
-from planner.lab.profile.outliers import FEWEST, odd_group
+from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
-from planner.lab.profile.points import Measured, Point, Value
+from planner.lab.profile.points import Measured, Point, Run, Taker, Value
 from planner.lab.profile.rank_groups import Ranks
-from planner.lab.profile.timing import middle, precise, summarise
+from planner.lab.profile.tensors import DTYPES
+from planner.lab.profile.timing import FEWEST, measure, middle, precise, slowest_group, slowest_of, summarise, taker
 
-PRECISION = 0.05
-"""Half the interval of the median over the median at which a point is done."""
+PRECISION = 0.05  # Half the interval of the median over the median at which a point is done
 BLOCK_SECONDS = 2e-3
 """A block repeats a short collective until it lasts this long: leaving the barrier differs by tenths of a millisecond."""
 LEAST, MOST = 7, 200
 """Samples of a point; a single run longer than a third of the budget is sampled at least three times."""
-LONGEST_BLOCK = 500
-"""Runs in a block."""
+LONGEST_BLOCK = 500  # Runs in a block
 CANNOT = (
-    "not implemented",
-    "not supported",
-    "unsupported",
-    "does not support",
-    "invalid scalar type",
-    "invalid data type",
-)
+    "not implemented", "not supported", "unsupported", "does not support", "invalid scalar type", "invalid data type",
+)  # fmt: skip
 """Words in an exception that say that the library has no such collective: the same on every rank, before anything is sent."""
-
-
 NONE_SUCH = "the library has none such"
+SIDE = {"cpu": 256, "cuda": 8192}
+SECONDS = {"cpu": 0.2, "cuda": 2.0}  # Of the product that all ranks run at once, and of its budget
 
 
 class NoSuchCollectiveError(PlannerError):
@@ -57,10 +48,10 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     everyone = pattern.groups(ranks.world)
     if not everyone:
         return None
-    op, size, dtype = str(point["op"]), int(point["size"]), str(point["dtype"])
+    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
-        operation = make(op, size, dtype, group, buffers) if group else None
+        operation = Operation(op, size, dtype, group, buffers) if group else None
         _check(operation, ranks, point)
         if operation:
             operation.calm()
@@ -69,7 +60,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         several: dict[str, Value] = {}
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
-            group_ranks, ratio = odd_group(everyone, ranks.collect(middle(sorted(own))))
+            group_ranks, ratio = slowest_group(everyone, ranks.collect(middle(sorted(own))))
             several = {"slowest_group": group_ranks, "over_median": ratio}
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     bandwidth = size / found.median
@@ -91,7 +82,8 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
                 raise
             wrong = f"{NONE_SUCH}: {str(error).strip().splitlines()[0][:200]}"
         else:
-            synchronise(ranks.device)
+            if ranks.device == "cuda":
+                torch.cuda.synchronize()
             wrong = operation.wrong()
     worst = ranks.slowest([float(ranks.place.rank + 1) if wrong else 0.0])[0]
     if worst:
@@ -105,23 +97,17 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
         )
 
 
-def synchronise(device: str) -> None:
-    """Waits for the device."""
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
 def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
     """Samples of the slowest rank, those of this one, and the runs in each. All ranks decide alike: by the slowest's."""
-    block = _block_taker(operation, ranks)
-    pilot = ranks.slowest(block(1, 2))
+    take = _block_taker(operation, ranks)
+    pilot = ranks.slowest(take(2, 1))
     inner = max(1, min(LONGEST_BLOCK, math.ceil(BLOCK_SECONDS / max(min(pilot), 1e-9))))
     samples: list[float] = []
     own: list[float] = []
     spent = sum(pilot)
     while len(samples) < MOST:
         ranks.watch.again()
-        mine = block(inner, 3 if len(samples) < LEAST else min(len(samples), 25))
+        mine = take(3 if len(samples) < LEAST else min(len(samples), 25), inner)
         new = ranks.slowest(mine)
         own += mine
         samples += new
@@ -132,46 +118,47 @@ def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple
     return samples, own, inner
 
 
-def _block_taker(operation: Operation | None, ranks: Ranks) -> Callable[[int, int], list[float]]:
-    """``take(inner, count)``: that many blocks of runs, seconds per run on this rank (0 where it only waits)."""
+def _block_taker(operation: Operation | None, ranks: Ranks) -> Taker:
+    """Blocks of runs, seconds per run on this rank (0 where it only waits). All ranks leave a barrier before each block.
+
+    On a GPU it is an all-reduce of one element queued before the first event, so that the devices start together and the host
+    runs ahead of them; a collective makes the current stream wait for its own.
+    """
+    run: Run = operation.run if operation else lambda: None
     if ranks.device == "cuda":
-        return _event_blocks(operation, ranks)
-
-    def take(inner: int, count: int) -> list[float]:
-        samples = []
-        for _ in range(count):
-            ranks.barrier()
-            start = time.perf_counter()
-            if operation:
-                for _ in range(inner):
-                    operation.run()
-            samples.append((time.perf_counter() - start) / inner if operation else 0.0)
-        return samples
-
-    return take
+        take = taker(run, "cuda_events", _device_barrier(ranks))
+    else:
+        take = taker(run, "wall", ranks.barrier)
+    return take if operation else lambda count, inner: [0.0 * one for one in take(count, inner)]
 
 
-def _event_blocks(operation: Operation | None, ranks: Ranks) -> Callable[[int, int], list[float]]:
-    """The same with device events. The barrier is an all-reduce of one element queued before the first event, so that the
-    devices start together and the host runs ahead of them; a collective makes the current stream wait for its own."""
-    everyone = ranks.group(Pattern(n=ranks.world, stride=1)) if ranks.world > 1 else None
-    one = torch.zeros(1, device="cuda")
+def _device_barrier(ranks: Ranks) -> Run | None:
+    if ranks.world == 1:
+        return None
+    everyone, one = ranks.group(Pattern(n=ranks.world, stride=1)), torch.zeros(1, device="cuda")
+    assert everyone is not None
+    return lambda: torch.distributed.all_reduce(one, group=everyone.handle)
 
-    def take(inner: int, count: int) -> list[float]:
-        pairs = []
-        for _ in range(count):
-            if everyone:
-                torch.distributed.all_reduce(one, group=everyone.handle)
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            if operation:
-                for _ in range(inner):
-                    operation.run()
-            end.record()
-            pairs.append((start, end))
-        torch.cuda.synchronize()
-        if not operation:
-            return [0.0] * count
-        return [start.elapsed_time(end) / units.KILO / inner for start, end in pairs]
 
-    return take
+def rank_point(device: str) -> Point:
+    """The same product on every rank at the same time."""
+    return Point.of("ranks", m=SIDE[device], dtype="bf16" if device == "cuda" else "fp32")
+
+
+def measure_ranks(point: Point, ranks: Ranks) -> Measured:
+    """Seconds of one product on the slowest rank while all ranks run it; details name it and compare it with the median.
+
+    On a CPU by processor time: cores are shared.
+    """
+    side, dtype = point.whole("m"), DTYPES[point.text("dtype")]
+    a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
+    limit = ranks.timeout + 10.0 * SECONDS[ranks.device]
+    with ranks.watch.doing("a product on every rank", list(range(ranks.world)), limit):
+        ranks.barrier()
+        clock = "cpu" if ranks.device == "cpu" else "cuda_events"
+        found = measure(lambda: torch.mm(a, b), device=ranks.device, clock=clock, budget_s=SECONDS[ranks.device])
+        all_ranks = ranks.collect(found.median)
+    slowest, ratio = slowest_of(all_ranks)
+    return summarise([all_ranks[slowest]], clock).measured(
+        point, slowest=slowest, host=ranks.hosts[slowest], over_median=ratio, ranks=len(all_ranks)
+    )

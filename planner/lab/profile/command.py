@@ -6,24 +6,30 @@ import json
 import os
 import shlex
 import sys
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from planner.detect import local_devices, profile_of
 from planner.errors import PlannerError
+from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.launch.place import Place, commands, place_from
+from planner.lab.launch.state import Bar, State
+from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, need_torch, run_here
+from planner.lab.profile.settings import PARTS, Settings
+from planner.model import load_model
 from planner.terminal.flags import console, this_program
-
-if TYPE_CHECKING:
-    from planner.hardware import HardwareProfile
-    from planner.lab.launch.place import Place
-    from planner.lab.profile.settings import Settings
+from planner.units import parse
 
 BUDGET = {"cpu": "1m", "cuda": "10m"}
 MOST_ON_CPU = 64
 
 
-@click.command(short_help="Measure this machine and write a hardware profile.")
+@click.command()
 @click.option("--output", type=click.Path(dir_okay=False), help="Profile to write, a YAML file.")
 @click.option(
     "--model", "models", multiple=True, metavar="NAME", help="Model that decides what is measured; repeatable."
@@ -58,12 +64,10 @@ def profile(
       plan profile --output my-cluster.yaml --print-commands --nodes 4
       plan --model llama-8b --gpus 8 --hardware my-node.yaml
     """
-    from planner.lab.launch.place import commands, place_from
-
     if output is None:
         raise PlannerError("where to? Give --output FILE.yaml, the profile to write")
     if print_commands:
-        default = max(_gpus(), 1) if ranks is None else ranks
+        default = max(len(local_devices()), 1) if ranks is None else ranks
         program = this_program({"--print-commands"}, {"--nodes", "--ranks"})
         click.echo(commands("profile", nodes, default, program, on_cpu=flags["device"] == "cpu"), nl=False)
         return
@@ -77,12 +81,8 @@ def profile(
 
 def _settings(output: str, flags: dict[str, Any]) -> Settings:
     """The flags, checked."""
-    from planner.lab.launch.torchrun import need_torch
-    from planner.lab.profile.settings import PARTS, Settings
-    from planner.model import load_model
-    from planner.units import parse
-
-    device = flags["device"] or ("cuda" if _gpus() else "cpu")
+    gpus = local_devices()
+    device = flags["device"] or ("cuda" if gpus else "cpu")
     rate, size = flags["network_bandwidth"], flags["max_size"]
     settings = Settings(
         output=output, device=device, models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
@@ -94,11 +94,12 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
     for name in settings.models:
         load_model(name)
     if settings.base:
-        from planner.hardware import load_hardware
-
         load_hardware(settings.base)
-    elif device == "cuda":
-        _known_gpu()
+    elif device == "cuda" and gpus and profile_of(gpus[0]) is None:  # found out before anything is measured
+        raise PlannerError(
+            f"the library has no profile of '{gpus[0]}'; give --hardware with the nearest relative ('plan hardware' lists "
+            "them), for its peaks and for what is not measured"
+        )
     folder = Path(output).resolve().parent
     if not folder.is_dir():
         raise PlannerError(f"--output {output}: there is no directory {folder}")
@@ -106,38 +107,15 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
     return settings
 
 
-def _known_gpu() -> None:
-    """Raises PlannerError where the library has no profile by the GPU's name: found out before anything is measured."""
-    from planner.detect import local_devices, profile_of
-
-    found = local_devices()
-    if found and profile_of(found[0]) is None:
-        raise PlannerError(
-            f"the library has no profile of '{found[0]}'; give --hardware with the nearest relative ('plan hardware' lists "
-            "them), for its peaks and for what is not measured"
-        )
-
-
 def _seconds(text: str, flag: str) -> float:
     """``90s``, ``10m``, ``1h`` or what units.parse knows."""
-    from planner.units import parse
-
     text = text.strip()
     return parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
 
 
-def _gpus() -> int:
-    """GPUs that the driver reports, without torch."""
-    from planner.detect import local_devices
-
-    return len(local_devices())
-
-
 def _ranks(ranks: int | None, device: str) -> int:
     """Processes of this machine. Raises PlannerError."""
-    from planner.lab.launch.torchrun import count_by_torch
-
-    most = (_gpus() or count_by_torch()) if device == "cuda" else MOST_ON_CPU
+    most = (len(local_devices()) or count_by_torch()) if device == "cuda" else MOST_ON_CPU
     if most == 0:
         raise PlannerError(
             "--device cuda: neither the driver nor torch reports a GPU here; leave it out to measure the CPU"
@@ -150,24 +128,33 @@ def _ranks(ranks: int | None, device: str) -> int:
     return ranks
 
 
+def profile_here(settings: Settings, ranks: int, show: Callable[[State], object]) -> float:
+    """Measures with ``ranks`` processes of this machine; the journal holds the result. Seconds that it took.
+
+    Raises what ``run_here`` raises. No torch in this process.
+    """
+    with tempfile.TemporaryDirectory(prefix="plan-profile-") as name:
+        return run_here("planner.lab.profile", settings.to_json(), ranks, Path(name), show)
+
+
 def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
     """One machine: torchrun is started, the profile is made of the journal."""
-    from planner.lab.launch.state import Bar
-    from planner.lab.launch.torchrun import InterruptedRunError
     from planner.lab.profile.profile_file import write_profile
-    from planner.lab.profile.start import profile_here
 
-    before = _stamp(settings.journal)
+    def stamp() -> tuple[int, int] | None:
+        """Of a file that is replaced when it is written."""
+        path = settings.journal
+        return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
+
+    before = stamp()
     try:
         with Bar() as bar:
             seconds = profile_here(settings, ranks, bar.show)
     except InterruptedRunError:
-        kept = _kept(settings) if _stamp(settings.journal) != before else "nothing was measured"
+        kept = _kept(settings) if stamp() != before else "nothing was measured"
         raise PlannerError(f"stopped; {kept}") from None
     except PlannerError as error:  # a journal that this run could not use holds nothing of it
-        raise PlannerError(
-            f"{error}; {_kept(settings)}" if _stamp(settings.journal) != before else str(error)
-        ) from error
+        raise PlannerError(f"{error}; {_kept(settings)}" if stamp() != before else str(error)) from error
     _report(write_profile(settings, seconds), settings, as_json)
 
 
@@ -175,16 +162,8 @@ def _kept(settings: Settings) -> str:
     return f"what was measured is kept in {settings.journal}; --resume goes on"
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
-    """Of a file that is replaced when it is written."""
-    return (path.stat().st_ino, path.stat().st_mtime_ns) if path.is_file() else None
-
-
 def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
     """One of many ranks that torchrun or srun started; the first one writes and reports."""
-    import time
-
-    from planner.lab.launch.state import Bar
     from planner.lab.profile.profile_file import write_profile
     from planner.lab.profile.worker import work
 
@@ -205,12 +184,10 @@ def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
 
 def _report(written: HardwareProfile, settings: Settings, as_json: bool) -> None:
     """What was measured and how well, and how to use it."""
-    from planner.lab.profile.show import profile_rows, profile_summary
+    from planner.lab.profile.show import print_profile, profile_rows, profile_summary
 
     summary, rows = profile_summary(written, settings.output), profile_rows(written)
     if as_json:
         click.echo(json.dumps({**summary, "curves": rows}, indent=1))
-        return
-    from planner.lab.profile.show import print_profile
-
-    print_profile(console(), summary, rows)
+    else:
+        print_profile(console(), summary, rows)

@@ -7,9 +7,8 @@ write, whatever its kernel moves.
 
 from __future__ import annotations
 
-from typing import cast
-
-import numpy as np
+from math import prod
+from typing import NamedTuple
 
 from planner.errors import PlannerError
 from planner.lab.profile.points import Point, Value
@@ -24,7 +23,7 @@ SCALED = ("fp8", "fp8_row", "fp8_block", "mxfp8", "nvfp4")
 1 x 16 and per tensor (NVFP4)."""
 GEMM_PASSES = ("forward", "dgrad", "wgrad")
 ACCUMULATING = "wgrad_fp32"
-"""The weight gradient added to an fp32 sum by the product's own kernel, beside the plain ``wgrad``."""
+"""The weight gradient added to an fp32 sum by the product's own kernel; ``wgrad`` is without the sum."""
 EAGER, COMPILED = "eager", "compiled"
 """How torch runs a chain of operations: one kernel for each of them, or one that torch.compile makes of all."""
 
@@ -58,27 +57,17 @@ EAGER_TENSORS: dict[tuple[str, str], tuple[float, float]] = {
 ATTENTION_HALVES = 2
 """Of context parallelism: a rank holds this many pieces of the sequence, one from each end, so that causal work is equal."""
 WHOLE_LOSS = ("cross_entropy_whole", "both")
-"""torch's own loss forward and backward, kept beside the kernels it is made of; no class of the profile is fitted to it."""
+"""torch's own loss forward and backward, kept in addition to its kernels; no class of the profile is fitted to it."""
 
 
-def number(point: Point, name: str) -> float:
-    """A number of the point's key."""
-    return float(cast(float, point[name]))
-
-
-def text(point: Point, name: str) -> str:
-    """A text of the point's key."""
-    return str(point[name])
-
-
-def rows_columns_depth(point: Point) -> tuple[float, float, float]:
+def rows_columns_depth(point: Point) -> tuple[int, int, int]:
     """Dimensions of a GEMM as its kernel runs it; the key holds those of Y[m, n] = X[m, k] W[n, k]^T whatever the pass.
 
     dgrad is (m, k, n), wgrad (n, k, m), as in ``HardwareProfile.gemm_times``.
     """
-    m, n, k = (number(point, name) for name in ("m", "n", "k"))
+    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
     passes = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m), ACCUMULATING: (n, k, m)}
-    return passes[text(point, "pass")]
+    return passes[point.text("pass")]
 
 
 def attention_flop(point: Point) -> float:
@@ -86,29 +75,28 @@ def attention_flop(point: Point) -> float:
 
     Also with context parallelism: the queries of a rank come from both ends of the sequence and see half of the keys.
     """
-    b, a, d, d_v, s = (number(point, name) for name in ("batch", "heads", "head_dim", "value_dim", "seq"))
+    b, a, d, d_v, s = (point.number(name) for name in ("batch", "heads", "head_dim", "value_dim", "seq"))
     pairs = s * keys(point) * (0.5 if point["causal"] else 1.0)
-    return 2.0 * b * a * pairs * (d + d_v) * (2.5 if text(point, "pass") == "backward" else 1.0)
+    return 2.0 * b * a * pairs * (d + d_v) * (2.5 if point["pass"] == "backward" else 1.0)
 
 
 def keys(point: Point) -> float:
     """Keys of a sequence: more than its queries on one rank of context parallelism."""
-    return float(cast(float, point.values.get("seq_kv", point["seq"])))
+    return point.number("seq_kv" if "seq_kv" in point.values else "seq")
 
 
 def layer_weights(point: Point) -> float:
     """Weights that each token of a whole layer meets: projections (MLA: down and up), MLP or K of E experts and the router."""
-    value = point.values
-    h, f, a, kv, d = (number(point, name) for name in ("hidden", "ffn", "heads", "kv_heads", "head_dim"))
-    matrices = 3.0 if value["gated"] else 2.0
+    h, f, a, kv, d = (point.number(name) for name in ("hidden", "ffn", "heads", "kv_heads", "head_dim"))
+    matrices = 3.0 if point["gated"] else 2.0
     attention = h * d * (2.0 * a + 2.0 * kv)
-    if "kv_rank" in value:
-        q_rank, kv_rank, rope, v_dim = (number(point, name) for name in ("q_rank", "kv_rank", "rope_dim", "value_dim"))
+    if "kv_rank" in point.values:
+        q_rank, kv_rank, rope, v_dim = (point.number(name) for name in ("q_rank", "kv_rank", "rope_dim", "value_dim"))
         queries = h * q_rank + q_rank * a * d if q_rank else h * a * d
         attention = queries + h * (kv_rank + rope) + kv_rank * a * (d - rope + v_dim) + a * v_dim * h
-    if "experts" not in value:
+    if "experts" not in point.values:
         return attention + h * f * matrices
-    experts, top_k, width, shared = (number(point, name) for name in ("experts", "top_k", "expert_ffn", "shared_ffn"))
+    experts, top_k, width, shared = (point.number(name) for name in ("experts", "top_k", "expert_ffn", "shared_ffn"))
     return attention + h * (top_k * width + shared) * matrices + h * experts
 
 
@@ -117,109 +105,105 @@ def resident_weights(point: Point) -> float:
     every = layer_weights(point)
     if "experts" not in point.values:
         return every
-    h, width, experts, top_k = (number(point, name) for name in ("hidden", "expert_ffn", "experts", "top_k"))
+    h, width, experts, top_k = (point.number(name) for name in ("hidden", "expert_ffn", "experts", "top_k"))
     return every + h * width * (3.0 if point["gated"] else 2.0) * (experts - top_k)
 
 
 def layer_flop(point: Point) -> float:
     """FLOP of a whole layer: 2 per weight and token and attention; backward twice the former, 2.5 times the latter."""
-    b, s, a, d = (number(point, name) for name in ("batch", "seq", "heads", "head_dim"))
-    d_v = float(cast(float, point.values.get("value_dim", d)))
+    b, s, a, d = (point.number(name) for name in ("batch", "seq", "heads", "head_dim"))
+    d_v = point.number("value_dim") if "value_dim" in point.values else d
     attention = b * a * s * s * (d + d_v)  # causal: half of the pairs
-    if text(point, "pass") == "backward":
+    if point["pass"] == "backward":
         return 4.0 * b * s * layer_weights(point) + 2.5 * attention
     return 2.0 * b * s * layer_weights(point) + attention
 
 
 def flop(point: Point) -> float:
     """FLOP of a point; 0 where it only moves bytes."""
-    if point.family == "gemm":
-        return 2.0 * float(np.prod([number(point, name) for name in ("m", "n", "k")]))
-    if point.family == "grouped_gemm":
-        return 2.0 * float(np.prod([number(point, name) for name in ("tokens", "n", "k", "groups")]))
-    if point.family == "attention":
-        return attention_flop(point)
-    if point.family == "layer":
-        return layer_flop(point)
-    return 0.0
+    products = {"gemm": ("m", "n", "k"), "grouped_gemm": ("tokens", "n", "k", "groups")}
+    if point.family in products:
+        return 2.0 * prod(point.number(name) for name in products[point.family])
+    others = {"attention": attention_flop, "layer": layer_flop}
+    return others[point.family](point) if point.family in others else 0.0
 
 
 def moved_bytes(point: Point) -> float:
     """Bytes that a memory-bound point must read and write; 0 for other families. Raises PlannerError for unknown ones."""
     if point.family == "host_copy":
-        return number(point, "bytes")
+        return point.number("bytes")
     if point.family == "cpu_adam":
-        return 28.0 * number(point, "parameters")
+        return 28.0 * point.number("parameters")
     if point.family != "memory_bound":
         return 0.0
-    kind = (text(point, "op"), text(point, "pass"))
+    kind, element = (point.text("op"), point.text("pass")), ELEMENT[point.text("dtype")]
     if kind in EAGER_TENSORS and point.values.get("kernel") == EAGER:
-        tensors, _ = EAGER_TENSORS[kind]
-        return number(point, "rows") * number(point, "columns") * tensors * ELEMENT[text(point, "dtype")]
-    if kind == WHOLE_LOSS:
-        return number(point, "rows") * number(point, "columns") * (2.0 * ELEMENT[text(point, "dtype")] + 12.0)
-    if kind not in MEMORY_BYTES:
+        each = EAGER_TENSORS[kind][0] * element
+    elif kind == WHOLE_LOSS:
+        each = 2.0 * element + 12.0
+    elif kind in MEMORY_BYTES:
+        multiples, further = MEMORY_BYTES[kind]
+        each = multiples * element + further
+    else:
         raise PlannerError(f"no memory-bound operator '{kind[0]}' with a pass '{kind[1]}'")
-    multiples, further = MEMORY_BYTES[kind]
-    each = multiples * ELEMENT[text(point, "dtype")] + further
-    return number(point, "rows") * number(point, "columns") * each
+    return point.number("rows") * point.number("columns") * each
 
 
 def kernels(point: Point) -> float:
-    """Kernels that a memory-bound point launches: each takes the launch floor beside its bytes."""
+    """Kernels that a memory-bound point launches: each takes the launch floor in addition to its bytes."""
     if point.values.get("kernel") == EAGER:
-        return EAGER_TENSORS[text(point, "op"), text(point, "pass")][1]
+        return EAGER_TENSORS[point.text("op"), point.text("pass")][1]
     return 2.0 if point.values.get("op") == "rope" else 1.0  # q and k
 
 
 def gemm(dtype: str, pass_: str, m: float, n: float, k: float, weight: float = 0.0) -> Point:
     """The point of one pass of a linear layer."""
-    values: dict[str, Value] = {"dtype": dtype, "pass": pass_, "m": int(m), "n": int(n), "k": int(k)}
-    return Point.of("gemm", weight=weight, **values)
+    return Point.of("gemm", weight=weight, dtype=dtype, pass_=pass_, m=int(m), n=int(n), k=int(k))
 
 
-def attention(
-    dtype: str, pass_: str, batch: float, heads: float, kv_heads: float, head_dim: float, value_dim: float, seq: float,
-    *, seq_kv: float | None = None, kernel: str = "default", causal: bool = True, weight: float = 0.0,
-) -> Point:  # fmt: skip
-    """The point of one attention kernel; with ``seq_kv`` above ``seq`` of one rank of context parallelism: its queries, from
-    both ends of the sequence, against the keys of all ranks before them."""
-    sizes = {
-        "batch": batch,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "head_dim": head_dim,
-        "value_dim": value_dim,
-        "seq": seq,
-    }
-    values: dict[str, Value] = {name: int(value) for name, value in sizes.items()}
-    values |= {"dtype": dtype, "pass": pass_, "causal": causal, "kernel": kernel}
-    if seq_kv is not None and int(seq_kv) != int(seq):
-        values["seq_kv"] = int(seq_kv)
-    return Point.of("attention", weight=weight, **values)
+class Heads(NamedTuple):
+    """Sizes of one attention. With ``seq_kv`` above ``seq`` that of one rank of context parallelism: its queries, from both
+    ends of the sequence, against the keys of all ranks before them."""
+
+    batch: float
+    heads: float
+    kv_heads: float
+    head_dim: float
+    value_dim: float
+    seq: float
+    seq_kv: float | None = None
+    causal: bool = True
 
 
-def rope(pass_: str, rows: float, heads: float, kv_heads: float, head_dim: float, dtype: str, kernel: str,
-         weight: float = 0.0) -> Point:  # fmt: skip
-    """The point of the rotary embedding of q and k: ``rows`` tokens of heads + kv_heads heads."""
+def attention(dtype: str, pass_: str, sizes: Heads, kernel: str = "default", weight: float = 0.0) -> Point:
+    """The point of one attention kernel."""
     values: dict[str, Value] = {
-        "op": "rope", "pass": pass_, "rows": int(rows), "columns": int((heads + kv_heads) * head_dim),
-        "kv_heads": int(kv_heads), "head_dim": int(head_dim), "dtype": dtype, "kernel": kernel,
-    }  # fmt: skip
-    return Point.of("memory_bound", weight=weight, **values)
+        name: value if name == "causal" else int(value)
+        for name, value in sizes._asdict().items()
+        if name != "seq_kv" or (value is not None and int(value) != int(sizes.seq))
+    }
+    return Point.of("attention", weight=weight, dtype=dtype, pass_=pass_, kernel=kernel, **values)
+
+
+def rope(
+    pass_: str, rows: float, heads: tuple[float, float, float], dtype: str, kernel: str, weight: float = 0.0
+) -> Point:
+    """The point of the rotary embedding of q and k: ``rows`` tokens; ``heads`` are query heads, key heads and their size."""
+    count, kv_heads, head_dim = heads
+    return Point.of(
+        "memory_bound", weight=weight, op="rope", pass_=pass_, rows=int(rows), columns=int((count + kv_heads) * head_dim),
+        kv_heads=int(kv_heads), head_dim=int(head_dim), dtype=dtype, kernel=kernel,
+    )  # fmt: skip
 
 
 def swiglu(pass_: str, rows: float, columns: float, dtype: str, kernel: str, weight: float = 0.0) -> Point:
     """The point of silu(gate) * up; ``columns`` is the inner width."""
-    values: dict[str, Value] = {
-        "op": "swiglu", "pass": pass_, "rows": int(rows), "columns": int(columns), "dtype": dtype, "kernel": kernel,
-    }  # fmt: skip
-    return Point.of("memory_bound", weight=weight, **values)
+    found = memory_bound("swiglu", pass_, rows, columns, dtype, weight)
+    return Point.of(found.family, weight=weight, **found.values, kernel=kernel)
 
 
 def memory_bound(op: str, pass_: str, rows: float, columns: float, dtype: str, weight: float = 0.0) -> Point:
     """The point of one memory-bound operator over rows x columns elements; SwiGLU and RoPE have their own."""
-    values: dict[str, Value] = {
-        "op": op, "pass": pass_, "rows": int(rows), "columns": int(columns), "dtype": dtype,
-    }  # fmt: skip
-    return Point.of("memory_bound", weight=weight, **values)
+    return Point.of(
+        "memory_bound", weight=weight, op=op, pass_=pass_, rows=int(rows), columns=int(columns), dtype=dtype
+    )

@@ -1,20 +1,23 @@
-"""Fits the constants of an ``AttentionCurve`` for one head size to measured times of its kernel."""
+"""Fits the constants of an ``AttentionCurve`` to measured times: one head size, then all of a type and pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 import numpy as np
 
 from planner.curves import AttentionCurve, Column
-from planner.lab.profile.fitting import fitted
+from planner.lab.profile import definitions
+from planner.lab.profile.fitting import Base, columns, error_of, fitted, left_out, of, seconds, short
+from planner.lab.profile.points import Measured
 
 LOW, HIGH = (1e-6, 0.05, 1.0, 0.02), (6e-5, 1.0, 8e3, 4.0)
 """Bounds of (t0 seconds, efficiency, s0 keys, c) in a large table."""
-HIGH_LAUNCH = 1e-4
-"""Longest launch where rows of a kernel refine the constants of another."""
+WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))  # The same for the few points of a profile, on any device
+HIGH_LAUNCH = 1e-4  # Longest launch where rows of a kernel refine the constants of another
 START = (8e-6, 0.5, 500.0, 0.5)
 
 
@@ -22,18 +25,14 @@ START = (8e-6, 0.5, 500.0, 0.5)
 class Rows:
     """Measured times of one kernel, pass and head size."""
 
-    flop: Column
-    """FlashAttention convention: causal halved, backward 2.5 x."""
-    span: Column
-    """Keys that a query sees on average."""
-    tiles: Column
-    """batch x heads x ceil(s / 128)."""
+    flop: Column  # FlashAttention convention: causal halved, backward 2.5 x
+    span: Column  # Keys that a query sees on average
+    tiles: Column  # batch x heads x ceil(s / 128)
     seconds: Column
 
     def take(self, keep: Any) -> Rows:
         """Some of the rows."""
-        flop, span, tiles, seconds = (column[keep] for column in (self.flop, self.span, self.tiles, self.seconds))
-        return Rows(flop=flop, span=span, tiles=tiles, seconds=seconds)
+        return Rows(**{name: column[keep] for name, column in vars(self).items()})
 
 
 def attention_model(p: Iterable[float], rows: Rows, peak: float, units: float) -> Column:
@@ -43,25 +42,24 @@ def attention_model(p: Iterable[float], rows: Rows, peak: float, units: float) -
     return curve.time(rows.flop, rows.span, rows.tiles, np.full_like(rows.flop, 128.0), peak, units)
 
 
+def _off(p: Iterable[float], rows: Rows, peak: float, units: float) -> Column:
+    """Logarithm of predicted over measured."""
+    return np.asarray(np.log(attention_model(p, rows, peak, units) / rows.seconds), float)
+
+
 def fit_all(
     rows: Rows, peak: float, units: float, low: tuple[float, ...] = LOW, high: tuple[float, ...] = HIGH
 ) -> Column:
     """(t0, e, s0, c) of one head size from many rows."""
-
-    def residual(p: Column) -> Column:
-        return np.asarray(np.log(attention_model(np.exp(p), rows, peak, units) / rows.seconds), float)
-
     start = np.clip(np.log(START), np.log(low), np.log(high))
-    return np.asarray(np.exp(fitted(residual, start, np.log(low), np.log(high), max_nfev=100)), float)
+    return np.exp(fitted(lambda p: _off(np.exp(p), rows, peak, units), start, np.log(low), np.log(high), max_nfev=100))
 
 
 def refine_all(rows: Rows, base: Column, peak: float, units: float) -> Column:
     """All four constants, begun at those of another kernel: enough rows to see launch and idle units too."""
     low, high = np.log(LOW), np.log((HIGH_LAUNCH, *HIGH[1:]))
     start = np.clip(np.log(base), low + 1e-6, high - 1e-6)
-    return np.exp(
-        fitted(lambda p: np.log(attention_model(np.exp(p), rows, peak, units) / rows.seconds), start, low, high)
-    )
+    return np.exp(fitted(lambda p: _off(np.exp(p), rows, peak, units), start, low, high))
 
 
 def refine_rate(rows: Rows, base: Column, peak: float, units: float) -> Column:
@@ -69,10 +67,102 @@ def refine_rate(rows: Rows, base: Column, peak: float, units: float) -> Column:
     if len(set(rows.span.tolist())) < 3:
         ratio = attention_model(base, rows, peak, units) / rows.seconds
         return np.asarray(base * np.array([1.0, float(np.median(ratio)), 1.0, 1.0]))
-
-    def residual(p: Column) -> Column:
-        e, s0 = np.exp(p)
-        return np.log(attention_model((base[0], e, s0, base[3]), rows, peak, units) / rows.seconds)
-
-    found = fitted(residual, np.log([0.5, 500.0]), np.log([0.05, 1.0]), np.log([1.0, 2e4]))
+    found = fitted(
+        lambda p: _off((base[0], *np.exp(p), base[3]), rows, peak, units),
+        np.log([0.5, 500.0]), np.log([0.05, 1.0]), np.log([1.0, 2e4]),
+    )  # fmt: skip
     return np.array([base[0], *np.exp(found), base[3]])
+
+
+def attention_entries(
+    measured: Sequence[Measured], base: Base
+) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
+    """Entries of the file, residuals, and the ``kernels`` that are slower than the best."""
+    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
+    for (kernel, dtype, pass_), curve in (base.guess.attention if base.guess else {}).items():
+        entries[kernel, dtype, pass_] = {"kernel": kernel, "dtype": dtype, "pass": pass_, **curve.to_dict()}
+    residuals: dict[str, Any] = {}
+    best, slowdown = _best_kernel(of(measured, "attention"))
+    for dtype, pass_ in sorted({(row.point.text("dtype"), row.point.text("pass")) for row in best}):
+        if dtype == "fp16":
+            continue  # priced as bf16
+        before = base.guess.attention.get(("best", dtype, pass_)) if base.guess else None
+        curve = _curve(of(best, "attention", dtype=dtype, pass_=pass_), dtype, base, before)
+        entries["best", dtype, pass_] = {"kernel": "best", "dtype": dtype, "pass": pass_, **curve.to_dict()}
+        residuals[f"attention {dtype} {pass_}"] = curve.errors
+    return list(entries.values()), residuals, slowdown
+
+
+def _best_kernel(rows: Sequence[Measured]) -> tuple[list[Measured], dict[str, Any]]:
+    """The fastest kernel of every shape, and the median slowdown of flash attention 2 by pass where both were measured."""
+    shapes: dict[tuple[Any, ...], list[Measured]] = {}
+    for row in rows:
+        shapes.setdefault(tuple(pair for pair in row.point.key if pair[0] != "kernel"), []).append(row)
+    ratios: dict[str, list[float]] = {}
+    best = []
+    for alike in shapes.values():
+        fastest = min(alike, key=lambda row: row.median)
+        best.append(fastest)
+        for row in of(alike, "attention", kernel="flash"):
+            ratios.setdefault(row.point.text("pass"), []).append(row.median / fastest.median)
+    slow = {pass_: short(median(values), 3) for pass_, values in ratios.items()}
+    if set(slow) != {"forward", "backward"}:
+        return best, {}
+    same = max(slow.values()) < 1.02
+    return best, {"same_as_best": ["fa2"]} if same else {"slowdown": {"fa2": slow}}
+
+
+def _curve(rows: Sequence[Measured], dtype: str, base: Base, before: AttentionCurve | None) -> AttentionCurve:
+    """Constants over the head sizes measured; other sizes of the guess keep their relation to the nearest measured one."""
+    peak, units = base.peak(dtype), base.compute_units
+    found: dict[float, Column] = {}
+    errors: dict[str, Any] = {}
+    for size in sorted({_head_size(row) for row in rows}):
+        inputs = _rows([row for row in rows if _head_size(row) == size])
+        held_out: dict[str, Any] = {}
+        if len(inputs.seconds) >= 8 and len(set(inputs.span.tolist())) >= 3:
+
+            def fit(keep: Any, inputs: Rows = inputs) -> Any:
+                constants = fit_all(inputs.take(keep), peak, units, *WIDE)
+                return lambda out: attention_model(constants, inputs.take(out), peak, units)
+
+            held_out = {"held_out": left_out(fit, inputs.seconds)}
+            found[size] = fit_all(inputs, peak, units, *WIDE)
+        else:
+            found[size] = refine_rate(inputs, _constants(before, size), peak, units)
+        model = attention_model(found[size], inputs, peak, units)
+        in_sample = error_of(model, inputs.seconds)
+        errors[f"{size:g}"] = {"in_sample": in_sample, "rows": len(inputs.seconds), **held_out}
+    own = tuple(found)
+    for size in before.head_dims.tolist() if before is not None else ():
+        if size not in found:
+            nearest = min(own, key=lambda other: abs(other - size))
+            gain = found[nearest][1] / _constants(before, nearest)[1]
+            found[size] = _constants(before, size) * np.array([1.0, gain, 1.0, 1.0])
+            errors[f"{size:g}"] = f"not measured; moves with {nearest:g}"
+    sizes = sorted(found)
+    launch, efficiency, s0, c = np.array([found[size] for size in sizes]).T
+    return AttentionCurve(
+        head_dims=np.array(sizes), launch=launch, efficiency=np.clip(efficiency, 1e-4, 0.98), s0=s0, c=c, errors=errors
+    )
+
+
+def _head_size(row: Measured) -> float:
+    return 0.5 * (row.point.number("head_dim") + row.point.number("value_dim"))
+
+
+def _constants(curve: AttentionCurve | None, size: float) -> Column:
+    if curve is None:
+        return np.array(START)
+    constants = (curve.launch, curve.efficiency, curve.s0, curve.c)
+    return np.array([float(np.interp(size, curve.head_dims, values)) for values in constants])
+
+
+def _rows(rows: Sequence[Measured]) -> Rows:
+    """FLOP, mean keys, tiles and seconds."""
+    seq, batch, heads, causal = columns(rows, "seq", "batch", "heads", "causal")
+    span = np.array([definitions.keys(row.point) for row in rows])
+    return Rows(
+        flop=np.array([definitions.attention_flop(row.point) for row in rows]), span=span * np.where(causal, 0.5, 1.0),
+        tiles=batch * heads * np.ceil(seq / 128.0), seconds=seconds(rows),
+    )  # fmt: skip

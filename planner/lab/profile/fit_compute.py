@@ -1,4 +1,4 @@
-"""From measured points to the keys of a hardware profile, with residuals and errors at points that were held back.
+"""From measured points to the compute keys of a hardware profile, with residuals and errors at points that were held back.
 
 What was not measured keeps the constants of the profile that stands for the device, and is said.
 """
@@ -6,154 +6,78 @@ What was not measured keeps the constants of the profile that stands for the dev
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from planner import units
-from planner.curves import AttentionCurve, Column
+from planner import library, units
+from planner.curves import AttentionCurve, GemmCurve
 from planner.errors import PlannerError
-from planner.hardware import MEMORY_OPS
-from planner.lab.profile import definitions, fit_attention
-from planner.lab.profile.definitions import attention_flop, moved_bytes, number, text
-from planner.lab.profile.fit_base import Base, seconds
-from planner.lab.profile.fitting import error_of, left_out, short
+from planner.hardware import MEMORY_OPS, HardwareProfile, load_hardware
+from planner.lab.profile.compute_points import check_device
+from planner.lab.profile.definitions import EAGER, flop, kernels, moved_bytes
+from planner.lab.profile.fit_attention import attention_entries
+from planner.lab.profile.fit_products import gemm_curves
+from planner.lab.profile.fitting import Base, error_of, of, short
+from planner.lab.profile.layer_check import HOST_LAYER, host_floor, predicted
 from planner.lab.profile.points import Measured
+
+FLOPS_PER_CYCLE = {"avx512f": 64.0, "fma": 32.0, "avx": 16.0}
+"""fp32 FLOP per cycle and core of an x86 with two vector units of the kind; one with a single unit reaches half."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeFit:
     """What the compute points say."""
 
-    keys: dict[str, Any]
-    """Keys of a profile file, those that were measured."""
-    residuals: dict[str, Any]
-    """[median, p90] percent by curve, for the provenance."""
-    spread: dict[str, float]
-    """Half the interval of the median over it, percent, by family: the median over its points."""
-    measured: dict[str, str]
-    """Family of the profile -> how it was measured."""
-    measurements: dict[str, Any]
-    """The points themselves, by family."""
-    notes: tuple[str, ...] = ()
-    """What stands in for what was not measured."""
+    keys: dict[str, Any]  # Keys of a profile file, those that were measured
+    spread: dict[str, float]  # Half the interval of the median over it, percent, by family: the median over its points
+    measurements: dict[str, Any]  # The points themselves, by family
+    residuals: dict[str, Any] = field(default_factory=dict)  # [median, p90] percent by curve, for the provenance
+    measured: dict[str, str] = field(default_factory=dict)  # Family of the profile -> how it was measured
+    notes: tuple[str, ...] = ()  # What stands in for what was not measured
 
 
-# ---------------------------------------------------------------------------------------------------- attention
+def base_of(device: str, measured: Sequence[Measured], guess: HardwareProfile | None) -> Base:
+    """What the fits stand on. A GPU: its profile in the library, or the nearest relative. A CPU: its own figures.
+
+    CPU: the peak is cycles times the FLOP of two vector units, or the fastest measured product where that is not known or
+    lower (a boosted clock); the bandwidth is the fastest measured stream, caches included.
+    """
+    check_device(device)
+    if device == "cuda":
+        if guess is None:
+            raise PlannerError("a GPU profile needs the library profile that is nearest to the device: give --hardware")
+        return Base(
+            peak_flops=dict(guess.peak_flops), bandwidth=guess.memory_bandwidth, compute_units=guess.compute_units,
+            guess=guess,
+        )  # fmt: skip
+    products, streams = of(measured, "gemm") + of(measured, "attention"), of(measured, "memory_bound")
+    if not products or not streams:
+        raise PlannerError("no product or no stream was measured: give the profile a larger --budget")
+    peaks: dict[str, float] = {}
+    for row in sorted(products, key=lambda row: row.point.text("dtype")):
+        dtype = row.point.text("dtype")
+        peaks[dtype] = max(peaks.get(dtype) or _nominal_peak(), flop(row.point) / row.median)
+    peaks.setdefault("bf16", peaks.get("fp32", max(peaks.values())))
+    bandwidth = max(moved_bytes(row.point) / row.median for row in streams)
+    return Base(peak_flops=peaks, bandwidth=bandwidth, compute_units=1.0)
 
 
-def attention_entries(
-    measured: Sequence[Measured], base: Base
-) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
-    """Entries of the file, residuals, and the ``kernels`` that are slower than the best."""
-    rows = [row for row in measured if row.point.family == "attention"]
-    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
-    if base.guess:
-        for (kernel, dtype, pass_), curve in base.guess.attention.items():
-            entries[kernel, dtype, pass_] = {"kernel": kernel, "dtype": dtype, "pass": pass_, **curve.to_dict()}
-    residuals: dict[str, Any] = {}
-    best, slowdown = _best_kernel(rows)
-    kinds = sorted({(text(row.point, "dtype"), text(row.point, "pass")) for row in best})
-    for dtype, pass_ in kinds:
-        if dtype == "fp16":
-            continue  # priced as bf16
-        alike = [row for row in best if row.point["dtype"] == dtype and row.point["pass"] == pass_]
-        before = base.guess.attention.get(("best", dtype, pass_)) if base.guess else None
-        entry, errors = _attention_entry(alike, dtype, pass_, base, before)
-        entries["best", dtype, pass_] = entry
-        residuals[f"attention {dtype} {pass_}"] = errors
-    return list(entries.values()), residuals, slowdown
-
-
-def _best_kernel(rows: Sequence[Measured]) -> tuple[list[Measured], dict[str, Any]]:
-    """The fastest kernel of every shape, and the median slowdown of flash attention 2 by pass where both were measured."""
-    shapes: dict[tuple[Any, ...], list[Measured]] = {}
-    for row in rows:
-        key = tuple((name, value) for name, value in row.point.key if name != "kernel")
-        shapes.setdefault(key, []).append(row)
-    ratios: dict[str, list[float]] = {}
-    best = []
-    for alike in shapes.values():
-        fastest = min(alike, key=lambda row: row.median)
-        best.append(fastest)
-        for row in alike:
-            if row.point["kernel"] == "flash":
-                ratios.setdefault(text(row.point, "pass"), []).append(row.median / fastest.median)
-    slow = {pass_: short(median(values), 3) for pass_, values in ratios.items()}
-    if set(slow) != {"forward", "backward"}:
-        return best, {}
-    same = max(slow.values()) < 1.02
-    return best, {"same_as_best": ["fa2"]} if same else {"slowdown": {"fa2": slow}}
-
-
-def _attention_entry(
-    rows: Sequence[Measured], dtype: str, pass_: str, base: Base, before: AttentionCurve | None
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Constants over the head sizes measured; other sizes of the guess keep their relation to the nearest measured one."""
-    peak, units_ = base.peak(dtype), base.compute_units
-    found: dict[float, Column] = {}
-    errors: dict[str, Any] = {}
-    low, high = (1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0)
-    for size in sorted({_head_size(row) for row in rows}):
-        alike = [row for row in rows if _head_size(row) == size]
-        inputs = attention_rows(alike)
-        if len(alike) >= 8 and len(set(inputs.span.tolist())) >= 3:
-
-            def fit(keep: Any, inputs: fit_attention.Rows = inputs) -> Any:
-                constants = fit_attention.fit_all(inputs.take(keep), peak, units_, low, high)
-                return lambda out: fit_attention.attention_model(constants, inputs.take(out), peak, units_)
-
-            held_out: list[float] | None = left_out(fit, inputs.seconds)
-            found[size] = fit_attention.fit_all(inputs, peak, units_, low, high)
-        else:
-            held_out = None
-            found[size] = fit_attention.refine_rate(inputs, _constants(before, size), peak, units_)
-        model = fit_attention.attention_model(found[size], inputs, peak, units_)
-        errors[f"{size:g}"] = {"in_sample": error_of(model, inputs.seconds), "rows": len(alike)}
-        if held_out:
-            errors[f"{size:g}"]["held_out"] = held_out
-    own = tuple(found)
-    for size in before.head_dims.tolist() if before is not None else ():
-        if size not in found:
-            nearest = min(own, key=lambda other: abs(other - size))
-            gain = found[nearest][1] / _constants(before, nearest)[1]
-            found[size] = _constants(before, size) * np.array([1.0, gain, 1.0, 1.0])
-            errors[f"{size:g}"] = f"not measured; moves with {nearest:g}"
-    sizes = sorted(found)
-    columns = np.array([found[size] for size in sizes])
-    columns[:, 1] = np.clip(columns[:, 1], 1e-4, 0.98)
-    curve = AttentionCurve(
-        head_dims=np.array(sizes), launch=columns[:, 0], efficiency=columns[:, 1], s0=columns[:, 2], c=columns[:, 3],
-        errors=errors,
-    )  # fmt: skip
-    return {"kernel": "best", "dtype": dtype, "pass": pass_, **curve.to_dict()}, errors
-
-
-def _head_size(row: Measured) -> float:
-    return 0.5 * (number(row.point, "head_dim") + number(row.point, "value_dim"))
-
-
-def _constants(curve: AttentionCurve | None, size: float) -> Column:
-    if curve is None:
-        return np.array(fit_attention.START)
-    columns = (curve.launch, curve.efficiency, curve.s0, curve.c)
-    return np.array([float(np.interp(size, curve.head_dims, values)) for values in columns])
-
-
-def attention_rows(rows: Sequence[Measured]) -> fit_attention.Rows:
-    """FLOP, mean keys, tiles and seconds."""
-    span = np.array([definitions.keys(row.point) for row in rows])
-    seq, batch, heads = (np.array([number(row.point, name) for row in rows]) for name in ("seq", "batch", "heads"))
-    causal = np.array([bool(row.point["causal"]) for row in rows])
-    return fit_attention.Rows(
-        flop=np.array([attention_flop(row.point) for row in rows]), span=span * np.where(causal, 0.5, 1.0),
-        tiles=batch * heads * np.ceil(seq / 128.0), seconds=seconds(rows),
-    )  # fmt: skip
-
-
-# ---------------------------------------------------------------------------------------------------- memory
+def _nominal_peak() -> float:
+    """FLOP/s of one core in fp32 from /proc/cpuinfo; 0 where that does not say."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        pairs = (line.split(":", 1) for line in lines if ":" in line)
+        entries = {key.strip(): value.strip() for key, value in pairs}
+        flags = entries.get("flags", "").split()
+        per_cycle = next((each for flag, each in FLOPS_PER_CYCLE.items() if flag in flags), 0.0)
+        return per_cycle * float(entries.get("cpu MHz", "0")) * units.MEGA
+    except (OSError, ValueError):
+        return 0.0
 
 
 def memory_fractions(
@@ -163,15 +87,15 @@ def memory_fractions(
 
     bytes / (W (t - launches)), the median over the points of the class, at most 1. A chain counts its own traffic
     (``definitions.EAGER_TENSORS``), so both are parts of one bandwidth; the profile gets that of the fused kernel, and that
-    of the chain where no fused one was measured (a CPU). The chain's is what a layer in plain torch is held against.
+    of the chain where no fused one was measured (a CPU). A layer in plain torch is compared with that of the chain.
     """
     fractions: dict[str, float] = dict(base.guess.memory_fraction) if base.guess else {}
     chains: dict[str, float] = {}
     spread: dict[str, Any] = {}
     for op in MEMORY_OPS:
-        rows = [row for row in measured if row.point.family == "memory_bound" and row.point["op"] == op]
-        chain = [row for row in rows if row.point.values.get("kernel") == definitions.EAGER]
-        fused = [row for row in rows if row.point.values.get("kernel") != definitions.EAGER]
+        rows = of(measured, "memory_bound", op=op)
+        chain = of(rows, "memory_bound", kernel=EAGER)
+        fused = [row for row in rows if row.point.values.get("kernel") != EAGER]
         for some, name, found in ((chain, f"{op} eager", chains), (fused or chain, op, fractions)):
             if not some:
                 continue
@@ -191,11 +115,11 @@ def memory_fractions(
 
 
 def _part(row: Measured, base: Base, launch: float) -> float:
-    seconds = max(row.median - definitions.kernels(row.point) * launch, 0.2 * row.median)
+    seconds = max(row.median - kernels(row.point) * launch, 0.2 * row.median)
     return moved_bytes(row.point) / seconds / base.bandwidth
 
 
-def stand_ins(fractions: dict[str, float], notes: list[str]) -> dict[str, float]:
+def _all_classes(fractions: dict[str, float], notes: list[str]) -> dict[str, float]:
     """Classes that were not measured and have no guess take the element-wise one. Raises PlannerError without that."""
     if "elementwise" not in fractions:
         raise PlannerError("no element-wise operator was measured: give the profile a larger --budget")
@@ -205,44 +129,26 @@ def stand_ins(fractions: dict[str, float], notes: list[str]) -> dict[str, float]
     return {op: fractions.get(op, fractions["elementwise"]) for op in MEMORY_OPS}
 
 
-# ---------------------------------------------------------------------------------------------------- all
-
-
-def figure(measured: Sequence[Measured], family: str, **wanted: object) -> Measured | None:
-    """The measured point of a family with some values of its key, or None."""
-    for row in measured:
-        if row.point.family == family and all(row.point.values.get(key) == value for key, value in wanted.items()):
-            return row
-    return None
-
-
 def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[str, Any]:
     """launch floors, sustained clock, memory facts, host link and host Adam, in the form of the file."""
     keys: dict[str, Any] = {}
-    stream, graph = (figure(measured, "launch", kind=kind) for kind in ("stream", "graph"))
+    stream, graph = (of(measured, "launch", kind=kind) for kind in ("stream", "graph"))
     if stream:
-        keys["launch_floor"] = _micro(stream.median)
-        keys["graph_launch_floor"] = _micro(graph.median if graph else stream.median)
+        keys["launch_floor"] = _micro(stream[0].median)
+        keys["graph_launch_floor"] = _micro((graph or stream)[0].median)
     keys |= _sustained(measured)
-    for name, key in (
-        ("usable", "usable_memory"), ("context", "context_memory"), ("workspace", "workspace_memory"),
-        ("communicator", "communicator_memory"), ("expert_communicator", "expert_communicator_memory"),
-    ):  # fmt: skip
-        fact = figure(measured, "bytes", name=name)
-        if fact:
-            keys[key] = f"{fact.median:.0f} B"
-    copies = [row for row in measured if row.point.family == "host_copy"]
-    if copies:
-        rates = {text(row.point, "direction"): moved_bytes(row.point) / row.median for row in copies}
+    for name in ("usable", "context", "workspace", "communicator", "expert_communicator"):
+        for fact in of(measured, "bytes", name=name)[:1]:
+            keys[f"{name}_memory"] = f"{fact.median:.0f} B"
+    rates = {row.point.text("direction"): moved_bytes(row.point) / row.median for row in of(measured, "host_copy")}
+    if rates:
         keys["pcie_bandwidth"] = f"{short(min(rates.values()))} B/s"
-        base.notes.append(
-            "host link: " + ", ".join(f"{way} {rate / units.GIGA:.1f} GB/s" for way, rate in rates.items())
-        )
-    stream_rows = [row for row in measured if row.point.family == "host_stream"]
-    adam = [row for row in measured if row.point.family == "cpu_adam"]
-    if stream_rows and adam:
+        said = ", ".join(f"{way} {rate / units.GIGA:.1f} GB/s" for way, rate in rates.items())
+        base.notes.append(f"host link: {said}")
+    streams, adam = of(measured, "host_stream"), of(measured, "cpu_adam")
+    if streams and adam:
         rate = max(moved_bytes(row.point) / row.median for row in adam)
-        host = max(rate, *(number(row.point, "bytes") / row.median for row in stream_rows))
+        host = max(rate, *(row.point.number("bytes") / row.median for row in streams))
         keys["host_memory_bandwidth"] = f"{short(host)} B/s"
         keys["cpu_adam_bandwidth_fraction"] = short(rate / host, 3)
     if device == "cpu":
@@ -260,39 +166,114 @@ def _micro(value: float) -> str:
 
 def _sustained(measured: Sequence[Measured]) -> dict[str, Any]:
     """Rate at the end of a long run over that of the same product in a short burst, at most 1."""
-    row = next((row for row in measured if row.point.family == "sustained"), None)
-    if row is None:
-        return {}
-    same = {name: row.point[name] for name in ("m", "n", "k", "dtype")}
-    burst = figure(measured, "gemm", **same, **{"pass": "forward"})
-    first = burst.median if burst else float(dict(row.details)["first"])
-    return {"sustained_clock": short(min(first / row.median, 1.0), 3)}
+    for row in of(measured, "sustained")[:1]:
+        same = {name: row.point[name] for name in ("m", "n", "k", "dtype")}
+        burst = of(measured, "gemm", pass_="forward", **same)
+        first = burst[0].median if burst else float(row.more["first"])
+        return {"sustained_clock": short(min(first / row.median, 1.0), 3)}
+    return {}
 
 
 def points_by_family(measured: Sequence[Measured]) -> dict[str, Any]:
     """The points as they are kept in the file: key, microseconds (bytes for facts), interval, repetitions, clock."""
     found: dict[str, Any] = {}
     for row in measured:
-        scale = 1.0 if row.point.family == "bytes" else units.MICRO
-        unit = "bytes" if row.point.family == "bytes" else "us"
-        entry: dict[str, Any] = {
-            **row.point.values,
-            unit: short(row.median / scale),
-            "repetitions": row.repetitions,
-            "clock": row.clock,
-        }
+        scale, unit = (1.0, "bytes") if row.point.family == "bytes" else (units.MICRO, "us")
+        entry: dict[str, Any] = {unit: short(row.median / scale), "repetitions": row.repetitions, "clock": row.clock}
         if row.high > row.low:
             entry["interval"] = [short(row.low / scale), short(row.high / scale)]
         if row.outliers:
             entry["outliers"] = row.outliers
-        found.setdefault(row.point.family, []).append(entry | dict(row.details))
+        found.setdefault(row.point.family, []).append({**row.point.values, **entry, **row.more})
     return found
 
 
 def spreads(measured: Sequence[Measured]) -> dict[str, float]:
     """Median over the points of a family of half the interval of the median over it, percent."""
     families = sorted({row.point.family for row in measured if row.point.family != "bytes"})
-    return {
-        family: short(100.0 * median(row.spread for row in measured if row.point.family == family), 3)
-        for family in families
+    return {family: short(100.0 * median(row.spread for row in of(measured, family)), 3) for family in families}
+
+
+def fit_compute(measured: Sequence[Measured], base: Base, device: str) -> ComputeFit:
+    """The compute keys of a profile file from measured points. Raises PlannerError where too little was measured."""
+    curves, residuals, further = gemm_curves(measured, base)
+    if not curves:
+        raise PlannerError("no matrix product was measured: give the profile a larger --budget")
+    if "bf16" not in curves:  # every price of a low precision looks it up
+        base.notes.append("gemm bf16: not measured, as fp32")
+        curves["bf16"] = next(iter(curves.values()))
+    keys = machine_keys(measured, base, device) | further
+    entries, attention_residuals, slower = attention_entries(measured, base)
+    if not entries:
+        raise PlannerError("no attention kernel was measured: give the profile a larger --budget")
+    entries += _bf16_attention(entries, base)
+    launches = {row.point.text("kind"): row.median for row in of(measured, "launch")}
+    launch = min((launches[kind] for kind in ("stream", "graph") if kind in launches), default=0.0)
+    fractions, plain, memory_residuals = memory_fractions(measured, base, launch)
+    keys["gemm"] = {recipe: curve.to_dict() for recipe, curve in curves.items()}
+    keys["attention"] = entries
+    keys["kernels"] = slower or (base.guess.kernels if base.guess else {"same_as_best": ["fa2", "fa3", "cudnn"]})
+    keys["memory_fraction"] = _all_classes(fractions, base.notes)
+    if device == "cpu":
+        base.notes.append("sustained_clock of a CPU core is 1 by definition: processor time was measured")
+        keys["sustained_clock"] = 1.0
+    profile = _with_curves(base, curves, keys | {"memory_fraction": _all_classes(plain, [])}, launch)
+    host = {kind: launches[kind] for kind in HOST_LAYER if kind in launches}
+    if device == "cpu" and len(host) == len(HOST_LAYER):  # its host works where its kernels do: the time adds up
+        floor = max(host_floor(host, profile), launch)
+        profile = replace(profile, launch_floor=floor)
+        keys["launch_floor"] = _micro(floor)
+        base.notes.append(
+            f"launch_floor: host time of a layer by kernel; one kernel alone {launch / units.MICRO:.2g} us"
+        )
+    measurements = points_by_family(measured)
+    layers = check(measured, profile)
+    if layers:
+        measurements["layer"] = layers
+        off = [abs(row["error_percent"]) for row in layers]
+        residuals["layers whole, against the sum of their operators"] = {"median": median(off), "rows": len(off)}
+    how = "measured" if device == "cuda" else "measured, processor time of one thread"
+    return ComputeFit(
+        keys=keys, residuals=residuals | attention_residuals | memory_residuals, spread=spreads(measured),
+        measured=dict.fromkeys(("gemm", "attention", "memory"), how), notes=tuple(base.notes), measurements=measurements,
+    )  # fmt: skip
+
+
+def check(measured: Sequence[Measured], hardware: HardwareProfile) -> list[dict[str, Any]]:
+    """Every measured layer: microseconds whole, sum of its operators by the profile, and predicted / measured - 1."""
+    rows = []
+    for row in of(measured, "layer"):
+        total = predicted(row.point, hardware)
+        rows.append({
+            **row.point.values, "whole_us": short(row.median / units.MICRO), "operators_us": short(total / units.MICRO),
+            "error_percent": round(100.0 * (total / row.median - 1.0), 1), "spread_percent": round(100.0 * row.spread, 1),
+        })  # fmt: skip
+    return rows
+
+
+def _with_curves(base: Base, curves: dict[str, GemmCurve], keys: dict[str, Any], launch: float) -> HardwareProfile:
+    """A profile that prices operators as the file will; links and sizes play no part and are some library profile's."""
+    some = base.guess or load_hardware(library.names("hardware")[0])
+    attention = {
+        (one["kernel"], one["dtype"], one["pass"]): AttentionCurve.from_dict(one, "attention")
+        for one in keys["attention"]
     }
+    return replace(
+        some, peak_flops=base.peak_flops, memory_bandwidth=base.bandwidth, compute_units=base.compute_units, gemm=curves,
+        attention=attention, memory_fraction=keys["memory_fraction"], kernels=keys["kernels"],
+        launch_floor=launch or some.launch_floor,
+        precise_accumulation=keys.get("precise_accumulation", some.precise_accumulation if base.guess else {}),
+        block_scaling=keys.get("block_scaling", some.block_scaling if base.guess else {}),
+    )  # fmt: skip
+
+
+def _bf16_attention(entries: list[dict[str, Any]], base: Base) -> list[dict[str, Any]]:
+    """bf16 is what every other dtype falls back to: where it was not measured, the measured one's seconds stand in."""
+    more: list[dict[str, Any]] = []
+    for entry in entries:
+        missing = not any(one["dtype"] == "bf16" and one["pass"] == entry["pass"] for one in entries + more)
+        if missing:
+            ratio = base.peak(entry["dtype"]) / base.peak("bf16")
+            more.append({**entry, "dtype": "bf16", "efficiency": [min(e * ratio, 0.98) for e in entry["efficiency"]]})
+            base.notes.append(f"attention bf16 {entry['pass']}: not measured, as {entry['dtype']}")
+    return more

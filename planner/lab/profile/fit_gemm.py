@@ -16,21 +16,13 @@ import numpy as np
 from planner.curves import Column, GemmCurve, Grid, Waves
 from planner.lab.profile.fitting import error_of, fitted
 
-Shape: TypeAlias = tuple[Column, Column, Column]
-"""Columns of rows M, columns N and depth K as the kernel runs them."""
+Shape: TypeAlias = tuple[Column, Column, Column]  # Columns of rows M, columns N and depth K as the kernel runs them
 
 OPERAND = {
-    "bf16": ("bf16", 2.0, False),
-    "fp16": ("fp16", 2.0, False),
-    "fp32": ("fp32", 4.0, False),
-    "tf32": ("tf32", 4.0, False),
-    "fp8": ("fp8", 1.0, True),
-    "fp8_block": ("fp8", 1.0, True),
-    "fp8_plain": ("fp8", 1.0, False),
-    "fp8_block_plain": ("fp8", 1.0, False),
-    "nvfp4": ("fp4", 0.5, True),
-    "nvfp4_plain": ("fp4", 0.5, False),
-}
+    "bf16": ("bf16", 2.0, False), "fp16": ("fp16", 2.0, False), "fp32": ("fp32", 4.0, False), "tf32": ("tf32", 4.0, False),
+    "fp8": ("fp8", 1.0, True), "fp8_block": ("fp8", 1.0, True), "nvfp4": ("fp4", 0.5, True),
+    "fp8_plain": ("fp8", 1.0, False), "fp8_block_plain": ("fp8", 1.0, False), "nvfp4_plain": ("fp4", 0.5, False),
+}  # fmt: skip
 """Recipe: key of the peak, bytes per element of the operands, whether the time holds the quantisation of the activation."""
 TILES = [[256, 128], [128, 256], [128, 128], [256, 64], [64, 256], [128, 64], [64, 128], [64, 64]]
 GRIDS = {
@@ -38,22 +30,17 @@ GRIDS = {
     "x2": ([128, 256, 512, 1024, 2048, 4096, 8192, 32768], [256, 512, 1024, 2048, 4096, 8192, 16384, 65536]),
 }
 """Nodes of the residual grid along M and along N and K."""
-LARGE = 1024.0
-""""Large" shapes in the errors: M, N, K at least this."""
+LARGE = 1024.0  # "Large" shapes in the errors: M, N, K at least this
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
     """What a GEMM runs on."""
 
-    peak: float
-    """FLOP/s of the recipe."""
-    bandwidth: float
-    """Bytes/s of the memory."""
-    units: float
-    """Compute units that tiles are dealt to."""
-    waves: bool = False
-    """Tiles and waves show in the times (Ampere and before)."""
+    peak: float  # FLOP/s of the recipe
+    bandwidth: float  # Bytes/s of the memory
+    units: float  # Compute units that tiles are assigned to
+    waves: bool = False  # Tiles and waves show in the times (Ampere and before)
 
 
 def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> GemmCurve:
@@ -72,26 +59,32 @@ def gemm_from(parameters: Column, recipe: str, units: float, waves: bool) -> Gem
     )  # fmt: skip
 
 
-def fit_constants(
-    shape: Shape, t: Column, recipe: str, device: Device, least_efficiency: float = 0.2, longest_launch: float = 3e-5,
-    prior: float = 0.0,
-) -> GemmCurve:  # fmt: skip
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """How far constants may go."""
+
+    least_efficiency: float = 0.2
+    longest_launch: float = 3e-5  # Seconds
+    prior: float = 0.0
+    """What an e-fold of m0, n0 or k0 away from the start weighs against a relative error: few scattered points say little about
+    how a rate saturates, and would extrapolate wildly."""
+
+
+def fit_constants(shape: Shape, t: Column, recipe: str, device: Device, limits: Limits) -> GemmCurve:
     """Six constants by robust least squares on log time; eight with waves, seven where the activation is quantised.
 
-    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there. ``prior`` is
-    what an e-fold of m0, n0 or k0 away from the start counts beside a relative error: few scattered points say little
-    about how a rate saturates, and would extrapolate wildly.
+    Both n0 and the quantisation grow with M K: tiles lose no more columns than in bf16, so n0 is bounded there.
     """
 
     def residual(parameters: Column) -> Column:
         curve = gemm_from(parameters, recipe, device.units, device.waves)
         error = np.log(curve.time(*shape, device.peak, device.bandwidth) / t) + 3.0 * max(curve.efficiency - 1.0, 0.0)
-        return np.append(error, prior * (parameters[1:4] - start[1:4])) if prior else error
+        return np.append(error, limits.prior * (parameters[1:4] - start[1:4])) if limits.prior else error
 
     waves = device.waves
     start = np.log([0.8, 60, 60, 120, 0.6, 4e-6] + ([0.05, 0.2] if waves else []))
-    low = np.log([least_efficiency, 1e-2, 1e-2, 1e-2, 0.1, 1e-6] + ([1e-4, 1e-3] if waves else []))
-    high = np.log([1.0, 4e3, 6e3, 4e3, 1.0, longest_launch] + ([1.0, 2.0] if waves else []))
+    low = np.log([limits.least_efficiency, 1e-2, 1e-2, 1e-2, 0.1, 1e-6] + ([1e-4, 1e-3] if waves else []))
+    high = np.log([1.0, 4e3, 6e3, 4e3, 1.0, limits.longest_launch] + ([1.0, 2.0] if waves else []))
     if OPERAND[recipe][2]:
         start, low, high = (np.append(v, np.log(q)) for v, q in ((start, 6.0), (low, 0.5), (high, 40.0)))
         high[2] = np.log(100.0)
@@ -150,7 +143,7 @@ def fit_gemm(shape: Shape, t: Column, recipe: str, device: Device, half: Any) ->
     for nodes in ("", *GRIDS):
 
         def make(rows: Shape, time: Column, g: str = nodes) -> GemmCurve:
-            curve = fit_constants(rows, time, recipe, device)
+            curve = fit_constants(rows, time, recipe, device, Limits())
             return replace(curve, grid=fit_grid(curve, rows, time, device, g)) if g else curve
 
         label = ("waves" if device.waves else "constants") + (f" x grid {nodes}" if nodes else "")

@@ -3,14 +3,15 @@
 The measured points are the curve; a line is used only to fill an octave that is missing at either end, and to say how
 well latency and bandwidth describe the rest: t = a + S/b with one segment, and two such lines with two, of which the
 smaller holds (protocols: one of low latency, one of high bandwidth) or the larger (caches: bandwidth falls with the size).
-Fitted to log t, so that all sizes count alike; scipy is imported where it is used.
+Fitted to log t, so that all sizes count alike. Measured overlaps give one slowdown per link and direction.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -18,16 +19,18 @@ import numpy as np
 from planner import units
 from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, bus_factor
 from planner.errors import PlannerError
+from planner.hardware.overlap import LINKS, SIDES, MeasuredOverlap, impossible
+from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds, solved
 from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured
+from planner.lab.profile.timing import summarise
 
-TINY = 1e-9
-"""Seconds: no latency is shorter."""
+TINY = 1e-9  # Seconds: no latency is shorter
 BEYOND = 1.25
 """A line rate may exceed the best measured transfer by a quarter: latency is that much of a message of some ms."""
-FEW = 4
-"""Points across nodes that determine two protocols."""
-FLOAT = np.float64
+FEW = 4  # Points across nodes that determine two protocols
+VAGUE = 25.0  # Percent of spread of an overlap from which a note says so
+CURVE = ("op", "n", "stride", "per_node", "nodes", "dtype")  # What the points of a curve have in common
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +43,7 @@ class Curve:
     per_node: int
     nodes: int
     dtype: str
-    points: tuple[Measured, ...]
-    """By rising size."""
+    points: tuple[Measured, ...]  # By rising size
 
     @property
     def name(self) -> str:
@@ -51,44 +53,40 @@ class Curve:
     @property
     def sizes(self) -> Any:
         """Bytes."""
-        return np.array([int(one.point["size"]) for one in self.points], dtype=FLOAT)
+        return columns(self.points, "size")[0]
 
     @property
     def seconds(self) -> Any:
         """Medians."""
-        return np.array([one.median for one in self.points], dtype=FLOAT)
+        return seconds(self.points)
 
 
 def curves(measured: Sequence[Measured]) -> list[Curve]:
     """The measured collectives, one curve per operation, pattern and type."""
-    names = ("op", "n", "stride", "per_node", "nodes", "dtype")
     found: dict[tuple[Any, ...], list[Measured]] = {}
     for one in measured:
-        found.setdefault(tuple(one.point[name] for name in names), []).append(one)
+        found.setdefault(tuple(one.point[name] for name in CURVE), []).append(one)
     return [
-        Curve(**dict(zip(names, key, strict=True)), points=tuple(sorted(rows, key=lambda one: int(one.point["size"]))))
-        for key, rows in found.items()
-    ]  # fmt: skip
+        Curve(
+            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point.whole("size")))
+        )
+        for key, alike in found.items()
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:
     """t = a + S c of one segment, or the smaller or larger of two."""
 
-    latency: tuple[float, ...]
-    """a, seconds."""
-    per_byte: tuple[float, ...]
-    """c, seconds per byte; 1/c is the algorithm bandwidth."""
-    form: str
-    """"one", "smaller" or "larger"."""
-    median: float
-    """Median of |fit / measured - 1|."""
-    worst: float
-    """Largest."""
+    latency: tuple[float, ...]  # a, seconds
+    per_byte: tuple[float, ...]  # c, seconds per byte; 1/c is the algorithm bandwidth
+    form: str  # "one", "smaller" or "larger"
+    median: float  # Median of |fit / measured - 1|
+    worst: float  # Largest
 
     def time(self, size: Any) -> Any:
         """Seconds."""
-        size = np.asarray(size, dtype=FLOAT)
+        size = np.asarray(size, dtype=float)
         lines = [a + size * c for a, c in zip(self.latency, self.per_byte, strict=True)]
         return np.maximum.reduce(lines) if self.form == "larger" else np.minimum.reduce(lines)
 
@@ -97,7 +95,7 @@ class Lines:
         rates = [units.format_bytes(1.0 / max(c, 1e-18)) + "/s" for c in self.per_byte]
         return {
             "form": self.form, "latency": [units.format_seconds(a) for a in self.latency], "bandwidth": rates,
-            "median_percent": round(100 * self.median, 2), "worst_percent": round(100 * self.worst, 2),
+            **_errors(self.median, self.worst),
         }  # fmt: skip
 
 
@@ -120,8 +118,6 @@ def _through(sizes: Any, seconds: Any) -> tuple[float, float]:
 
 
 def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float]]) -> Lines:
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
-
     def lines(x: Any) -> Lines:
         a, c = np.exp(x[0::2]), np.exp(x[1::2])
         return Lines(latency=tuple(a.tolist()), per_byte=tuple(c.tolist()), form=form, median=0.0, worst=0.0)
@@ -130,42 +126,36 @@ def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float
         return np.log(lines(x).time(sizes) / seconds)
 
     begin = np.log([value for pair in starts for value in pair])
-    best = least_squares(error, begin, loss="soft_l1", f_scale=0.05, bounds=(np.log(1e-18), np.log(1e6)))
-    found = lines(best.x)
+    found = lines(fitted(error, begin, np.log(1e-18), np.log(1e6), scale=0.05))
     off = np.abs(found.time(sizes) / seconds - 1.0)
-    return Lines(
-        latency=found.latency, per_byte=found.per_byte, form=form, median=float(np.median(off)),
-        worst=float(np.max(off)),
-    )  # fmt: skip
+    return replace(found, median=float(np.median(off)), worst=float(np.max(off)))
 
 
 def rows(curve: Curve) -> dict[str, Any]:
     """A curve with its fits for the file: numbers between blanks, one per octave measured."""
-    us = units.MEGA
 
-    def text(values: Sequence[float], digits: int = 5) -> str:
-        return " ".join(f"{value:.{digits}g}" for value in values)
+    def text(name: str) -> str:
+        return " ".join(f"{getattr(one, name) * units.MEGA:.5g}" for one in curve.points)
 
-    data: dict[str, Any] = {name: getattr(curve, name) for name in ("op", "n", "stride", "per_node", "nodes", "dtype")}
-    data |= {
-        "sizes": " ".join(str(int(size)) for size in curve.sizes), "us": text([one.median * us for one in curve.points]),
-        "low_us": text([one.low * us for one in curve.points]), "high_us": text([one.high * us for one in curve.points]),
+    return {
+        **{name: getattr(curve, name) for name in CURVE},
+        "sizes": " ".join(str(int(size)) for size in curve.sizes),
+        "us": text("median"), "low_us": text("low"), "high_us": text("high"),
         "repetitions": " ".join(str(one.repetitions) for one in curve.points),
         "outliers": " ".join(str(one.outliers) for one in curve.points),
         **_best(curve),
+        "fits": [
+            fit_lines(curve.sizes, curve.seconds, count).to_dict() for count in (1, 2) if len(curve.points) >= 2 * count
+        ],
     }  # fmt: skip
-    data["fits"] = [
-        fit_lines(curve.sizes, curve.seconds, count).to_dict() for count in (1, 2) if len(curve.points) >= 2 * count
-    ]
-    return data
 
 
 def _best(curve: Curve) -> dict[str, Any]:
     """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
     each with its spread in percent, and the least confidence of any interval of the curve."""
     smallest = curve.points[0]
-    best = max(curve.points, key=lambda one: int(one.point["size"]) / one.median)
-    rate = int(best.point["size"]) / best.median
+    best = max(curve.points, key=lambda one: one.point.whole("size") / one.median)
+    rate = best.point.whole("size") / best.median
     return {
         "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
@@ -184,19 +174,15 @@ def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:
         }  # fmt: skip
         if not mine:
             raise PlannerError(f"no {op} inside a node was measured at two sizes or more")
-        sizes = _octaves(list(mine.values()))
+        first, last = min(one.sizes[0] for one in mine.values()), max(one.sizes[-1] for one in mine.values())
+        sizes = first * np.exp2(np.arange(round(math.log2(last / first)) + 1))
         seconds = np.stack([_filled(mine[n], sizes) for n in sorted(mine)])
-        curve = CollectiveCurve(op=op, sizes=sizes, groups=np.array(sorted(mine), dtype=FLOAT), seconds=seconds)
-        data = curve.to_dict()
+        data = CollectiveCurve(
+            op=op, sizes=sizes, groups=np.array(sorted(mine), dtype=float), seconds=seconds
+        ).to_dict()
         us = {int(n): " ".join(f"{value:.5g}" for value in row) for n, row in data["us"].items()}
         result[op] = {"first_size": data["first_size"], "us": us}
     return result
-
-
-def _octaves(several: Sequence[Curve]) -> Any:
-    first = min(float(one.sizes[0]) for one in several)
-    last = max(float(one.sizes[-1]) for one in several)
-    return first * np.exp2(np.arange(round(math.log2(last / first)) + 1))
 
 
 def _filled(curve: Curve, sizes: Any) -> Any:
@@ -207,9 +193,6 @@ def _filled(curve: Curve, sizes: Any) -> Any:
     below = curve.seconds[0] * fit.time(sizes) / fit.time(curve.sizes[0])
     outside = np.where(sizes > curve.sizes[-1], above, below)
     return np.where((sizes > curve.sizes[-1]) | (sizes < curve.sizes[0]), outside, inside)
-
-
-# ------------------------------------------------------------------------------------------------ across nodes
 
 
 def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
@@ -257,23 +240,21 @@ def _one_line(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> 
     line = fit_lines(x, curve.seconds, 1)
     efficiency = min(1.0 / max(line.per_byte[0], TINY), 1.0)
     one = Segment(efficiency=efficiency, latency=line.latency[0], latency_per_rank=0.0, latency_per_doubling=0.0)
-    errors = {"median_percent": round(100 * line.median, 2), "worst_percent": round(100 * line.worst, 2)}
-    return NetworkCurve(fast=one, bulk=one, source=source, errors=errors)
+    return NetworkCurve(fast=one, bulk=one, source=source, errors=_errors(line.median, line.worst))
+
+
+def _errors(median: float, worst: float) -> dict[str, float]:
+    return {"median_percent": round(100 * median, 2), "worst_percent": round(100 * worst, 2)}
 
 
 def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
-    """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups tell."""
+    """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups show it."""
     x = np.concatenate([transfer_bytes(op, one.sizes, one.n, one.per_node) / bandwidth for one in mine])
     t = np.concatenate([one.seconds for one in mine])
     n = np.concatenate([np.full(len(one.points), float(one.n)) for one in mine])
     nodes = np.concatenate([np.full(len(one.points), float(one.nodes)) for one in mine])
     tree = op in ("all_reduce", "broadcast")
     grows = len(set((nodes if tree else n).tolist())) > 1
-    return _two_protocols(x, t, n, nodes, tree=tree, grows=grows, source=source)
-
-
-def _two_protocols(x: Any, t: Any, n: Any, nodes: Any, *, tree: bool, grows: bool, source: str) -> NetworkCurve:
-    from scipy.optimize import least_squares
 
     def build(p: Any) -> NetworkCurve:
         growth = np.exp(p[4:6]) if grows else (0.0, 0.0)
@@ -291,28 +272,50 @@ def _two_protocols(x: Any, t: Any, n: Any, nodes: Any, *, tree: bool, grows: boo
         return np.log(build(p).time(x, zero, n, np.maximum(nodes, 2.0), zero, 1.0) / t)
 
     least = max(float(np.min(t)), TINY)
-    starts = [
-        [math.log(0.9 * least), math.log(k * least), 0.0, 3.0, math.log(0.05 * least), math.log(0.05 * least)]
-        for k in (1.0, 3.0)
-    ]
-    solved = [
-        least_squares(error, start if grows else start[:4], loss="soft_l1", f_scale=0.05, bounds=(-40.0, 12.0))
-        for start in starts
-    ]
-    best = min(solved, key=lambda one: one.cost)
-    off = 100 * np.abs(np.exp(error(best.x)) - 1.0)
-    found = build(best.x)
-    errors = {"median_percent": round(float(np.median(off)), 2), "worst_percent": round(float(np.max(off)), 2)}
-    return NetworkCurve(fast=found.fast, bulk=found.bulk, source=source, errors=errors)
+    growth = [math.log(0.05 * least)] * 2 if grows else []
+    starts = [[math.log(0.9 * least), math.log(k * least), 0.0, 3.0, *growth] for k in (1.0, 3.0)]
+    best = min((solved(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
+    off = np.abs(np.exp(error(best.x)) - 1.0)
+    return replace(build(best.x), errors=_errors(float(np.median(off)), float(np.max(off))))
 
 
 def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:
     """[median, 90th percentile] of |fit / measured - 1| in percent, by curve, with two segments where there are points."""
     found = {}
     for one in all_curves:
-        if len(one.points) < 2:
-            continue
-        lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
-        off = 100 * np.abs(lines.time(one.sizes) / one.seconds - 1.0)
-        found[one.name] = [round(float(np.median(off)), 2), round(float(np.quantile(off, 0.9)), 2)]
+        if len(one.points) >= 2:
+            lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
+            found[one.name] = error_of(lines.time(one.sizes), one.seconds, 2)
     return found
+
+
+def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]]:
+    """(key of the file by link, notes). One ratio per link and direction: the median over the collectives.
+
+    Its spread is half the interval of that median (order statistics over the collectives), or the scatter of the single
+    ratios where that is more. A link with a ratio that cannot be is left out and said; the cost model then assumes one.
+    """
+    found: dict[str, Any] = {}
+    notes: list[str] = []
+    for link in LINKS:
+        values: dict[str, float] = {}
+        problems: list[str] = []
+        for side, name in zip(SIDES, ("gemm", "collective"), strict=True):
+            alike = of(measured, "overlap", of=name)
+            ratios = [one for one in alike if (one.point.whole("nodes") > 1) == (link == "across")]
+            if not ratios:
+                continue
+            over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")
+            own = median(float(one.more.get("spread", one.spread)) for one in ratios)
+            value, spread = round(over.median, 3), round(100.0 * max(over.spread, own), 2)
+            values |= {side: value, f"{side}_spread": spread}
+            problem = impossible(value, spread)
+            said = f"overlap {link}: {side} takes {value:.2f} times as long"
+            if spread > VAGUE:
+                notes.append(f"{said}, known to {spread:.0f} % only")
+            if problem:
+                problems.append(f"{said}, {problem}; not used")
+        notes += problems
+        if set(SIDES) <= values.keys() and not problems:
+            found[link] = MeasuredOverlap(**values).to_dict()
+    return found, notes

@@ -10,20 +10,16 @@ from typing import Any
 import numpy as np
 
 from planner.curves import Column, GemmCurve
-from planner.lab.profile import definitions, fit_gemm
-from planner.lab.profile.definitions import number, rows_columns_depth, text
-from planner.lab.profile.fit_base import Base, seconds
-from planner.lab.profile.fitting import error_of, left_out, short
+from planner.lab.profile import fit_gemm
+from planner.lab.profile.definitions import ACCUMULATING, GEMM_PASSES, SCALED, rows_columns_depth
+from planner.lab.profile.fitting import Base, columns, error_of, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
 
-FEW, MANY = 12, 60
-"""Points of one dtype: below FEW only the rate is fitted, from MANY on a residual grid is tried."""
-LEAST_EFFICIENCY = 0.02
-LONGEST_LAUNCH = 3e-4
-"""A CPU's first touch of a tensor, and its dispatch, are longer than a GPU's launch."""
-PRIOR = 0.1
-"""An e-fold of a saturation constant away from its usual value counts as much as one point that is 10 percent off: on three sets
-of 15 to 60 points on a busy machine the errors at points left out were least with it (0, 0.01, 0.03 and 0.1 tried)."""
+FEW, MANY = 12, 60  # Points of one dtype: below FEW only the rate is fitted, from MANY on a residual grid is tried
+LIMITS = fit_gemm.Limits(least_efficiency=0.02, longest_launch=3e-4, prior=0.1)
+"""A CPU's first touch of a tensor, and its dispatch, are longer than a GPU's launch. The prior: an e-fold of a saturation constant
+away from its usual value counts as much as one point that is 10 percent off; on three sets of 15 to 60 points on a busy machine the
+errors at points left out were least with it (0, 0.01, 0.03 and 0.1 tried)."""
 RECIPE = {
     "bf16": "bf16", "fp16": "bf16", "fp32": "fp32", "tf32": "tf32", "fp8": "fp8", "fp8_row": "fp8", "mxfp8": "fp8",
     "fp8_block": "fp8_block", "nvfp4": "nvfp4",
@@ -38,25 +34,22 @@ def gemm_curves(
     curves: dict[str, GemmCurve] = dict(base.guess.gemm) if base.guess else {}
     residuals: dict[str, Any] = {}
     further: dict[str, Any] = {}
-    for dtype in sorted({text(row.point, "dtype") for row in measured if row.point.family == "gemm"}):
-        rows = [
-            row for row in measured
-            if row.point.family == "gemm" and row.point["dtype"] == dtype and row.point["pass"] != definitions.ACCUMULATING
-        ]  # fmt: skip
-        recipe = RECIPE[dtype]
-        if recipe != dtype and (
-            f"gemm {recipe}" in residuals or recipe == "fp8"
-        ):  # say how far the price as another holds
-            alike = [row for row in rows if recipe != "fp8" or row.point["pass"] == "forward"]
+    every = of(measured, "gemm")
+    for dtype in sorted({row.point.text("dtype") for row in every}):
+        rows = [row for row in of(every, "gemm", dtype=dtype) if row.point["pass"] != ACCUMULATING]
+        forward, recipe = of(rows, "gemm", pass_="forward"), RECIPE[dtype]
+        priced_as_other = recipe != dtype and (f"gemm {recipe}" in residuals or recipe == "fp8")
+        if priced_as_other:  # say how far the price as another holds
+            alike = forward if recipe == "fp8" else rows
             if alike and f"gemm {recipe}" in residuals:
                 priced = _predicted(curves[recipe], alike, base, recipe)
                 residuals[f"gemm {dtype} on the {recipe} curve"] = error_of(priced, seconds(alike))
                 if dtype == "mxfp8":
                     further["block_scaling"] = {dtype: short(float(np.median(seconds(alike) / priced)), 3)}
             continue
-        fitted_on = [row for row in rows if row.point["pass"] == "forward"] if dtype == "fp8" else rows
-        curve = _gemm_curve(fitted_on or rows, dtype, base)
-        if dtype == "fp8" and fitted_on and len(fitted_on) < len(rows):
+        fitted_on = forward if dtype == "fp8" and forward else rows
+        curve = _gemm_curve(fitted_on, dtype, base)
+        if len(fitted_on) < len(rows):
             rest = [row for row in rows if row.point["pass"] != "forward"]
             ratio = float(np.median(seconds(rest) / _predicted(curve, rest, base, dtype)))
             further["precise_accumulation"] = {"fp8": short(max(ratio, 1.0), 3)}
@@ -76,31 +69,30 @@ def _predicted(curve: GemmCurve, rows: Sequence[Measured], base: Base, dtype: st
 
 def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
     """Constants, or constants x grid where that is better on points left out; the rate alone from few points."""
-    recipe = f"{dtype}_plain" if dtype in definitions.SCALED else RECIPE[dtype]
-    waves = bool(base.guess and "bf16" in base.guess.gemm and base.guess.gemm["bf16"].waves is not None)
-    device = fit_gemm.Device(
-        peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units, waves=waves and len(rows) >= MANY
-    )
-    shape, t = _shape(rows), seconds(rows)
+    recipe = f"{dtype}_plain" if dtype in SCALED else RECIPE[dtype]
+    many = len(rows) >= MANY
+    waves = many and bool(base.guess and "bf16" in base.guess.gemm and base.guess.gemm["bf16"].waves is not None)
+    device = fit_gemm.Device(peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units, waves=waves)
     if len(rows) < FEW:
         return _rate_only(rows, recipe, dtype, base)
+    shape, t = _shape(rows), seconds(rows)
+
+    def part(keep: Any) -> fit_gemm.Shape:
+        return shape[0][keep], shape[1][keep], shape[2][keep]
 
     def make(keep: Any, nodes: str = "") -> GemmCurve:
-        part = tuple(axis[keep] for axis in shape)
-        m, n, k = part
-        curve = fit_gemm.fit_constants((m, n, k), t[keep], recipe, device, LEAST_EFFICIENCY, LONGEST_LAUNCH, PRIOR)
+        curve = fit_gemm.fit_constants(part(keep), t[keep], recipe, device, LIMITS)
         if not nodes:
             return curve
-        return fit_gemm.bounded(
-            replace(curve, grid=fit_gemm.fit_grid(curve, (m, n, k), t[keep], device, nodes)), device
-        )
+        grid = fit_gemm.fit_grid(curve, part(keep), t[keep], device, nodes)
+        return fit_gemm.bounded(replace(curve, grid=grid), device)
 
     tried = {}
-    for nodes in ("", "x4") if len(rows) >= MANY else ("",):
+    for nodes in ("", "x4") if many else ("",):
 
         def fit(keep: Any, nodes: str = nodes) -> Any:
             curve = make(keep, nodes)
-            return lambda out: curve.time(shape[0][out], shape[1][out], shape[2][out], device.peak, device.bandwidth)
+            return lambda out: curve.time(*part(out), device.peak, device.bandwidth)
 
         tried[nodes] = left_out(fit, t)
     best = min(tried, key=lambda nodes: tried[nodes][0])
@@ -108,7 +100,7 @@ def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
     model = curve.time(*shape, device.peak, device.bandwidth)
     by_pass = {
         name: error_of(model[keep], t[keep])
-        for name in definitions.GEMM_PASSES
+        for name in GEMM_PASSES
         if np.any(keep := np.array([row.point["pass"] == name for row in rows]))
     }
     errors = {
@@ -120,109 +112,95 @@ def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
 
 def _rate_only(rows: Sequence[Measured], recipe: str, dtype: str, base: Base) -> GemmCurve:
     """The guess's constants, or a roofline, with the efficiency that puts the median point right."""
-    guess = base.guess.gemm.get(RECIPE[dtype]) if base.guess else None
     name, operand, quantise = fit_gemm.OPERAND[recipe]
-    start = guess or GemmCurve(
+    start = (base.guess.gemm.get(RECIPE[dtype]) if base.guess else None) or GemmCurve(
         peak_name=name, operand_bytes=operand, quantise=quantise, efficiency=0.5, m0=0.0, n0=0.0, k0=0.0,
         memory_efficiency=1.0, launch=0.0,
     )  # fmt: skip
-    start = replace(start, quantise=quantise, quantise_traffic=0.0) if dtype in definitions.SCALED else start
-    efficiency = start.efficiency
+    start = replace(start, quantise=quantise, quantise_traffic=0.0) if dtype in SCALED else start
+    efficiency, t = start.efficiency, seconds(rows)
     for _ in range(4):  # launch and memory parts do not scale with it
-        trial = replace(start, efficiency=efficiency)
-        ratio = float(np.median(_predicted(trial, rows, base, dtype) / seconds(rows)))
+        ratio = float(np.median(_predicted(replace(start, efficiency=efficiency), rows, base, dtype) / t))
         efficiency = float(np.clip(efficiency * ratio, 1e-3, 1.0))
     device = fit_gemm.Device(peak=base.peak(dtype), bandwidth=base.bandwidth, units=base.compute_units)
     curve = fit_gemm.bounded(replace(start, efficiency=efficiency), device)
-    errors = {
-        "in_sample": error_of(_predicted(curve, rows, base, dtype), seconds(rows)), "rows": len(rows),
-        "chosen": "rate alone: too few points for a shape",
-    }  # fmt: skip
-    return replace(curve, errors=errors)
+    in_sample = error_of(_predicted(curve, rows, base, dtype), t)
+    chosen = "rate alone: too few points for a shape"
+    return replace(curve, errors={"in_sample": in_sample, "rows": len(rows), "chosen": chosen})
 
 
-def _accumulating(
-    curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base
-) -> dict[str, GemmCurve]:  # fmt: skip
+def _key(row: Measured, *names: str) -> tuple[Any, ...]:
+    return tuple(row.point[name] for name in names)
+
+
+def _accumulating(curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base) -> dict[str, GemmCurve]:
     """The part of the traffic of an fp32 weight gradient that its product does not hide: (t - t_plain) W / (6 n k).
 
     Where torch has no such kernel (a CPU) it is added by an operation of its own, and the part is 0.
     """
-    pairs = _pairs(measured)
-    if not pairs:
-        return curves if base.guess else {name: replace(curve, accumulate=0.0) for name, curve in curves.items()}
+    shape = ("dtype", "m", "n", "k")
+    plain = {_key(row, *shape): row for row in of(measured, "gemm", pass_="wgrad")}
+    summed = [row for row in of(measured, "gemm", pass_=ACCUMULATING) if _key(row, *shape) in plain]
+    if not summed and base.guess:
+        return curves
     parts = [
-        max(with_sum.median - plain.median, 0.0) * base.bandwidth
-        / (6.0 * number(plain.point, "n") * number(plain.point, "k"))
-        for plain, with_sum in pairs
+        max(row.median - plain[_key(row, *shape)].median, 0.0) * base.bandwidth
+        / (6.0 * row.point.number("n") * row.point.number("k"))
+        for row in summed
     ]  # fmt: skip
-    return {name: replace(curve, accumulate=short(median(parts), 3)) for name, curve in curves.items()}
-
-
-def _pairs(measured: Sequence[Measured]) -> list[tuple[Measured, Measured]]:
-    """wgrad without and with accumulation, of equal shape."""
-
-    def key(row: Measured) -> tuple[Any, ...]:
-        return tuple(row.point[name] for name in ("dtype", "m", "n", "k"))
-
-    plain = {key(row): row for row in measured if row.point.family == "gemm" and row.point["pass"] == "wgrad"}
-    summed = [row for row in measured if row.point.family == "gemm" and row.point["pass"] == definitions.ACCUMULATING]
-    return [(plain[key(row)], row) for row in summed if key(row) in plain]
+    part = short(median(parts), 3) if parts else 0.0
+    return {name: replace(curve, accumulate=part) for name, curve in curves.items()}
 
 
 def _faster(rows: Sequence[Measured]) -> list[Measured]:
     """Of weight gradients that add to an fp32 sum the faster way of every shape."""
     best: dict[tuple[Any, ...], Measured] = {}
     for row in rows:
-        if row.point["pass"] == definitions.ACCUMULATING:
-            key = tuple(row.point[name] for name in ("tokens", "n", "k", "groups"))
-            if key not in best or row.median < best[key].median:
-                best[key] = row
+        key = _key(row, "tokens", "n", "k", "groups")
+        if key not in best or row.median < best[key].median:
+            best[key] = row
     return list(best.values())
 
 
 def _grouped(
     curves: dict[str, GemmCurve], measured: Sequence[Measured], base: Base, residuals: dict[str, Any]
-) -> dict[str, GemmCurve]:  # fmt: skip
+) -> dict[str, GemmCurve]:
     """Saturation and rate of grouped products by pass, where three points or more were measured.
 
     Weight gradients that add to an fp32 sum, by the faster way of each shape, come before plain ones: they are what the
-    price of a step asks for. ``plain`` is what a gradient adds to its bytes then: nothing, or fp32 read and written.
+    price of a step asks for. A plain one adds nothing to the bytes of its gradient, the other fp32 read and written.
     """
     found = dict(curves)
-    every = [row for row in measured if row.point.family == "grouped_gemm"]
-    for dtype in sorted({text(row.point, "dtype") for row in every}):
+    for dtype in sorted({row.point.text("dtype") for row in of(measured, "grouped_gemm")}):
         if RECIPE[dtype] not in found:
             continue
         curve = found[RECIPE[dtype]]
         m_g, e_g = list(curve.grouped_m0), list(curve.grouped_efficiency)
-        for which, pass_ in enumerate(definitions.GEMM_PASSES):
-            rows = [row for row in every if row.point["dtype"] == dtype and row.point["pass"] == pass_]
-            summed = _faster([row for row in every if row.point["dtype"] == dtype]) if pass_ == "wgrad" else []
-            adds = len(summed) >= 3
-            rows, gradient_bytes = (summed, 4.0) if adds else (rows, 1.0)
+        for which, pass_ in enumerate(GEMM_PASSES):
+            rows, gradient_bytes = of(measured, "grouped_gemm", dtype=dtype, pass_=pass_), 1.0
+            summed = _faster(of(measured, "grouped_gemm", dtype=dtype, pass_=ACCUMULATING))
+            if pass_ == "wgrad" and len(summed) >= 3:
+                rows, gradient_bytes = summed, 4.0
             if len(rows) < 3:
                 continue
-            tokens, n, k, groups = (
-                np.array([number(row.point, name) for row in rows]) for name in ("tokens", "n", "k", "groups")
-            )
-            shape = ((tokens, n, k), (tokens, k, n), (n, k, tokens))[which]
-
-            def time(
-                p: Column, w: int = which, s: Any = shape, t: Column = tokens, g: Column = groups,
-                e: float = gradient_bytes,
-            ) -> Column:  # fmt: skip
-                trial = replace(found[RECIPE[dtype]], grouped_m0=(p[0],) * 3, grouped_efficiency=(p[1],) * 3, grid=None)  # noqa: B023
-                rows_, columns_, depth_ = s
-                return trial.grouped_time(t, rows_, columns_, depth_, g, w, base.peak(dtype), base.bandwidth, e)  # noqa: B023
-
-            best = fit_gemm.fit_grouped(time, seconds(rows), (100.0, 0.8), 0.05)
+            predict = _grouped_time(curve, rows, which, (base.peak(dtype), base.bandwidth, gradient_bytes))
+            best = fit_gemm.fit_grouped(predict, seconds(rows), (100.0, 0.8), 0.05)
             m_g[which], e_g[which] = short(best[0], 3), short(min(best[1], 1.0), 3)
             residuals[f"grouped {dtype} {rows[0].point['pass']}"] = {
-                "in_sample": error_of(time(best), seconds(rows)),
-                "rows": len(rows),
-            }
-        found[RECIPE[dtype]] = replace(
-            curve, grouped_m0=(m_g[0], m_g[1], m_g[2]), grouped_efficiency=(e_g[0], e_g[1], e_g[2])
-        )
+                "in_sample": error_of(predict(best), seconds(rows)), "rows": len(rows),
+            }  # fmt: skip
+        m0, efficiency = (m_g[0], m_g[1], m_g[2]), (e_g[0], e_g[1], e_g[2])
+        found[RECIPE[dtype]] = replace(curve, grouped_m0=m0, grouped_efficiency=efficiency)
     return found
+
+
+def _grouped_time(curve: GemmCurve, rows: Sequence[Measured], which: int, rates: tuple[float, float, float]) -> Any:
+    """What (m_g, e_g) predict for the rows of a pass; ``rates`` are peak, bandwidth and bytes of a gradient."""
+    tokens, n, k, groups = columns(rows, "tokens", "n", "k", "groups")
+    shape = ((tokens, n, k), (tokens, k, n), (n, k, tokens))[which]
+
+    def time(p: Column) -> Column:
+        trial = replace(curve, grouped_m0=(p[0],) * 3, grouped_efficiency=(p[1],) * 3, grid=None)
+        return trial.grouped_time(tokens, *shape, groups, which, *rates)
+
+    return time

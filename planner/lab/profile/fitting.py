@@ -1,4 +1,4 @@
-"""What all fits share: robust least squares on the logarithm of the time, and how far a fit is off.
+"""What all fits share: what they stand on, robust least squares on the logarithm of the time, and how far a fit is off.
 
 Fits are made on logarithms of positive constants and judged on relative errors: a point of 10 us weighs as much as one of
 10 ms. The soft L1 loss keeps a disturbed point from pulling the curve [scipy, least_squares].
@@ -6,32 +6,78 @@ Fits are made on logarithms of positive constants and judged on relative errors:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from planner.curves import Column
+from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
+from planner.lab.profile.points import Measured
 
 
-def fitted(
-    residual: Callable[[Column], Column], start: Column, low: Column, high: Column, *, scale: float = 0.1,
-    **more: Any,
-) -> Column:  # fmt: skip
-    """The constants (not their logarithms) of least robust residual; start and bounds are logarithms.
+@dataclass(frozen=True, kw_only=True)
+class Base:
+    """What the fits stand on: peaks, bandwidth and constants before anything was fitted."""
+
+    peak_flops: dict[str, float]  # FLOP/s by dtype
+    bandwidth: float  # Bytes/s of the memory
+    compute_units: float  # Compute units of the device; threads of a CPU
+    guess: HardwareProfile | None = None
+    """The profile whose constants stay where nothing was measured; None = nothing stays (a CPU)."""
+    notes: list[str] = field(default_factory=list)
+
+    def peak(self, dtype: str) -> float:
+        """FLOP/s of a dtype. Raises PlannerError."""
+        stands = {"fp16": "bf16", "fp8_row": "fp8", "fp8_block": "fp8", "mxfp8": "fp8", "nvfp4": "fp4"}
+        key = stands.get(dtype, dtype) if dtype not in self.peak_flops else dtype
+        if key not in self.peak_flops:
+            raise PlannerError(f"no peak is known for {dtype}; known: {', '.join(self.peak_flops)}")
+        return self.peak_flops[key]
+
+
+def of(measured: Sequence[Measured], family: str, **wanted: object) -> list[Measured]:
+    """The measured points of a family with some values of their key; ``pass_`` is the value ``pass``."""
+    values = {name.rstrip("_"): value for name, value in wanted.items()}
+    return [
+        row for row in measured
+        if row.point.family == family and all(row.point.values.get(name) == value for name, value in values.items())
+    ]  # fmt: skip
+
+
+def seconds(rows: Sequence[Measured]) -> Column:
+    """Medians as a column."""
+    return np.array([row.median for row in rows])
+
+
+def columns(rows: Sequence[Measured], *names: str) -> list[Column]:
+    """Numbers of the keys, one column for each name."""
+    return [np.array([row.point.number(name) for row in rows]) for name in names]
+
+
+def solved(
+    residual: Callable[[Column], Any], start: Any, low: Any, high: Any, *, scale: float = 0.1, **more: Any
+) -> Any:
+    """scipy's result: the constants ``x`` of least robust residual and its ``cost``.
 
     ``scale`` is the relative error beyond which a point counts as disturbed.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
-    fit = least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)
-    return np.asarray(fit.x, float)
+    return least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)
 
 
-def error_of(predicted: Column, measured: Column) -> list[float]:
+def fitted(residual: Callable[[Column], Any], start: Any, low: Any, high: Any, **more: Any) -> Column:
+    """The constants (not their logarithms) of least robust residual; start and bounds are logarithms."""
+    return np.asarray(solved(residual, start, low, high, **more).x, float)
+
+
+def error_of(predicted: Column, measured: Column, digits: int = 1) -> list[float]:
     """[median, 90th percentile] of |predicted / measured - 1| in percent."""
     error = 100.0 * np.abs(predicted / measured - 1.0)
-    return [round(float(np.median(error)), 1), round(float(np.percentile(error, 90)), 1)]
+    return [round(float(np.median(error)), digits), round(float(np.percentile(error, 90)), digits)]
 
 
 def short(value: float, digits: int = 4) -> float:
@@ -39,10 +85,8 @@ def short(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def left_out(
-    fit: Callable[[Any], Callable[[Any], Column]], measured: Column, folds: int = 4
-) -> list[float]:  # fmt: skip
-    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out in turn.
+def left_out(fit: Callable[[Any], Callable[[Any], Column]], measured: Column, folds: int = 4) -> list[float]:
+    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out, one after the other.
 
     ``fit(rows)`` fits on the rows of a mask and returns what predicts the rows of another mask. Points in a row are alike,
     so every k-th one is left out, not a block.

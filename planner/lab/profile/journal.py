@@ -1,6 +1,6 @@
 """What a profile has measured so far, in one file written whole: an interrupted profile loses nothing.
 
-The file is JSON beside the profile: a header that says which machine and device it belongs to, the points measured and
+The file is JSON next to the profile: a header that says which machine and device it belongs to, the points measured and
 the points that failed with their reason. ``--resume`` reads it and measures only the rest.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +16,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.lab.profile.points import Measured, Point
 
-WRITE_SECONDS = 1.0
-"""A result waits at most this long for the file, plus the time of one point."""
+WRITE_SECONDS = 1.0  # A result waits at most this long for the file, plus the time of one point
 
 WORDS = {"world": "--ranks (of all nodes)", "local": "--ranks", "host": "the host", "name": "the device"}
 """Keys of the header, as a user knows them."""
@@ -43,41 +41,50 @@ class Journal:
 
     @classmethod
     def resume(cls, path: Path, header: dict[str, Any]) -> Journal:
-        """The journal of an earlier run. Raises PlannerError where it is of another machine, or broken."""
+        """The journal of an earlier run, empty where there is none; what failed is tried again. Raises PlannerError where it is of
+        another machine, or broken."""
         journal = cls(path, header)
+        journal._load()
+        journal._failed = {}
+        return journal
+
+    @classmethod
+    def read(cls, path: Path) -> Journal:
+        """The journal of a finished or interrupted run with its failures, to make a profile of. Raises PlannerError."""
+        journal = cls(path, {})
+        if not journal._load():
+            raise PlannerError(f"{path}: nothing was measured")
+        return journal
+
+    def _load(self) -> bool:
+        """Adds what the file holds; False where there is none."""
+        path = self.path
+        assert path is not None
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            return journal
+            return False
         except (OSError, ValueError, RecursionError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
         if not isinstance(data, dict) or not {"header", "measured", "failed", "digest"} <= data.keys():
             raise PlannerError(f"{path}: is not a journal of a profile; run without --resume")
         if data["digest"] != digest(data):
             raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
-        for key, value in header.items():
+        for key, value in self.header.items():
             before = data["header"].get(key)
             if before != value:
                 raise PlannerError(
                     f"{path}: was measured with {WORDS.get(key, key)} {shown(before)}, now it is {shown(value)}; "
                     "run without --resume, which begins anew, or with another --output"
                 )
-        journal.header = {**data["header"], **header}
+        self.header = {**data["header"], **self.header}
         for number, entry in enumerate(data["measured"]):
             found = Measured.from_dict(entry, f"{path}: measured {number}")
-            journal._measured[found.point.identity] = found
-        return journal  # what failed is tried again
-
-    @classmethod
-    def read(cls, path: Path) -> Journal:
-        """The journal of a finished or interrupted run with its failures, to make a profile of. Raises PlannerError."""
-        journal = cls.resume(path, {})
-        if not path.is_file():
-            raise PlannerError(f"{path}: nothing was measured")
-        for entry in json.loads(path.read_text(encoding="utf-8"))["failed"]:
+            self._measured[found.point.identity] = found
+        for entry in data["failed"]:
             point = Point.from_dict(entry["point"], str(path))
-            journal._failed[point.identity] = (point, str(entry["reason"]))
-        return journal
+            self._failed[point.identity] = (point, str(entry["reason"]))
+        return True
 
     def __enter__(self) -> Journal:
         return self
@@ -91,10 +98,6 @@ class Journal:
     def __len__(self) -> int:
         return len(self._measured)
 
-    def get(self, point: Point) -> Measured | None:
-        """What was measured at a point, or None."""
-        return self._measured.get(point.identity)
-
     def of(self, *families: str) -> list[Measured]:
         """Everything measured in some families (all, without an argument), in the order measured."""
         return [found for found in self._measured.values() if not families or found.point.family in families]
@@ -103,10 +106,6 @@ class Journal:
     def failed(self) -> list[tuple[Point, str]]:
         """Points that could not be measured, with the reason."""
         return list(self._failed.values())
-
-    def missing(self, points: list[Point]) -> Iterator[Point]:
-        """The points that are not measured yet."""
-        return (point for point in points if point not in self)
 
     def add(self, found: Measured) -> None:
         """Keep a result; the file follows within WRITE_SECONDS of further results, or when the block ends."""

@@ -1,23 +1,20 @@
-"""A whole layer priced by the cost model, operator by operator, against the same layer run whole."""
+"""Whole layers as points, and what the cost model says of them: the sum of their operators."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from planner import units
 from planner.cost.layer.operators import MemoryBound, Operator, Shard
 from planner.cost.layer.transformer_layer import layer
 from planner.cost.price.compute import price
 from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
-from planner.lab.profile.definitions import number, text
-from planner.lab.profile.fitting import short
-from planner.lab.profile.points import Measured, Point, Value
+from planner.lab.profile.points import Point
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.trainer import Trainer, load_trainer
@@ -26,20 +23,23 @@ from planner.workload import Workload
 ROPE_PASSES = (definitions.EAGER_TENSORS["rope", "forward"][0] + definitions.EAGER_TENSORS["rope", "backward"][0]) / 4.0
 """Times the rotary embedding of plain torch operations reads or writes its input, over one kernel's two each way."""
 
-
 HOST_LAYER = {
-    f"layer_{pass_}": {
-        "pass_": pass_, "hidden": 16, "ffn": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "batch": 1, "seq": 16,
-        "gated": True, "dtype": "fp32",
-    }
+    f"layer_{pass_}": Point.of(
+        "layer",
+        pass_=pass_,
+        hidden=16,
+        ffn=16,
+        heads=1,
+        kv_heads=1,
+        head_dim=16,
+        batch=1,
+        seq=16,
+        gated=True,
+        dtype="fp32",
+    )
     for pass_ in ("forward", "backward")
-}  # fmt: skip
+}
 """Kinds of launch point: a layer whose tensors are next to nothing takes what the host needs to run a layer."""
-
-
-def host_layer(kind: str) -> Point:
-    """The layer of a launch point."""
-    return layer_point(**HOST_LAYER[kind])  # type: ignore[arg-type]
 
 
 def host_floor(seconds: Mapping[str, float], hardware: HardwareProfile) -> float:
@@ -48,7 +48,7 @@ def host_floor(seconds: Mapping[str, float], hardware: HardwareProfile) -> float
     ``seconds`` measured by kind; products and attention hold their own launches, chains and single kernels are left.
     """
     with_none, with_one = (dataclasses.replace(hardware, launch_floor=floor) for floor in (1e-12, 1.0))
-    points = [host_layer(kind) for kind in seconds]
+    points = [HOST_LAYER[kind] for kind in seconds]
     rest = sum(predicted(point, with_none) for point in points)
     kernels = sum(predicted(point, with_one) for point in points) - rest
     return max(sum(seconds.values()) - rest, 0.0) / kernels
@@ -60,34 +60,56 @@ def plain_trainer() -> Trainer:
 
     torch.autograd.grad adds to no gradient that was there before: one byte makes the traffic of accumulation, 2 g - 2, zero.
     """
-    return dataclasses.replace(
-        load_trainer("torchtitan"), norm_passes=1.0, elementwise_passes=1.0, rope_passes=ROPE_PASSES,
-        unfused=frozenset({"swiglu", "gradient_sum"}), separate_gate=False, separate_projections=False, gradient_bytes=1.0,
-        dropout=False, attention_kernel="best",
+    return load_trainer("torchtitan").replace(
+        passes={"norm": 1.0, "elementwise": 1.0, "rope": ROPE_PASSES}, unfused=frozenset({"swiglu", "gradient_sum"}),
+        gradient_bytes=1.0, dropout=False, attention_kernel="best",
     )  # fmt: skip
+
+
+DENSE = {
+    "hidden": "hidden_size",
+    "ffn": "ffn_size",
+    "heads": "num_heads",
+    "kv_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+}
+LATENT = {
+    "q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "value_dim": "v_head_dim",
+}  # fmt: skip
+EXPERTS = {
+    "experts": "num_experts", "top_k": "top_k", "expert_ffn": "expert_ffn_size", "shared_ffn": "shared_expert_ffn_size",
+}  # fmt: skip
+FIELDS = DENSE | LATENT | EXPERTS
+"""Sizes of a layer point and the fields of a model that they are; ``head_dim`` of latent attention is that of queries and keys."""
 
 
 def model_of(point: Point) -> ModelSpec:
     """The model of one layer that a layer point stands for; its tensor parallel shard is a model of its own."""
-    value = point.values
-    sizes = {name: int(number(point, name)) for name in value if isinstance(value[name], (int, float))}
-    gated = bool(value["gated"])
-    more: dict[str, Any] = {}
-    if "kv_rank" in value:
-        more |= {
-            "q_lora_rank": sizes["q_rank"], "kv_lora_rank": sizes["kv_rank"], "qk_rope_head_dim": sizes["rope_dim"],
-            "qk_nope_head_dim": sizes["head_dim"] - sizes["rope_dim"], "v_head_dim": sizes["value_dim"],
-        }  # fmt: skip
-    if "experts" in value:
-        more |= {
-            "num_experts": sizes["experts"], "top_k": sizes["top_k"], "expert_ffn_size": sizes["expert_ffn"],
-            "num_shared_experts": int(sizes["shared_ffn"] > 0), "shared_expert_ffn_size": sizes["shared_ffn"],
-        }  # fmt: skip
+    sizes, gated = point.values, bool(point["gated"])
+    fields: dict[str, Any] = {FIELDS[name]: int(size) for name, size in sizes.items() if name in FIELDS}
+    if "kv_rank" in sizes:
+        fields["qk_nope_head_dim"] = int(sizes["head_dim"] - sizes["rope_dim"])
+    if "experts" in sizes:
+        fields["num_shared_experts"] = int(sizes["shared_ffn"] > 0)
     return ModelSpec(
-        name="layer", num_layers=1, hidden_size=sizes["hidden"], num_heads=sizes["heads"], num_kv_heads=sizes["kv_heads"],
-        head_dim=sizes["head_dim"], ffn_size=sizes["ffn"], vocab_size=256, max_sequence_length=sizes["seq"], gated=gated,
-        activation="silu" if gated else "relu", **more,
+        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point.whole("seq"), gated=gated,
+        activation="silu" if gated else "relu", **fields,
     )  # fmt: skip
+
+
+def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype: str) -> Point:
+    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert.
+
+    A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
+    experts has.
+    """
+    names = DENSE | (LATENT if model.is_mla else {}) | (EXPERTS if ep else {})
+    sizes: dict[str, int] = {name: getattr(model, field) for name, field in names.items()}
+    for name, ranks in (("ffn", tp), ("heads", tp), ("kv_heads", tp), ("shared_ffn", tp), ("experts", ep)):
+        if name in sizes:
+            sizes[name] = sizes[name] // ranks
+    sizes["kv_heads"] = max(sizes["kv_heads"], 1)
+    return Point.of("layer", pass_=pass_, batch=1, seq=seq, gated=model.gated, dtype=dtype, **sizes)
 
 
 def between(shard: Shard, moe: bool) -> list[Operator]:
@@ -99,7 +121,7 @@ def between(shard: Shard, moe: bool) -> list[Operator]:
     joins: heads of latent attention have a part that is rotated and one that is not. Forward q and k are joined, v is made
     contiguous (read and written each); backward every slice has a gradient of the whole size, zeros first (1), the part
     copied (1 in all), and two of them are added (3): 2 + 1 + 3 reads and writes less what the joins already hold.
-    index_gradients: rows picked by number have a gradient that starts as zeros and is added into, row by row: beside what
+    index_gradients: rows picked by number have a gradient that starts as zeros and is added into, row by row: in addition to what
     the list counts for the two permutations (5 of T K h) zeros 2, reads and writes of sums 2, weights of the experts 1.
     """
     model, e = shard.model, shard.element
@@ -125,84 +147,24 @@ def between(shard: Shard, moe: bool) -> list[Operator]:
 
 def predicted(point: Point, hardware: HardwareProfile) -> float:
     """Seconds of a layer point: the sum of its operators by the profile's curves, in a short burst as it was measured."""
-    parts = predicted_parts(point, hardware)
-    return float(sum(parts.values()))
+    return float(sum(predicted_parts(point, hardware).values()))
 
 
 def predicted_parts(point: Point, hardware: HardwareProfile) -> dict[str, float]:
     """Seconds by operator; the sustained clock is left out, as a measured layer is a short burst too."""
-    precision = {"tf32": "fp32"}.get(text(point, "dtype"), text(point, "dtype"))
+    dtype, batch = point.text("dtype"), point.whole("batch")
     workload = Workload(
-        model=model_of(point), sequence_length=int(number(point, "seq")), global_batch_size=int(number(point, "batch")),
-        precision=precision,
+        model=model_of(point), sequence_length=point.whole("seq"), global_batch_size=batch,
+        precision="fp32" if dtype == "tf32" else dtype,
     )  # fmt: skip
-    layout = Layout.stack([Layout(micro_batch_size=int(number(point, "batch")))])
+    layout = Layout.stack([Layout(micro_batch_size=batch)])
     shard = Shard(workload=workload, trainer=plain_trainer(), layout=layout, ep_stride=np.ones(1))
     moe = "experts" in point.values
     operators = layer(shard, moe=moe)[0] + between(shard, moe)
     work = price(operators, shard, dataclasses.replace(hardware, sustained_clock=1.0))
-    backward = text(point, "pass") == "backward"
-    return {
-        operator.name: _one(found.dgrad) + _one(found.wgrad) if backward else _one(found.forward)
-        for operator in operators
-        for found in (work[operator.name],)
-    }
+    passes = ("dgrad", "wgrad") if point["pass"] == "backward" else ("forward",)
+    return {one.name: sum(_one(getattr(work[one.name], name)) for name in passes) for one in operators}
 
 
 def _one(value: object) -> float:
     return float(np.ravel(np.asarray(value, dtype=float))[0])
-
-
-def layer_point(
-    pass_: str, *, hidden: float, ffn: float, heads: float, kv_heads: float, head_dim: float, batch: float, seq: float,
-    gated: bool, dtype: str, weight: float = 0.0, **more: int,
-) -> Point:  # fmt: skip
-    """The point of one pass of a whole layer (of one rank of a tensor parallel group).
-
-    ``more``: experts, top_k, expert_ffn, shared_ffn of a layer of experts; q_rank, kv_rank, rope_dim, value_dim of latent
-    attention, whose ``head_dim`` is that of queries and keys.
-    """
-    sizes = {
-        "hidden": hidden, "ffn": ffn, "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim, "batch": batch,
-        "seq": seq,
-    }  # fmt: skip
-    values: dict[str, Value] = {name: int(value) for name, value in sizes.items()}
-    return Point.of("layer", weight=weight, **values, **more, gated=gated, dtype=dtype, **{"pass": pass_})
-
-
-def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype: str) -> Point:
-    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert.
-
-    A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
-    experts has.
-    """
-    more: dict[str, int] = {}
-    if model.is_mla:
-        more |= {
-            "q_rank": model.q_lora_rank, "kv_rank": model.kv_lora_rank, "rope_dim": model.qk_rope_head_dim,
-            "value_dim": model.v_head_dim,
-        }  # fmt: skip
-    if ep:
-        more |= {
-            "experts": model.num_experts // ep, "top_k": model.top_k, "expert_ffn": model.expert_ffn_size,
-            "shared_ffn": model.shared_expert_ffn_size // tp,
-        }  # fmt: skip
-    return layer_point(
-        pass_, hidden=model.hidden_size, ffn=model.ffn_size // tp, heads=model.num_heads // tp,
-        kv_heads=max(model.num_kv_heads // tp, 1), head_dim=model.head_dim, batch=1, seq=seq, gated=model.gated,
-        dtype=dtype, **more,
-    )  # fmt: skip
-
-
-def check(measured: Sequence[Measured], hardware: HardwareProfile) -> list[dict[str, Any]]:
-    """Every measured layer: microseconds whole, sum of its operators by the profile, and predicted / measured - 1."""
-    rows = []
-    for row in measured:
-        if row.point.family != "layer":
-            continue
-        total = predicted(row.point, hardware)
-        rows.append({
-            **row.point.values, "whole_us": short(row.median / units.MICRO), "operators_us": short(total / units.MICRO),
-            "error_percent": round(100.0 * (total / row.median - 1.0), 1), "spread_percent": round(100.0 * row.spread, 1),
-        })  # fmt: skip
-    return rows

@@ -15,24 +15,19 @@ import torch.distributed as dist
 
 from planner.errors import PlannerError, UnknownNameError
 from planner.lab.profile.patterns import DTYPE_BYTES, OPERATIONS
+from planner.lab.profile.tensors import DTYPES
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
-CHUNK = 2**24
-"""Elements that are filled or checked at once: their indices take eight bytes each."""
-SAFE_SUM = 256
-"""bf16 counts exactly up to here: 8 bits of mantissa."""
+CHUNK = 2**24  # Elements that are filled or checked at once: their indices take eight bytes each
+SAFE_SUM = 256  # bf16 counts exactly up to here: 8 bits of mantissa
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
     """The group of one pattern that this rank is in."""
 
-    ranks: list[int]
-    """Global ranks, in order."""
-    me: int
-    """Place of this rank in it."""
-    handle: Any
-    """The process group."""
+    ranks: list[int]  # Global ranks, in order
+    me: int  # Place of this rank in it
+    handle: Any  # The process group
 
     @property
     def n(self) -> int:
@@ -45,7 +40,6 @@ class Buffers:
 
     def __init__(self, capacity: int, device: str) -> None:
         self.capacity = capacity
-        self.device = device
         slack = capacity + 4 * 4096  # uneven divisions round each of up to 4096 ranks' parts up by an element
         self.source = torch.zeros(slack, dtype=torch.uint8, device=device)
         self.result = torch.zeros(slack, dtype=torch.uint8, device=device)
@@ -55,44 +49,10 @@ class Buffers:
         return which[: count * DTYPE_BYTES[dtype]].view(DTYPES[dtype])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Operation:
-    """One collective of one size, ready to run again and again."""
-
-    run: Callable[[], object]
-    """Runs it; on a GPU it is queued on the current stream."""
-    start: Callable[[], Any] | None
-    """Starts it and returns its work handle, for running something beside it; None where torch has no such form."""
-    fill: Callable[[], None]
-    """Puts the pattern of this rank into the inputs and nonsense into the results."""
-    wrong: Callable[[], str]
-    """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
-    calm: Callable[[], object]
-    """Zeros in the inputs, so that sums in place do not grow while it is timed."""
-
-
-def make(op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> Operation:
-    """The operation of ``size`` bytes (S as nccl-tests counts them) in a group."""
-    if op not in OPERATIONS:
-        raise UnknownNameError("collective", op, OPERATIONS)
-    if size > buffers.capacity:
-        raise PlannerError(f"{op} of {size} bytes does not fit the buffers of {buffers.capacity}")
-    if op.startswith("send_recv"):
-        return _Transfer(op, size, dtype, group, buffers).operation()
-    return _Collective(op, size, dtype, group, buffers).operation()
-
-
 def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tensor:
     """Element ``index`` of the buffer of the group's rank: small whole numbers, so that sums of n are exact in bf16."""
     span = max(1, min(5, SAFE_SUM // (2 * n)))
     return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
-
-
-def fill(buffer: torch.Tensor, values: Callable[[torch.Tensor], torch.Tensor]) -> None:
-    """Element i becomes values(i)."""
-    for start in range(0, buffer.numel(), CHUNK):
-        part = buffer[start : start + CHUNK]
-        part.copy_(values(torch.arange(start, start + part.numel(), device=buffer.device)))
 
 
 def _single(name: str, older: str) -> Callable[..., Any]:
@@ -100,37 +60,61 @@ def _single(name: str, older: str) -> Callable[..., Any]:
     return getattr(dist, name, None) or getattr(dist, older)
 
 
-class _Collective:
-    """All, one to all and all to one."""
+class Operation:
+    """One collective or transfer of ``size`` bytes (S as nccl-tests counts them) in a group, ready to run again and again."""
 
     def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
-        self.op, self.dtype, self.group = op, dtype, group
-        self.part = max(1, -(-size // (DTYPE_BYTES[dtype] * group.n)))  # elements of one rank's share, rounded up
-        self.whole = self.part * group.n
-        divided_input = op in ("all_gather", "gather")
-        divided_result = op in ("reduce_scatter", "scatter")
-        self.source = buffers.view(buffers.source, self.part if divided_input else self.whole, dtype)
-        self.result = buffers.view(buffers.result, self.part if divided_result else self.whole, dtype)
-        self.in_place = op in ("all_reduce", "broadcast", "reduce")
-        self.root = group.ranks[0]
+        if op not in OPERATIONS:
+            raise UnknownNameError("collective", op, OPERATIONS)
+        if size > buffers.capacity:
+            raise PlannerError(f"{op} of {size} bytes does not fit the buffers of {buffers.capacity}")
+        self.op, self.group, self.in_place = op, group, op in ("all_reduce", "broadcast", "reduce")
+        self.added = 1 if op.startswith("send_recv") else group.n  # ranks whose shares make the whole
+        count = DTYPE_BYTES[dtype] * self.added
+        self.part = max(1, size // count if self.added == 1 else -(-size // count))  # elements of one share
+        whole = self.part * self.added
+        self.source = buffers.view(buffers.source, self.part if op in ("all_gather", "gather") else whole, dtype)
+        self.result = buffers.view(buffers.result, self.part if op in ("reduce_scatter", "scatter") else whole, dtype)
+        self._call = self._calls()[op]
 
-    def operation(self) -> Operation:
-        call = self._call()
-        return Operation(
-            run=lambda: call(False), start=lambda: call(True), fill=self._fill, wrong=self._wrong,
-            calm=lambda: self.source.zero_(),
-        )  # fmt: skip
+    def run(self) -> object:
+        """Runs it; on a GPU it is queued on the current stream."""
+        return self._call(False)
 
-    def _call(self) -> Callable[[bool], Any]:
-        source, result, group, root = self.source, self.result, self.group.handle, self.root
-        at_root = self.group.me == 0
-        gathered = list(result.chunk(self.group.n)) if self.op == "gather" and at_root else None
-        pieces = list(source.chunk(self.group.n)) if self.op == "scatter" and at_root else None
-        gather, scatter = (
-            _single("all_gather_single", "all_gather_into_tensor"),
-            _single("reduce_scatter_single", "reduce_scatter_tensor"),
-        )
-        calls: dict[str, Callable[[bool], Any]] = {
+    def start(self) -> Any:
+        """Starts it and returns its work handle, for running something at the same time; a transfer has none."""
+        return self._call(True)
+
+    def calm(self) -> None:
+        """Zeros in the inputs, so that sums in place do not grow while it is timed."""
+        self.source.zero_()
+
+    def fill(self) -> None:
+        """Puts the pattern of this rank into the inputs and nonsense into the results."""
+        for start in range(0, self.source.numel(), CHUNK):
+            part = self.source[start : start + CHUNK]
+            index = torch.arange(start, start + part.numel(), device=part.device)
+            part.copy_(content(self.group.me, index, self.added))
+        if not self.in_place:
+            self.result.fill_(-1.0)
+
+    def wrong(self) -> str:
+        """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
+        me = self.group.me
+        if (self.op in ("reduce", "gather") and me != 0) or (self.op == "send_recv" and me != 1):
+            return ""  # this rank's result does not count
+        result = self.source if self.in_place else self.result
+        return difference(result, self._wanted()[self.op], exact=2 * self.added <= SAFE_SUM)
+
+    def _calls(self) -> dict[str, Callable[[bool], Any]]:
+        """By operation, blocking or not."""
+        source, result, group, n = self.source, self.result, self.group.handle, self.group.n
+        root, at_root = self.group.ranks[0], self.group.me == 0
+        gathered = list(result.chunk(n)) if self.op == "gather" and at_root else None
+        pieces = list(source.chunk(n)) if self.op == "scatter" and at_root else None
+        gather = _single("all_gather_single", "all_gather_into_tensor")
+        scatter = _single("reduce_scatter_single", "reduce_scatter_tensor")
+        return {
             "all_reduce": lambda later: dist.all_reduce(source, group=group, async_op=later),
             "all_gather": lambda later: gather(result, source, group=group, async_op=later),
             "reduce_scatter": lambda later: scatter(result, source, group=group, async_op=later),
@@ -139,83 +123,50 @@ class _Collective:
             "reduce": lambda later: dist.reduce(source, root, group=group, async_op=later),
             "gather": lambda later: dist.gather(source, gathered, root, group=group, async_op=later),
             "scatter": lambda later: dist.scatter(result, pieces, root, group=group, async_op=later),
+            "send_recv": lambda _: self._one_way(),
+            "send_recv_ring": lambda _: self._round(),
+            "send_recv_both": lambda _: self._round(),
         }
-        return calls[self.op]
 
-    def _fill(self) -> None:
-        fill(self.source, lambda index: content(self.group.me, index, self.group.n))
-        if not self.in_place:
-            self.result.fill_(-1.0)
+    def _neighbours(self) -> tuple[int, int]:
+        """The rank that follows in the group, and the one before."""
+        ranks, me = self.group.ranks, self.group.me
+        return ranks[(me + 1) % len(ranks)], ranks[me - 1]
 
-    def _expected(self) -> tuple[torch.Tensor, Callable[[torch.Tensor], torch.Tensor]] | None:
-        """(result, what its element i must be); None where this rank's result does not count."""
-        n, me, part = self.group.n, self.group.me, self.part
-        if self.op in ("reduce", "gather") and me != 0:
-            return None
-        if self.op in ("all_reduce", "reduce"):
-            return self.source, self._sum
-        if self.op == "broadcast":
-            return self.source, lambda index: content(0, index, n)
-        if self.op == "reduce_scatter":
-            return self.result, lambda index: self._sum(index + me * part)
-        if self.op == "scatter":
-            return self.result, lambda index: content(0, index + me * part, n)
-        if self.op == "all_to_all":
-            return self.result, lambda index: content(index // part, index % part + me * part, n)
-        return self.result, lambda index: content(index // part, index % part, n)  # all_gather, gather
+    def _one_way(self) -> None:
+        following, before = self._neighbours()
+        if self.group.me == 0:
+            dist.send(self.source, following, group=self.group.handle)
+        elif self.group.me == 1:
+            dist.recv(self.result, before, group=self.group.handle)
 
-    def _sum(self, index: torch.Tensor) -> torch.Tensor:
-        total = content(0, index, self.group.n)
-        for rank in range(1, self.group.n):
-            total = total + content(rank, index, self.group.n)
-        return total
-
-    def _wrong(self) -> str:
-        pair = self._expected()
-        return "" if pair is None else difference(pair[0], pair[1], exact=2 * self.group.n <= SAFE_SUM)
-
-
-class _Transfer:
-    """One way, both ways, or round the ring."""
-
-    def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
-        self.op, self.group = op, group
-        count = max(1, size // DTYPE_BYTES[dtype])
-        self.source = buffers.view(buffers.source, count, dtype)
-        self.result = buffers.view(buffers.result, count, dtype)
-        self.following = group.ranks[(group.me + 1) % group.n]
-        self.before = group.ranks[(group.me - 1) % group.n]
-        self.receives = op != "send_recv" or group.me == 1
-
-    def operation(self) -> Operation:
-        return Operation(
-            run=self._run, start=None, fill=self._fill, wrong=self._wrong, calm=lambda: self.source.zero_()
-        )
-
-    def _run(self) -> None:
-        handle = self.group.handle
-        if self.op == "send_recv":
-            if self.group.me == 0:
-                dist.send(self.source, self.following, group=handle)
-            elif self.group.me == 1:
-                dist.recv(self.result, self.before, group=handle)
-            return
+    def _round(self) -> None:
+        """To the next rank and from the one before, at once."""
+        following, before = self._neighbours()
         steps = [
-            dist.P2POp(dist.isend, self.source, self.following, group=handle),
-            dist.P2POp(dist.irecv, self.result, self.before, group=handle),
+            dist.P2POp(dist.isend, self.source, following, group=self.group.handle),
+            dist.P2POp(dist.irecv, self.result, before, group=self.group.handle),
         ]
         for work in dist.batch_isend_irecv(steps):
             work.wait()
 
-    def _fill(self) -> None:
-        fill(self.source, lambda index: content(self.group.me, index, 1))
-        self.result.fill_(-1.0)
+    def _wanted(self) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
+        """What element i of the result must be, by operation."""
+        n, me, part = self.group.n, self.group.me, self.part
 
-    def _wrong(self) -> str:
-        if not self.receives:
-            return ""
-        sender = (self.group.me - 1) % self.group.n
-        return difference(self.result, lambda index: content(sender, index, 1), exact=True)
+        def total(index: torch.Tensor) -> torch.Tensor:
+            found = content(0, index, n)
+            for rank in range(1, n):
+                found = found + content(rank, index, n)
+            return found
+
+        gathered, sent = lambda i: content(i // part, i % part, n), lambda i: content((me - 1) % n, i, 1)
+        return {
+            "all_reduce": total, "reduce": total, "reduce_scatter": lambda i: total(i + me * part),
+            "broadcast": lambda i: content(0, i, n), "scatter": lambda i: content(0, i + me * part, n),
+            "all_to_all": lambda i: content(i // part, i % part + me * part, n), "all_gather": gathered, "gather": gathered,
+            "send_recv": sent, "send_recv_ring": sent, "send_recv_both": sent,
+        }  # fmt: skip
 
 
 def difference(result: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tensor], *, exact: bool) -> str:

@@ -14,28 +14,31 @@ import torch.nn.functional as F  # noqa: N812  the name torch's own documentatio
 
 from planner.errors import PlannerError
 from planner.lab.profile import scaled
-from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEMENT, SCALED, keys, text
-from planner.lab.profile.points import Point
-from planner.lab.profile.streams import memory_bound
-from planner.lab.profile.tensors import Run, gradients, in_turn, precision, values, whole
+from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEMENT, SCALED, keys, resident_weights
+from planner.lab.profile.layer_check import model_of
+from planner.lab.profile.points import Point, Run
+from planner.lab.profile.streams import chain, memory_bound
+from planner.lab.profile.tensors import DTYPES, gradients, precision, rotating, values
+from planner.lab.reference.split import Split
+from planner.lab.reference.transformer import Layer, Place, angles
 
 
 def operator(point: Point, device: str) -> Run:
-    """The callable of a point of family gemm, grouped_gemm, attention or memory_bound. Raises PlannerError."""
-    makers = {"gemm": _gemm, "grouped_gemm": _grouped, "attention": _attention, "memory_bound": memory_bound}
+    """The callable of a point of a family of operators. Raises PlannerError."""
+    makers = {
+        "gemm": _gemm, "grouped_gemm": _grouped, "attention": _attention, "memory_bound": memory_bound, "layer": layer,
+        "chain": chain,
+    }  # fmt: skip
     if point.family not in makers:
         raise PlannerError(f"'{point.family}' is no family of operators; known: {', '.join(makers)}")
-    precision(text(point, "dtype"))
+    precision(point.text("dtype"))
     return makers[point.family](point, device)
-
-
-# ---------------------------------------------------------------------------------------------------- GEMM
 
 
 def _gemm(point: Point, device: str) -> Run:
     """F.linear forward; dY W for the input, dY^T X for the weight."""
-    dtype, pass_ = text(point, "dtype"), text(point, "pass")
-    m, n, k = (whole(point, name) for name in ("m", "n", "k"))
+    dtype, pass_ = point.text("dtype"), point.text("pass")
+    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
     if dtype in SCALED:
         return scaled.gemm(point, device)
     if pass_ == ACCUMULATING:
@@ -48,16 +51,16 @@ def _gemm(point: Point, device: str) -> Run:
             return lambda: F.linear(left, right)
         return lambda: torch.mm(left.t() if pass_ == "wgrad" else left, right)
 
-    return in_turn(one, ELEMENT[dtype] * (m * k + n * k), device)
+    return rotating(one, ELEMENT[dtype] * (m * k + n * k), device)
 
 
 def _accumulated(point: Point, device: str) -> Run:
     """dW += dY^T X into an fp32 gradient, in the product's own kernel; from half precision torch has it on a GPU only, in place
     from 2.10 on."""
-    dtype = text(point, "dtype")
+    dtype = point.text("dtype")
     if device != "cuda" and dtype != "fp32":
         raise PlannerError(f"{point.label}: a product that adds to an fp32 gradient needs a GPU; this is a CPU")
-    m, n, k = (whole(point, name) for name in ("m", "n", "k"))
+    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
     gradient, inputs = values((m, n), dtype, device), values((m, k), dtype, device)
     return added(torch.zeros(n, k, device=device), gradient, inputs)
 
@@ -74,22 +77,23 @@ def grouped_kernel(point: Point, device: str) -> str:
     where the key says so. The grouped kernel does not add to a gradient: another kernel does."""
     if point.values.get("kernel") == "loop" or device != "cuda" or not hasattr(F, "grouped_mm"):
         return "loop"
-    return "grouped_mm, then added" if text(point, "pass") == ACCUMULATING else "grouped_mm"
+    return "grouped_mm, then added" if point["pass"] == ACCUMULATING else "grouped_mm"
 
 
 def _grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens: X[T, k] with offsets, W[g, n, k]; wgrad makes dW[g, n, k] from dY and X."""
-    dtype = text(point, "dtype")
+    dtype = point.text("dtype")
     if dtype in SCALED:
         return scaled.grouped(point, device)
-    tokens, n, k, groups = (whole(point, name) for name in ("tokens", "n", "k", "groups"))
+    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
     bytes_each = ELEMENT[dtype] * groups * (tokens * (n + k) + n * k)
-    return in_turn(lambda: _experts(point, device, tokens, n, k, groups), bytes_each, device)
+    return rotating(lambda: _experts(point, device), bytes_each, device)
 
 
-def _experts(point: Point, device: str, tokens: int, n: int, k: int, groups: int) -> Run:
+def _experts(point: Point, device: str) -> Run:
     """One set of experts and of their tokens."""
-    dtype, pass_ = text(point, "dtype"), text(point, "pass")
+    dtype, pass_ = point.text("dtype"), point.text("pass")
+    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
     inputs, gradient = values((tokens * groups, k), dtype, device), values((tokens * groups, n), dtype, device)
     weights = values((groups, n, k), dtype, device)
     total = torch.zeros(groups, n, k, device=device) if pass_ == ACCUMULATING else None
@@ -120,9 +124,6 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
     return lambda: [kind(i) for i in groups]
 
 
-# ---------------------------------------------------------------------------------------------------- attention
-
-
 def _attention(point: Point, device: str) -> Run:
     """Scaled dot product attention with grouped queries, by the kernel that the key names.
 
@@ -132,11 +133,9 @@ def _attention(point: Point, device: str) -> Run:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    dtype, kernel = text(point, "dtype"), text(point, "kernel")
-    b, a, kv, d, d_v, s = (
-        whole(point, name) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq")
-    )
-    causal, backward, all_keys = bool(point["causal"]), text(point, "pass") == "backward", int(keys(point))
+    dtype, kernel = point.text("dtype"), point.text("kernel")
+    b, a, kv, d, d_v, s = (point.whole(name) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq"))
+    causal, backward, all_keys = bool(point["causal"]), point["pass"] == "backward", int(keys(point))
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     if kernel not in ("default", *backends):
         raise PlannerError(f"{point.label}: unknown kernel '{kernel}'; known: default, {', '.join(backends)}")
@@ -168,3 +167,44 @@ def _attention(point: Point, device: str) -> Run:
     if not backward:
         return lambda: forward()[0] if all_keys == s else forward()
     return gradients(forward(), (query, key, value))
+
+
+def built(point: Point, device: str) -> Layer:
+    """The layer of the reference transformer that a layer point stands for, with random weights.
+
+    Dense or with experts, grouped-query or latent attention, in plain torch operations. The shard of one rank of a tensor parallel
+    group, its collectives left out: heads / t, width / t, the hidden size whole.
+    """
+    model, dtype, sequence = model_of(point), DTYPES[point.text("dtype")], point.whole("seq")
+    place = Place()
+    if model.position == "rope":
+        width = model.qk_rope_head_dim if model.is_mla else model.head_dim
+        tables = angles(torch.arange(sequence, device=device), width, torch.float32)
+        place.cosine, place.sine = (table.to(dtype) for table in tables)
+    # Every expert gets the same number of tokens, as the cost model has it; the router is computed all the same.
+    split = Split(model=model, sequence_length=sequence, micro_batch_size=point.whole("batch"), balanced=True)
+    with torch.device("meta"):
+        made = Layer(split, 0, place)
+    made = made.to(dtype).to_empty(device=device)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            drawn = values(tuple(parameter.shape), point.text("dtype"), device)
+            parameter.copy_(drawn * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else torch.ones_like(drawn))
+    return made
+
+
+def layer(point: Point, device: str) -> Run:
+    """Forward with what the backward pass needs kept, or the backward pass of the input and all weights."""
+    dtype = point.text("dtype")
+    if dtype in SCALED:
+        raise PlannerError(f"{point.label}: a whole layer runs in bf16, fp16, tf32 or fp32")
+    shape = (point.whole("batch"), point.whole("seq"), point.whole("hidden"))
+
+    def one() -> Run:
+        made: Any = built(point, device)
+        x = values(shape, dtype, device).requires_grad_(True)
+        if point["pass"] == "forward":
+            return lambda: made(x)
+        return gradients([made(x)], (x, *made.parameters()))
+
+    return rotating(one, resident_weights(point) * ELEMENT[dtype], device)

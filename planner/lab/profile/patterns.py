@@ -7,7 +7,6 @@ as the tensor, data or pipeline groups of a training job do, and the slowest ran
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -15,9 +14,11 @@ import numpy as np
 
 from planner import units
 from planner.cluster import strides
+from planner.cost.parameters import count_parameters
 from planner.curves import COLLECTIVES
-from planner.lab.profile.points import Point
+from planner.lab.profile.points import Point, unique
 from planner.layout import NAMES, Layout
+from planner.model import load_model
 
 OPERATIONS = (
     "all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "broadcast", "reduce", "gather",
@@ -25,8 +26,7 @@ OPERATIONS = (
 )  # fmt: skip
 """Everything that is measured; those that a profile's curves need come first. ``send_recv`` is one way inside each pair,
 ``send_recv_both`` both ways at once, ``send_recv_ring`` every rank to its next."""
-PAIRS = ("send_recv", "send_recv_both")
-"""Operations of two ranks."""
+PAIRS = ("send_recv", "send_recv_both")  # Operations of two ranks
 ADDING = ("all_reduce", "reduce_scatter", "reduce")
 """Operations whose time depends on the type of the elements, not only on their bytes."""
 ASKED = {
@@ -38,7 +38,13 @@ ASKED = {
     "edp": ("all_reduce", "all_gather", "reduce_scatter"),
 }
 """What a training job runs in the groups of each kind of parallelism."""
+OVERLAPPED = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all")
+"""Collectives that trainers run while they compute."""
 SMALLEST = units.KIB
+CAP = {"cpu": 16.0 * units.MIB, "cuda": units.GIB}
+"""Largest buffer, bytes. Beyond this the bus bandwidth is flat on every fabric whose sweep is in the library, and a CPU needs
+seconds per run."""
+SEQUENCE = 8192
 DTYPE_BYTES = {"fp32": 4, "bf16": 2}
 
 
@@ -59,10 +65,8 @@ def factor(op: str, n: int) -> float:
 class Pattern:
     """Groups of ``n`` ranks, ``stride`` apart, that fill the world."""
 
-    n: int
-    """Ranks of a group."""
-    stride: int
-    """Distance between neighbours of a group."""
+    n: int  # Ranks of a group
+    stride: int  # Distance between neighbours of a group
 
     def groups(self, world: int) -> list[list[int]]:
         """The ranks of every group: blocks of n stride ranks, inside a block every stride-th.
@@ -93,11 +97,10 @@ def doubling(limit: int) -> list[int]:
 
 def plain_patterns(world: int, local: int) -> list[Pattern]:
     """Neighbours inside a node; one rank per node; whole nodes: what the curves of a profile are made of."""
-    inside = {Pattern(n=n, stride=1) for n in doubling(min(local, world))}
-    nodes = world // local
-    single = {Pattern(n=n, stride=local) for n in doubling(nodes)} if nodes > 1 else set()
-    whole = {Pattern(n=n * local, stride=1) for n in doubling(nodes)} if nodes > 1 else set()
-    return sorted({*inside, *single, *whole}, key=lambda one: (one.nodes(local), one.stride, one.n))
+    found = {Pattern(n=n, stride=1) for n in doubling(min(local, world))}
+    for n in doubling(world // local):
+        found |= {Pattern(n=n, stride=local), Pattern(n=n * local, stride=1)}
+    return sorted(found, key=lambda one: (one.nodes(local), one.stride, one.n))
 
 
 def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
@@ -146,6 +149,21 @@ def coarse_first(count: int) -> list[list[int]]:
     return found
 
 
+def largest_buffer(models: tuple[str, ...], device: str) -> float:
+    """Bytes: the weights of one layer in bf16 (what is gathered or reduced at once), or the activations of one sequence.
+
+    max over models of 2 max(parameters of a layer, s h), at most CAP. Without a model: CAP.
+    """
+    wanted = []
+    for name in models:
+        model = load_model(name)
+        counts = count_parameters(model)
+        layer = counts.attention_sharded + max(counts.mlp_sharded, counts.expert * model.num_experts)
+        activations = float(min(SEQUENCE, model.max_sequence_length)) * model.hidden_size
+        wanted.append(2.0 * max(layer, activations))
+    return min(max(wanted, default=CAP[device]), CAP[device])
+
+
 def collective_points(world: int, local: int, largest: float, *, main: str, other: str | None) -> list[Point]:
     """Every collective to measure, those that the profile's curves need first.
 
@@ -155,26 +173,37 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
     """
     plain = plain_patterns(world, local)
     layouts = {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}
-    rounds: list[tuple[str, Iterable[tuple[Pattern, tuple[str, ...]]]]] = [
-        (main, ((pattern, COLLECTIVES) for pattern in plain)),
-        (main, layouts.items()),
-        (main, ((pattern, tuple(op for op in OPERATIONS if op not in COLLECTIVES)) for pattern in plain)),
+    rest = tuple(op for op in OPERATIONS if op not in COLLECTIVES)
+    rounds: list[tuple[str, dict[Pattern, tuple[str, ...]]]] = [
+        (main, dict.fromkeys(plain, COLLECTIVES)),
+        (main, layouts),
+        (main, dict.fromkeys(plain, rest)),
     ]
     if other:
-        rounds.append((other, ((pattern, ADDING) for pattern in plain)))
+        rounds.append((other, dict.fromkeys(plain, ADDING)))
     octaves = sizes(largest)
     points: list[Point] = []
     for number, (dtype, entries) in enumerate(rounds):
         chosen = [
-            (pattern, op) for pattern, ops in entries for op in ops
+            (pattern, op) for pattern, ops in entries.items() for op in ops
             if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
         ]  # fmt: skip
         points += [
             collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
             for places in coarse_first(len(octaves)) for pattern, op in chosen for place in places
         ]  # fmt: skip
-    unique = {point.identity: point for point in reversed(points)}
-    return [point for point in points if unique.pop(point.identity, None) is not None]
+    return unique(points)
+
+
+def overlap_points(world: int, local: int, largest: int, dtype: str, weight: float) -> list[Point]:
+    """Both directions for each collective, in the largest group of a node and, on several, with one rank per node."""
+    patterns = [Pattern(n=doubling(local)[-1], stride=1)] if local > 1 else []
+    if world > local:
+        patterns.append(Pattern(n=world // local, stride=local))
+    return [
+        Point.of("overlap", weight=weight, of=of, **collective_point(op, one, largest, dtype, local).values)
+        for one in patterns for op in OVERLAPPED for of in ("gemm", "collective")
+    ]  # fmt: skip
 
 
 def collective_point(op: str, pattern: Pattern, size: int, dtype: str, local: int, *, weight: float = 0.0) -> Point:
@@ -196,5 +225,5 @@ def in_words(point: Point) -> str:
         return point.label
     size = units.format_bytes(float(point["size"]))
     apart = f", {point['stride']} apart" if point["stride"] != 1 else ""
-    beside = {"gemm": "GEMMs beside ", "collective": "beside GEMMs "}.get(str(point.values.get("of")), "")
-    return f"{beside}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"
+    other = {"gemm": "GEMMs beside ", "collective": "beside GEMMs "}.get(str(point.values.get("of")), "")
+    return f"{other}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -15,28 +14,26 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.provenance import Provenance
 from planner.lab.profile import fit_links
-from planner.lab.profile.compute_profile import base_of, fit_compute
-from planner.lab.profile.drift import drift
-from planner.lab.profile.fit_compute import ComputeFit, machine_keys, points_by_family, spreads
-from planner.lab.profile.fit_overlap import fit_overlap
+from planner.lab.profile.fit_compute import ComputeFit, base_of, fit_compute, machine_keys, points_by_family, spreads
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.outliers import FEWEST, SLOW_GROUP, SLOW_RANK
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import CLOCKS, Measured, Point
+from planner.lab.profile.rounds import drift
 from planner.lab.profile.settings import Settings
+from planner.lab.profile.timing import FEWEST
 
-LINK_MARGIN = 1.0
-"""Without a datasheet the fastest transfer that was measured is taken for the link: no curve passes it."""
+SLOW_RANK, SLOW_GROUP = 1.10, 1.5
+"""Time over that of the median rank, and of the median group, from which a note names it."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Links:
     """What the collectives say: keys of the file, and what stands in for what was not measured."""
 
-    keys: dict[str, Any]
-    measured: dict[str, str]
-    notes: tuple[str, ...]
-    unverified: tuple[str, ...]
+    keys: dict[str, Any] = field(default_factory=dict)
+    measured: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    unverified: list[str] = field(default_factory=list)
 
 
 def main_dtype(device: str) -> str:
@@ -44,58 +41,55 @@ def main_dtype(device: str) -> str:
     return "bf16" if device == "cuda" else "fp32"
 
 
-def base_profile(settings: Settings, name: str) -> HardwareProfile | None:
-    """The library profile that stands for the device, or None (a CPU, a device the library does not know)."""
-    found = settings.base or (detect.profile_of(name) if settings.device == "cuda" else None)
-    return load_hardware(found) if found else None
-
-
 def links(journal: Journal, settings: Settings, base: HardwareProfile | None, memory_rate: float) -> Links:
     """Curves inside a node and across nodes. ``memory_rate`` stands in for a link where a single rank was measured."""
-    head = journal.header
-    curves = fit_links.curves(journal.of("collective"))
-    dtype, local = main_dtype(settings.device), int(head["local"])
-    keys: dict[str, Any] = {"gpus_per_node": local}
-    measured, notes, unverified = {}, [], []
+    head, dtype = journal.header, main_dtype(settings.device)
+    curves, local = fit_links.curves(journal.of("collective")), int(head["local"])
+    found = Links(keys={"gpus_per_node": local})
     if local > 1:
-        keys["scale_up"] = fit_links.scale_up(curves, dtype)
-        measured["scale_up"] = "measured"
-        reached = _fastest(keys["scale_up"])
+        found.keys["scale_up"] = fit_links.scale_up(curves, dtype)
+        found.measured["scale_up"] = "measured"
         if base is None:
-            keys |= {"scale_up_bandwidth": _rate(reached), "scale_up_domain": local}
-            notes.append("scale_up_bandwidth: the fastest transfer that was measured; no datasheet is known")
+            reached = _fastest(found.keys["scale_up"])
+            found.keys |= {"scale_up_bandwidth": _rate(reached), "scale_up_domain": local}
+            found.notes.append("scale_up_bandwidth: the fastest transfer that was measured; no datasheet is known")
     elif base is None:
-        keys["scale_up"] = _assumed_scale_up(memory_rate)
-        keys |= {"scale_up_bandwidth": _rate(memory_rate), "scale_up_domain": 1}
-        measured["scale_up"] = "assumed: one rank was measured"
-        unverified += ["scale_up", "scale_up_bandwidth"]
-        notes.append("scale_up: one rank was measured; a link of half the memory bandwidth is assumed, run more ranks")
+        found.keys["scale_up"] = _assumed_scale_up(memory_rate)
+        found.keys |= {"scale_up_bandwidth": _rate(memory_rate), "scale_up_domain": 1}
+        found.measured["scale_up"] = "assumed: one rank was measured"
+        found.unverified += ["scale_up", "scale_up_bandwidth"]
+        found.notes.append(
+            "scale_up: one rank was measured; a link of half the memory bandwidth is assumed, run more ranks"
+        )
     if int(head["nodes"]) > 1:
-        rate = settings.network_bandwidth or (base.network_bandwidth if base else 0.0)
-        best = fit_links.network_rate(curves)
-        if rate and best > rate * 1.02:
-            notes.append(
-                f"network_bandwidth: {_rate(best)} was measured, above the {_rate(rate)} given; the measured one is kept"
-            )
-        rate = best if best > rate else rate
-        host = f"{head['host']}, {head['nodes']} nodes"
-        keys |= {"network_bandwidth": _rate(rate), "scale_out": fit_links.scale_out(curves, dtype, rate, host)}
-        latencies = [
-            one.median for curve in curves if curve.op == "send_recv" and curve.nodes > 1 for one in curve.points
-        ]
-        keys["network_latency"] = f"{min(latencies)!r} s"
-        measured["scale_out"] = "measured"
+        given = settings.network_bandwidth or (base.network_bandwidth if base else 0.0)
+        _across(found, curves, dtype, given, f"{head['host']}, {head['nodes']} nodes")
     elif base is None:
-        keys |= _assumed_scale_out(keys["scale_up"], settings)
-        measured["scale_out"] = "assumed: one node was measured"
-        unverified += ["scale_out", "network_latency", *([] if settings.network_bandwidth else ["network_bandwidth"])]
-        notes.append(
+        found.keys |= _assumed_scale_out(found.keys["scale_up"], settings)
+        found.measured["scale_out"] = "assumed: one node was measured"
+        found.unverified += ["scale_out", "network_latency"]
+        found.unverified += [] if settings.network_bandwidth else ["network_bandwidth"]
+        found.notes.append(
             "scale_out: one node was measured; a network as fast as the collectives inside it is assumed, "
             "run the profile on two nodes or more"
         )
     elif settings.network_bandwidth:
-        keys["network_bandwidth"] = _rate(settings.network_bandwidth)
-    return Links(keys=keys, measured=measured, notes=tuple(notes), unverified=tuple(unverified))
+        found.keys["network_bandwidth"] = _rate(settings.network_bandwidth)
+    return found
+
+
+def _across(found: Links, curves: Sequence[fit_links.Curve], dtype: str, given: float, source: str) -> None:
+    """Adds what was measured across nodes; ``given`` is the line rate of a datasheet or of the user, 0 without any."""
+    best = fit_links.network_rate(curves)
+    if given and best > given * 1.02:
+        found.notes.append(
+            f"network_bandwidth: {_rate(best)} was measured, above the {_rate(given)} given; the measured one is kept"
+        )
+    rate = max(best, given)
+    found.keys |= {"network_bandwidth": _rate(rate), "scale_out": fit_links.scale_out(curves, dtype, rate, source)}
+    pairs = [curve for curve in curves if curve.op == "send_recv" and curve.nodes > 1]
+    found.keys["network_latency"] = f"{min(one.median for curve in pairs for one in curve.points)!r} s"
+    found.measured["scale_out"] = "measured"
 
 
 def _rate(value: float) -> str:
@@ -103,13 +97,13 @@ def _rate(value: float) -> str:
 
 
 def _fastest(scale_up: Mapping[str, Any]) -> float:
-    """Bytes per second that the link must carry for the fastest of all measured transfers."""
-    best = 0.0
-    for op, data in scale_up.items():
-        curve = CollectiveCurve.from_dict(op, data, "measured")
-        for group, row in zip(curve.groups, curve.seconds, strict=True):
-            best = max(best, float((least_factor(op, group) * curve.sizes / row).max()))
-    return best * LINK_MARGIN
+    """Bytes per second that the link must carry for the fastest of all measured transfers; without a datasheet this is taken for
+    the link, so that no curve passes it."""
+    curves = [CollectiveCurve.from_dict(op, data, "measured") for op, data in scale_up.items()]
+    return max(
+        float((least_factor(curve.op, group) * curve.sizes / row).max())
+        for curve in curves for group, row in zip(curve.groups, curve.seconds, strict=True)
+    )  # fmt: skip
 
 
 def _assumed_scale_up(memory_rate: float) -> dict[str, Any]:
@@ -137,9 +131,6 @@ def _assumed_scale_out(scale_up: Mapping[str, Any], settings: Settings) -> dict[
     }  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------------ the file
-
-
 def profile_data(
     journal: Journal, settings: Settings, compute: ComputeFit | None, base: HardwareProfile | None, seconds: float
 ) -> dict[str, Any]:
@@ -152,19 +143,17 @@ def profile_data(
     data |= {"name": Path(settings.output).stem, "device": head["name"]}
     keys = dict(compute.keys) if compute else {}
     memory_rate = units.parse((data | keys).get("memory_bandwidth", "1 GB/s"), "bytes/s", what="memory_bandwidth")
-    if base is not None and int(head["world"]) == 1:
-        found = Links(keys={}, measured={}, notes=(), unverified=())
-    elif "collectives" in settings.only or journal.of("collective") or base is None:
+    found = Links()
+    if base is None or (int(head["world"]) > 1 and ("collectives" in settings.only or journal.of("collective"))):
         found = links(journal, settings, base, memory_rate)
-    else:
-        found = Links(keys={}, measured={}, notes=(), unverified=())
     data |= {"pcie_bandwidth": keys.get("memory_bandwidth", data["pcie_bandwidth"])} if base is None else {}
     data |= keys | found.keys
-    overlap, overlap_notes = fit_overlap(journal.of("overlap"))
+    overlap, overlap_notes = fit_links.fit_overlap(journal.of("overlap"))
     if overlap:
         data["overlap"] = data.get("overlap", {}) | overlap
     if base is None:
-        data |= _shared(head)
+        each = f"{float(head['memory']) / int(head['local']):.0f} B"  # the ranks of a CPU share its memory
+        data |= {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
         data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
@@ -172,12 +161,8 @@ def profile_data(
         **({"overlap": f"measured {' and '.join(overlap)}"} if overlap else {}),
     }  # fmt: skip
     data["notes"] = [
-        *_odd_ones(journal),
-        *found.notes,
-        *overlap_notes,
-        *(compute.notes if compute else ()),
-        *_failures(journal),
-    ]
+        *_outliers(journal), *found.notes, *overlap_notes, *(compute.notes if compute else ()), *_failures(journal),
+    ]  # fmt: skip
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
     data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
@@ -193,12 +178,6 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, list | tuple) else value
 
 
-def _shared(head: Mapping[str, Any]) -> dict[str, Any]:
-    """The ranks of a CPU share its memory."""
-    each = f"{float(head['memory']) / int(head['local']):.0f} B"
-    return {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
-
-
 def _cpu_defaults(head: Mapping[str, Any]) -> dict[str, Any]:
     """A CPU as a device: one core per rank. What has no meaning there is as small as a profile allows, and is said."""
     return {
@@ -210,34 +189,36 @@ def _cpu_defaults(head: Mapping[str, Any]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _odd_ones(journal: Journal) -> list[str]:
+def _outliers(journal: Journal) -> list[str]:
     """Ranks and groups that are slower than their like: a throttled card, a slow link."""
     found = []
     for one in journal.of("ranks", "collective"):
-        details = dict(one.details)
-        ratio = float(details.get("over_median", 1.0))
-        if one.point.family == "ranks" and ratio >= SLOW_RANK and int(details["ranks"]) >= FEWEST:
+        more, ratio = one.more, float(one.more.get("over_median", 1.0))
+        if one.point.family == "ranks" and ratio >= SLOW_RANK and int(more["ranks"]) >= FEWEST:
             found.append(
-                f"rank {details['slowest']} ({details['host']}) computes {ratio:.2f} times as long as the median of the others: "
+                f"rank {more['slowest']} ({more['host']}) computes {ratio:.2f} times as long as the median of the others: "
                 "look for heat, a power limit, or another job there"
             )
         if one.point.family == "collective" and ratio >= SLOW_GROUP:
             found.append(
-                f"{in_words(one.point)}: ranks {details['slowest_group']} take {ratio:.1f} times as long as the median group: "
+                f"{in_words(one.point)}: ranks {more['slowest_group']} take {ratio:.1f} times as long as the median group: "
                 "look at the links between them"
             )
     return found[:10]
 
 
+def _left_out(journal: Journal) -> int:
+    """Points that the budget left out."""
+    return sum(reason.startswith("left out") for _, reason in journal.failed)
+
+
 def _failures(journal: Journal) -> list[str]:
     """Points without a result: those left out by the budget as a number, the others by reason."""
-    left = sum(reason.startswith("left out") for _, reason in journal.failed)
+    left = _left_out(journal)
     found = [f"{left} points were left out by the budget; --resume measures them"] if left else []
     alike: dict[tuple[object, ...], list[tuple[Point, str]]] = {}
-    for point, reason in journal.failed:
-        if not reason.startswith(
-            "left"
-        ):  # the reason begins with the point: a type that the device has not is said once
+    for point, reason in journal.failed:  # it begins with the point: a type that the device has not is said once
+        if not reason.startswith("left"):
             why = reason.removeprefix(point.label).removeprefix(": ")
             alike.setdefault((point.family, point.values.get("dtype"), why), []).append((point, why))
     others = [
@@ -249,45 +230,38 @@ def _failures(journal: Journal) -> list[str]:
 
 def _kept(journal: Journal) -> dict[str, Any]:
     """The collectives and overlaps as they were measured, with the lines fitted to each curve."""
-    kept: dict[str, Any] = {}
-    curves = fit_links.curves(journal.of("collective"))
-    if curves:
-        kept["collective"] = [fit_links.rows(one) for one in curves]
-    beside = [
-        {**one.point.values, "us": round(one.median * units.MEGA, 2),
-         **{name: round(value, 7) if isinstance(value, float) else value for name, value in one.details}}
-        for one in journal.of("overlap")
-    ]  # fmt: skip
-    everyone = [
-        {**one.point.values, "us": round(one.median * units.MEGA, 2), **dict(one.details)}
-        for one in journal.of("ranks")
+
+    def rows(family: str) -> list[dict[str, Any]]:
+        return [{**one.point.values, "us": round(one.median * units.MEGA, 2), **one.more} for one in journal.of(family)]
+
+    overlaps = [
+        {name: round(value, 7) if isinstance(value, float) else value for name, value in row.items()}
+        for row in rows("overlap")
     ]
-    return kept | ({"overlap": beside} if beside else {}) | ({"ranks": everyone} if everyone else {})
+    curves = [fit_links.rows(one) for one in fit_links.curves(journal.of("collective"))]
+    kept = {"collective": curves, "overlap": overlaps, "ranks": rows("ranks")}
+    return {family: found for family, found in kept.items() if found}
 
 
 def _provenance(journal: Journal, settings: Settings, compute: ComputeFit | None, seconds: float) -> Provenance:
-    head = journal.header
-    collectives = journal.of("collective", "overlap")
+    head, collectives = journal.header, journal.of("collective")
     spread = dict(compute.spread) if compute else {}
-    for op in sorted({str(one.point["op"]) for one in collectives if one.point.family == "collective"}):
-        mine = [one for one in collectives if one.point.family == "collective" and one.point["op"] == op]
-        spread[f"collective {op}"] = _median_spread(mine)
-    if any(one.point.family == "overlap" for one in collectives):
-        spread["overlap"] = _median_spread([one for one in collectives if one.point.family == "overlap"])
-    curves = fit_links.curves(journal.of("collective"))
+    for op in sorted({one.point.text("op") for one in collectives}):
+        spread[f"collective {op}"] = _median_spread([one for one in collectives if one.point["op"] == op])
+    if journal.of("overlap"):
+        spread["overlap"] = _median_spread(journal.of("overlap"))
     clocks = sorted({one.clock for one in journal.of() if one.point.family != "bytes"})
     ranks = f"{head['world']} ranks on {head['nodes']} node{'s' if int(head['nodes']) > 1 else ''}"
-    failed = [reason for _, reason in journal.failed]
+    left = _left_out(journal)
     return Provenance(
         machine=f"{head['host']}: {head['cores']} cores, {units.format_bytes(float(head['memory']))} per device, {ranks}",
         device=str(head["name"]), driver=str(head["driver"]), versions=dict(head["versions"]),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), command=settings.command or "plan profile",
         timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread, drift=drift(journal),
-        residuals={**(compute.residuals if compute else {}), **fit_links.residuals(curves)},
+        residuals=(compute.residuals if compute else {}) | fit_links.residuals(fit_links.curves(collectives)),
         cost={
             "seconds": round(seconds, 1), "points": len(journal), "outliers": sum(one.outliers for one in journal.of()),
-            "left_out": sum(reason.startswith("left out") for reason in failed),
-            "failed": sum(not reason.startswith("left out") for reason in failed),
+            "left_out": left, "failed": len(journal.failed) - left,
         },
         notes=_load_notes(head),
     )  # fmt: skip
@@ -305,36 +279,30 @@ def _load_notes(head: Mapping[str, Any]) -> tuple[str, ...]:
 def _median_spread(measured: Sequence[Measured]) -> float:
     """Percent: half the interval over the median, the median over points."""
     spreads = sorted(one.spread for one in measured)
-    return round(100.0 * spreads[len(spreads) // 2], 2) if spreads and math.isfinite(spreads[-1]) else 0.0
+    return round(100.0 * spreads[len(spreads) // 2], 2)
 
 
-def _facts(rows: Sequence[Measured], base: HardwareProfile | None, device: str) -> ComputeFit | None:
-    """Memory, communicators, launches and the host's link where no operator was measured; None without any, or on a CPU,
-    whose figures are parts of what its operators reach."""
+def _compute(journal: Journal, base: HardwareProfile | None, device: str) -> ComputeFit | None:
+    """What the points of one rank say; None where no operator was measured. On a GPU with a library profile the facts of memory,
+    launches and the host's link count alone; a CPU's figures are parts of what its operators reach."""
+    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
+    if journal.of("gemm", "attention", "memory_bound"):
+        return fit_compute(rows, base_of(device, rows, base), device)
     if not rows or base is None or device != "cuda":
         return None
     stands_on = base_of(device, rows, base)
     return ComputeFit(
-        keys=machine_keys(rows, stands_on, device), residuals={}, spread=spreads(rows), measured={},
-        measurements=points_by_family(rows), notes=tuple(stands_on.notes),
+        keys=machine_keys(rows, stands_on, device), spread=spreads(rows), measurements=points_by_family(rows),
+        notes=tuple(stands_on.notes),
     )  # fmt: skip
-
-
-def _computed(rows: Sequence[Measured]) -> bool:
-    """Whether any operator was measured; facts of the memory alone make no curves."""
-    return any(one.point.family in ("gemm", "attention", "memory_bound") for one in rows)
 
 
 def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     """Makes the profile of the journal, checks it as it will be read, and writes it. Raises PlannerError."""
     journal = Journal.read(settings.journal)
-    base = base_profile(settings, str(journal.header["name"]))
-    rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
-    if _computed(rows):
-        compute: ComputeFit | None = fit_compute(rows, base_of(settings.device, rows, base), settings.device)
-    else:
-        compute = _facts(rows, base, settings.device)
-    data = profile_data(journal, settings, compute, base, seconds)
+    name = settings.base or (detect.profile_of(str(journal.header["name"])) if settings.device == "cuda" else None)
+    base = load_hardware(name) if name else None  # a CPU, or a device that the library does not know
+    data = profile_data(journal, settings, _compute(journal, base, settings.device), base, seconds)
     path = Path(settings.output)
     profile = HardwareProfile.from_dict(data, where=path.name)
     title = f"# {profile.device}: measured by plan profile on {data['provenance']['date'][:10]}; see provenance.\n"

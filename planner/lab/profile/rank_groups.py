@@ -1,15 +1,20 @@
-"""The ranks of a running profile: who is where, groups of a pattern, and agreement between all (torch)."""
+"""The ranks of a running profile: who is where, on which machine, groups of a pattern, and agreement between all (torch)."""
 
 from __future__ import annotations
 
+import os
+import platform
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from importlib import metadata
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from planner.detect import processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
 from planner.lab.launch.watch import Watch
@@ -24,20 +29,13 @@ CONTROL_SECONDS = 7 * 86400.0
 class Ranks:
     """All ranks of the profile as one of them sees them."""
 
-    place: Place
-    """Of this rank."""
-    device: str
-    """"cpu" or "cuda"."""
-    local: int
-    """Ranks of a node, the same on every one."""
-    hosts: list[str]
-    """Host of each rank, with the node's number where one host plays several."""
-    names: list[str]
-    """Device of each rank."""
-    watch: Watch
-    """Ends the profile when a rank or link fails."""
-    timeout: float
-    """Seconds that one step may take."""
+    place: Place  # Of this rank
+    device: str  # "cpu" or "cuda"
+    local: int  # Ranks of a node, the same on every one
+    hosts: list[str]  # Host of each rank, with the node's number where one host plays several
+    names: list[str]  # Device of each rank
+    watch: Watch  # Ends the profile when a rank or link fails
+    timeout: float  # Seconds that one step may take
     groups: dict[Pattern, Group | None] = field(default_factory=dict)
     """Groups that were formed; None where this rank is in none."""
 
@@ -115,3 +113,43 @@ def join(place: Place, device: str, timeout: float, ended: Callable[[str], None]
         place=place, device=device, local=met.nodes.count(met.nodes[0]), hosts=met.watch.hosts, names=met.names,
         watch=met.watch, timeout=timeout,
     )  # fmt: skip
+
+
+def versions(device: str) -> dict[str, str]:
+    """Of every library that has a part in the figures."""
+    found = {"python": platform.python_version(), "torch": torch.__version__, "linux": platform.release()}
+    try:
+        found["planner"] = metadata.version("planner")
+    except metadata.PackageNotFoundError:
+        found["planner"] = "of a checkout that is not installed"
+    if device == "cuda":
+        found["cuda"] = str(torch.version.cuda or torch.version.hip)
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+        found["cudnn"] = str(torch.backends.cudnn.version())
+    else:
+        found["gloo"] = f"of torch {torch.__version__}"
+    return found
+
+
+def driver() -> str:
+    """Version of the GPU's driver, as nvidia-smi says it."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return done.stdout.split()[0] if done.stdout.split() else ""
+
+
+def header(ranks: Ranks) -> dict[str, Any]:
+    """Of the journal: what the results belong to."""
+    hosts = sorted(set(ranks.hosts))
+    cuda = ranks.device == "cuda"
+    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device()) if cuda else None
+    return {
+        "device": ranks.device, "name": ranks.names[0] if cuda else processor(), "host": hosts[0].split(" node ")[0],
+        "nodes": len(hosts), "world": ranks.world, "local": ranks.local, "cores": os.cpu_count() or 1,
+        "memory": float(properties.total_memory) if cuda else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "units": int(properties.multi_processor_count) if cuda else 1,
+        "driver": driver() if cuda else "", "versions": versions(ranks.device),
+    }  # fmt: skip

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import PlannerError
-from planner.lab.profile.definitions import ACCUMULATING, ELEMENT, text
-from planner.lab.profile.points import Point
-from planner.lab.profile.tensors import Run, in_turn, values, whole
+from planner.lab.profile.definitions import ACCUMULATING, ELEMENT, rows_columns_depth
+from planner.lab.profile.points import Point, Run
+from planner.lab.profile.tensors import rotating, values
 
 MULTIPLE = {"fp8": 16, "fp8_row": 16, "fp8_block": 128, "mxfp8": 32, "nvfp4": 32}
 """Columns and depth of a product are multiples of this: 16 bytes, or the block of the scales.  [torch, ScaledBlas.cpp]"""
@@ -29,7 +29,7 @@ BLOCK = 128
 
 def needs_gpu(point: Point, device: str) -> None:
     """Raises PlannerError where the device has no such tensor cores; one scale per tensor also runs on a processor."""
-    dtype = text(point, "dtype")
+    dtype = point.text("dtype")
     if device != "cuda":
         if dtype == "fp8" and point.family == "gemm":
             return
@@ -44,40 +44,32 @@ def needs_gpu(point: Point, device: str) -> None:
         )
 
 
-def _dimensions(point: Point) -> tuple[int, int, int]:
-    """Rows, columns and depth as the kernel runs them. Raises PlannerError where the blocks do not divide them."""
-    dtype = text(point, "dtype")
-    m, n, k = (whole(point, name) for name in ("m", "n", "k"))
-    rows, columns, depth = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}[text(point, "pass")]
-    by = MULTIPLE[dtype]
-    if columns % by or depth % by or (dtype == "fp8_block" and rows % by):
-        raise PlannerError(f"{point.label}: {dtype} needs columns and depth that are multiples of {by}")
-    return rows, columns, depth
-
-
 def gemm(point: Point, device: str) -> Run:
     """One pass of a linear layer. Forward in plain fp8 adds up in the tensor core's own precision, as training does, the
     gradients in fp32."""
-    dtype = text(point, "dtype")
-    if text(point, "pass") == ACCUMULATING:
+    dtype, pass_ = point.text("dtype"), point.text("pass")
+    if pass_ == ACCUMULATING:
         raise PlannerError(f"{point.label}: torch has no product in {dtype} that adds to an fp32 gradient")
-    rows, columns, depth = _dimensions(point)
+    (rows, columns, depth), by = rows_columns_depth(point), MULTIPLE[dtype]
+    if columns % by or depth % by or (dtype == "fp8_block" and rows % by):
+        raise PlannerError(f"{point.label}: {dtype} needs columns and depth that are multiples of {by}")
     needs_gpu(point, device)
-    if dtype not in ("fp8", "fp8_row") and not hasattr(F, "scaled_mm"):
+    plain = dtype in ("fp8", "fp8_row")
+    if not plain and not hasattr(F, "scaled_mm"):
         raise PlannerError(f"{point.label}: products with block scales need torch 2.10 or newer")
-    fast = text(point, "pass") == "forward"
 
     def one() -> Run:
         left, right = _operand(rows, depth, dtype, device), _operand(columns, depth, dtype, device)
-        if dtype in ("fp8", "fp8_row"):
-            scales = _plain_scales(rows, columns, dtype, device)
-            return lambda: torch._scaled_mm(
-                left, right.t(), scale_a=scales[0], scale_b=scales[1], out_dtype=torch.bfloat16, use_fast_accum=fast
-            )  # fmt: skip
-        how = _recipe(rows, columns, depth, dtype, text(point, "pass"), device)
-        return lambda: F.scaled_mm(left, right.t(), output_dtype=torch.bfloat16, **how)
+        if not plain:
+            how = _recipe((rows, columns, depth), dtype, pass_, device)
+            return lambda: F.scaled_mm(left, right.t(), output_dtype=torch.bfloat16, **how)
+        shapes: tuple[tuple[int, ...], ...] = ((), ()) if dtype == "fp8" else ((rows, 1), (1, columns))
+        a, b = (torch.ones(shape, device=device) for shape in shapes)
+        return lambda: torch._scaled_mm(
+            left, right.t(), scale_a=a, scale_b=b, out_dtype=torch.bfloat16, use_fast_accum=pass_ == "forward"
+        )
 
-    return in_turn(one, ELEMENT[dtype] * (rows * depth + columns * depth), device)
+    return rotating(one, ELEMENT[dtype] * (rows * depth + columns * depth), device)
 
 
 def _operand(rows: int, depth: int, dtype: str, device: str) -> Any:
@@ -88,29 +80,25 @@ def _operand(rows: int, depth: int, dtype: str, device: str) -> Any:
     return values((rows, depth), "fp8", device)
 
 
-def _plain_scales(rows: int, columns: int, dtype: str, device: str) -> tuple[Any, Any]:
-    if dtype == "fp8":
-        return torch.tensor(1.0, device=device), torch.tensor(1.0, device=device)
-    return torch.ones(rows, 1, device=device), torch.ones(1, columns, device=device)
-
-
-def _recipe(rows: int, columns: int, depth: int, dtype: str, pass_: str, device: str) -> dict[str, Any]:
+def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) -> dict[str, Any]:
     """Scales and how they lie. In fp8 with blocks activations and gradients have a scale per 1 x 128, weights per 128 x 128; the
     weight gradient multiplies two of the former.  [DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
+    rows, columns, depth = shape
     kinds, places = F.ScalingType, F.SwizzleType
+
+    def both(scales: tuple[Any, Any], kinds: tuple[Any, Any], **more: Any) -> dict[str, Any]:
+        return (
+            dict(zip(("scale_a", "scale_b", "scale_recipe_a", "scale_recipe_b"), (*scales, *kinds), strict=True)) | more
+        )
+
     if dtype == "fp8_block":
-        blocks = depth // BLOCK
+        blocks, one_row = depth // BLOCK, kinds.BlockWise1x128
         left = torch.ones(blocks, rows, device=device).t()
         if pass_ == "wgrad":
-            right, kind = torch.ones(blocks, columns, device=device).t(), kinds.BlockWise1x128
-        else:  # padded to whole fours of blocks
-            right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()
-            kind = kinds.BlockWise128x128
-        return {
-            "scale_a": left, "scale_b": right, "scale_recipe_a": kinds.BlockWise1x128, "scale_recipe_b": kind,
-        }  # fmt: skip
-    scale_type = torch.float8_e8m0fnu if dtype == "mxfp8" else torch.float8_e4m3fn
-    block = 32 if dtype == "mxfp8" else 16
+            return both((left, torch.ones(blocks, columns, device=device).t()), (one_row, one_row))
+        right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()  # whole fours of blocks
+        return both((left, right), (one_row, kinds.BlockWise128x128))
+    scale_type, block = (torch.float8_e8m0fnu, 32) if dtype == "mxfp8" else (torch.float8_e4m3fn, 16)
 
     def tiled(length: int) -> Any:
         tall, wide = (size * math.ceil(x / size) for x, size in zip((length, depth // block), SCALE_TILE, strict=True))
@@ -118,38 +106,33 @@ def _recipe(rows: int, columns: int, depth: int, dtype: str, pass_: str, device:
 
     if dtype == "mxfp8":
         kind, place = kinds.BlockWise1x32, places.SWIZZLE_32_4_4
-        return {
-            "scale_a": tiled(rows), "scale_b": tiled(columns), "scale_recipe_a": kind, "scale_recipe_b": kind,
-            "swizzle_a": place, "swizzle_b": place,
-        }  # fmt: skip
+        return both((tiled(rows), tiled(columns)), (kind, kind), swizzle_a=place, swizzle_b=place)
     two, lie = [kinds.BlockWise1x16, kinds.TensorWise], [places.SWIZZLE_32_4_4, places.NO_SWIZZLE]
-    one = torch.ones(1, device=device)
-    return {
-        "scale_a": [tiled(rows), one], "scale_b": [tiled(columns), one], "scale_recipe_a": two, "scale_recipe_b": two,
-        "swizzle_a": lie, "swizzle_b": lie,
-    }  # fmt: skip
+    whole = torch.ones(1, device=device)
+    return both(([tiled(rows), whole], [tiled(columns), whole]), (two, two), swizzle_a=lie, swizzle_b=lie)
 
 
 def grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens in fp8 with a scale per row: torch's kernel for Hopper; other recipes it has not for every pass."""
-    dtype, pass_ = text(point, "dtype"), text(point, "pass")
+    dtype, pass_ = point.text("dtype"), point.text("pass")
     needs_gpu(point, device)
     if dtype not in ("fp8", "fp8_row") or pass_ == ACCUMULATING:
         raise PlannerError(
             f"{point.label}: torch multiplies groups in half precision and in fp8 with a scale per row; {dtype} {pass_} it has not"
         )
-    tokens, n, k, groups = (whole(point, name) for name in ("tokens", "n", "k", "groups"))
+    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
     if any(size % MULTIPLE["fp8"] for size in (tokens, n, k)):
         raise PlannerError(
             f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
         )
     bytes_each = float(groups * (tokens * (n + k) + n * k))
-    return in_turn(lambda: _experts(pass_, device, tokens, n, k, groups), bytes_each, device)
+    return rotating(lambda: _experts(point, device), bytes_each, device)
 
 
-def _experts(pass_: str, device: str, tokens: int, n: int, k: int, groups: int) -> Run:
+def _experts(point: Point, device: str) -> Run:
     """One set of experts and of their tokens."""
-    rows = tokens * groups
+    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
+    rows, pass_ = tokens * groups, point.text("pass")
     ends = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the right operand before it is transposed
         "forward": ((rows, k), (groups, n, k)), "dgrad": ((rows, n), (groups, k, n)), "wgrad": ((n, rows), (k, rows)),

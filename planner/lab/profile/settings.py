@@ -9,36 +9,25 @@ from typing import Any
 
 from planner.errors import PlannerError, nearest_first
 
-PARTS = ("collectives", "compute", "memory")
-"""What ``--only`` may name."""
+PARTS = ("collectives", "compute", "memory")  # What ``--only`` may name
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Everything that decides what is measured and where it goes."""
 
-    output: str
-    """Profile to write."""
-    device: str
-    """"cpu" or "cuda"."""
-    budget: float
-    """Seconds of measuring, start-up left out."""
-    models: tuple[str, ...] = ()
-    """What the operators and sizes are taken from."""
-    resume: bool = False
-    """Go on with the journal beside the output."""
-    only: tuple[str, ...] = PARTS
-    """Parts to measure."""
-    timeout: float = 30.0
-    """Seconds after which a step has hung."""
-    largest: float | None = None
-    """Largest buffer of a collective, bytes; None = by the models."""
-    base: str | None = None
-    """Library profile for what is not measured; None = by the device's name."""
+    output: str  # Profile to write
+    device: str  # "cpu" or "cuda"
+    budget: float  # Seconds of measuring, start-up left out
+    models: tuple[str, ...] = ()  # What the operators and sizes are taken from
+    resume: bool = False  # Go on with the journal of an earlier run
+    only: tuple[str, ...] = PARTS  # Parts to measure
+    timeout: float = 30.0  # Seconds after which a step has hung
+    largest: float | None = None  # Largest buffer of a collective, bytes; None = by the models
+    base: str | None = None  # Library profile for what is not measured; None = by the device's name
     network_bandwidth: float | None = None
     """Line rate of the NICs per GPU, bytes/s; None = of the base, else the best that was measured."""
-    command: str = ""
-    """As the user typed it."""
+    command: str = ""  # As the user typed it
 
     def __post_init__(self) -> None:
         for part in self.only:
@@ -54,7 +43,7 @@ class Settings:
 
     @property
     def journal(self) -> Path:
-        """Where the measurements are kept while they run, beside the profile."""
+        """Where the measurements are kept while they run, next to the profile."""
         path = Path(self.output)
         return path.with_name(f"{path.stem}.journal.json")
 
@@ -65,7 +54,7 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """The settings that the first process handed to the ranks."""
-        data: dict[str, Any] = json.loads(text)
+        data = json.loads(text)
         values: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
         }

@@ -20,9 +20,8 @@ def profile_summary(profile: HardwareProfile, output: str) -> dict[str, Any]:
     assert origin is not None
     return {
         "file": output, "device": profile.device, "machine": origin.machine, "date": origin.date,
-        "seconds": origin.cost.get("seconds", 0.0), "points": origin.cost.get("points", 0.0),
-        "left_out": origin.cost.get("left_out", 0.0), "failed": origin.cost.get("failed", 0.0),
-        "outliers": origin.cost.get("outliers", 0.0), "measured": dict(profile.measured), "notes": list(profile.notes),
+        **{name: origin.cost.get(name, 0.0) for name in ("seconds", "points", "left_out", "failed", "outliers")},
+        "measured": dict(profile.measured), "notes": list(profile.notes),
         "sustained_bf16_flops": profile.sustained_flops("bf16"), "memory_bandwidth": profile.memory_bandwidth,
     }  # fmt: skip
 
@@ -35,11 +34,10 @@ def profile_rows(profile: HardwareProfile) -> list[dict[str, Any]]:
     for op in COLLECTIVES:
         curve = profile.scale_up[op]
         group = int(curve.groups[-1])
-        fits = [
-            values for name, values in origin.residuals.items()
-            if name.split() and name.split()[0] == op and isinstance(values, list)
-        ]  # fmt: skip
-        medians = sorted(values[0] for values in fits)
+        medians = sorted(
+            values[0] for name, values in origin.residuals.items()
+            if name.split()[:1] == [op] and isinstance(values, list)
+        )  # fmt: skip
         rows.append({
             "op": op, "ranks": group, "latency": float(curve.latency()[-1]),
             "bus_bandwidth": float(curve.bus_bandwidth()[-1]), "largest": float(curve.sizes[-1]),

@@ -9,29 +9,37 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from planner.errors import PlannerError
-from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT, text
-from planner.lab.profile.points import Point
-from planner.lab.profile.tensors import Run, gradients, in_turn, values, whole
+from planner.lab.profile.definitions import COMPILED, EAGER, ELEMENT
+from planner.lab.profile.points import Point, Run
+from planner.lab.profile.tensors import gradients, rotating, values
 from planner.lab.reference.fused_operators import OPS
 from planner.lab.reference.transformer import EPSILON, Place, angles, rotary
 
 
 def memory_bound(point: Point, device: str) -> Run:
     """One run of a point; ``definitions.MEMORY_BYTES`` and ``EAGER_TENSORS`` count its bytes. Raises PlannerError."""
-    op, dtype = text(point, "op"), text(point, "dtype")
-    rows, columns = whole(point, "rows"), whole(point, "columns")
+    op = point.text("op")
     if op == "optimizer":
-        return adam(rows * columns, device)
+        return adam(point.whole("rows") * point.whole("columns"), device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
-    maker = makers.get(op, _loss if op.startswith("cross_entropy") else _single)
-    return in_turn(lambda: maker(point, device), 2.0 * ELEMENT[dtype] * rows * columns, device)
+    return _rotating(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
+
+
+def _rotating(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
+    each = 2.0 * ELEMENT[point.text("dtype")] * point.whole("rows") * point.whole("columns")
+    return rotating(lambda: maker(point, device), each, device)
+
+
+def _tensors(point: Point, device: str, count: int) -> list[Any]:
+    shape = (point.whole("rows"), point.whole("columns"))
+    return [values(shape, point.text("dtype"), device) for _ in range(count)]
 
 
 def _single(point: Point, device: str) -> Run:
     """Norms, additions, copies and casts: one kernel of torch's own."""
-    op, dtype = text(point, "op"), text(point, "dtype")
-    rows, columns = whole(point, "rows"), whole(point, "columns")
-    x = values((rows, columns), dtype, device)
+    op, dtype = point.text("op"), point.text("dtype")
+    (x,) = _tensors(point, device, 1)
+    rows, columns = x.shape
     if op in ("norm_forward", "norm_backward"):
         scale = values((columns,), dtype, device)
         if op == "norm_forward":
@@ -48,14 +56,14 @@ def _single(point: Point, device: str) -> Run:
         target = torch.empty_like(x)
         return lambda: target.copy_(x)
     if op == "elementwise":
-        y = values((rows, columns), dtype, device)
+        (y,) = _tensors(point, device, 1)
         return lambda: torch.add(x, y)
     raise PlannerError(f"{point.label}: unknown memory-bound operator '{op}'")
 
 
 def compiled(function: Callable[..., Any], point: Point, device: str) -> Callable[..., Any]:
     """The function as the key's ``kernel`` says: eager, or one kernel made by torch.compile. Raises PlannerError."""
-    kernel = text(point, "kernel")
+    kernel = point.text("kernel")
     if kernel == EAGER:
         return function
     if kernel != COMPILED:
@@ -76,16 +84,15 @@ def gate(up: Any, gate_: Any) -> Any:
 
 def _swiglu(point: Point, device: str) -> Run:
     """SwiGLU between separate gate and up projections."""
-    shape = (whole(point, "rows"), whole(point, "columns"))
-    both = [values(shape, text(point, "dtype"), device) for _ in range(2)]
+    both = _tensors(point, device, 2)
     function = compiled(gate, point, device)
     return _either_pass(lambda: [function(*both)], both, point)
 
 
 def _rope(point: Point, device: str) -> Run:
     """The rotary embedding of q and k, (1, tokens, heads, head size) each, of the reference transformer."""
-    rows, columns, kv, d = (whole(point, name) for name in ("rows", "columns", "kv_heads", "head_dim"))
-    dtype = text(point, "dtype")
+    rows, columns, kv, d = (point.whole(name) for name in ("rows", "columns", "kv_heads", "head_dim"))
+    dtype = point.text("dtype")
     heads = [values((1, rows, count, d), dtype, device) for count in (columns // d - kv, kv)]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
     place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
@@ -101,7 +108,7 @@ def _either_pass(forward: Callable[[], list[Any]], inputs: list[Any], point: Poi
     """The forward pass with what the backward pass needs kept, or the backward pass."""
     for one in inputs:
         one.requires_grad_(True)
-    return gradients(forward(), inputs) if text(point, "pass") == "backward" else forward
+    return gradients(forward(), inputs) if point["pass"] == "backward" else forward
 
 
 def adam(parameters: int, device: str) -> Run:
@@ -113,14 +120,12 @@ def adam(parameters: int, device: str) -> Run:
 
 def _loss(point: Point, device: str) -> Run:
     """Log-softmax in fp32 and its gradient; or torch's cross entropy forward and backward."""
-    op, pass_, dtype = text(point, "op"), text(point, "pass"), text(point, "dtype")
-    rows, columns = whole(point, "rows"), whole(point, "columns")
-    logits = values((rows, columns), dtype, device)
-    if op == "cross_entropy_whole":
+    (logits,) = _tensors(point, device, 1)
+    if point["op"] == "cross_entropy_whole":
         logits.requires_grad_(True)
-        target = torch.randint(columns, (rows,), device=device)
+        target = torch.randint(logits.shape[1], (logits.shape[0],), device=device)
         return lambda: torch.autograd.grad(F.cross_entropy(logits, target), logits)
-    if pass_ == "forward":
+    if point["pass"] == "forward":
         return lambda: F.log_softmax(logits, -1, dtype=torch.float32)
     output = F.log_softmax(logits, -1, dtype=torch.float32)
     gradient = torch.randn_like(output)
@@ -134,50 +139,39 @@ def chain(point: Point, device: str) -> Run:
     Inputs take turns; what is between the kernels of one run stays where the chain leaves it. cross_entropy: the largest logit and
     the sum forward, the gradient backward.
     """
-    op, dtype = text(point, "op"), text(point, "dtype")
-    rows, columns = whole(point, "rows"), whole(point, "columns")
     makers = {"norm": _norm_chain, "swiglu": _swiglu_chain, "rope": _rope_chain, "cross_entropy": _loss_chain}
-    if op not in makers:
+    if point["op"] not in makers:
         raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
-    return in_turn(lambda: makers[op](point, device), 2.0 * ELEMENT[dtype] * rows * columns, device)
+    backward = point["pass"] == "backward"
+    return _rotating(lambda point, device: makers[point["op"]](point, device)[backward], point, device)
 
 
-def _tensors(point: Point, device: str, count: int) -> list[Any]:
-    shape = (whole(point, "rows"), whole(point, "columns"))
-    return [values(shape, text(point, "dtype"), device) for _ in range(count)]
-
-
-def _norm_chain(point: Point, device: str) -> Run:
+def _norm_chain(point: Point, device: str) -> tuple[Run, Run]:
     x, gradient = _tensors(point, device, 2)
     weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
-    if text(point, "pass") == "forward":
-        return lambda: OPS.rms_norm(x, weight, EPSILON)
-    return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
+    return lambda: OPS.rms_norm(x, weight, EPSILON), lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
 
 
-def _swiglu_chain(point: Point, device: str) -> Run:
+def _swiglu_chain(point: Point, device: str) -> tuple[Run, Run]:
     gate_, up, gradient = _tensors(point, device, 3)
-    if text(point, "pass") == "forward":
-        return lambda: OPS.swiglu(gate_, up)
-    return lambda: OPS.swiglu_backward(gradient, gate_, up)
+    return lambda: OPS.swiglu(gate_, up), lambda: OPS.swiglu_backward(gradient, gate_, up)
 
 
-def _rope_chain(point: Point, device: str) -> Run:
+def _rope_chain(point: Point, device: str) -> tuple[Run, Run]:
     """q and k together, as if they had equally many heads; backward is the same turn."""
-    rows, columns, d = (whole(point, name) for name in ("rows", "columns", "head_dim"))
-    heads = columns // d
-    both = [
-        values((1, rows, count, d), text(point, "dtype"), device) for count in (heads - heads // 2, heads // 2) if count
-    ]
+    rows, d, dtype = point.whole("rows"), point.whole("head_dim"), point.text("dtype")
+    heads = point.whole("columns") // d
+    both = [values((1, rows, count, d), dtype, device) for count in (heads - heads // 2, heads // 2) if count]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
-    return lambda: [OPS.rotate(one, cosine, sine) for one in both]
+    return (lambda: [OPS.rotate(one, cosine, sine) for one in both],) * 2
 
 
-def _loss_chain(point: Point, device: str) -> Run:
+def _loss_chain(point: Point, device: str) -> tuple[Run, Run]:
     (logits,) = _tensors(point, device, 1)
     rows, columns = logits.shape
     largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
     scale = torch.ones((), device=device)
-    if text(point, "pass") == "forward":
-        return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))
-    return lambda: OPS.loss_gradient(logits, largest, targets, scale)
+    return (
+        lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest)),
+        lambda: OPS.loss_gradient(logits, largest, targets, scale),
+    )

@@ -9,33 +9,19 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from planner import units
-from planner.lab.profile.definitions import number
-from planner.lab.profile.points import Point
-
-Run: TypeAlias = Callable[[], object]
+from planner.lab.profile.points import Run, Taker
 
 DTYPES: dict[str, Any] = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-    "tf32": torch.float32,
-    "fp8": torch.float8_e4m3fn,
-}
+    "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32, "tf32": torch.float32, "fp8": torch.float8_e4m3fn,
+}  # fmt: skip
 MOST_SETS = 16
-MOST_BYTES = 2.0 * units.GIB
-"""Operand sets that rotate, and what they may take together."""
-USUAL_CACHE = 32.0 * units.MIB
-"""Where the kernel does not say."""
-
-
-def whole(point: Point, name: str) -> int:
-    """A whole number of the key."""
-    return int(number(point, name))
+MOST_BYTES = 2.0 * units.GIB  # Operand sets that rotate, and what they may take together
+USUAL_CACHE = 32.0 * units.MIB  # Where the kernel does not say
 
 
 def values(shape: tuple[int, ...], dtype: str, device: str) -> Any:
@@ -89,7 +75,7 @@ def keep_memory() -> None:
         library.mallopt(m_top_pad, 2**26)
 
 
-def in_turn(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
+def rotating(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
     """One run of each operand set after the other; ``make`` makes a set and what runs on it.
 
     What a run puts out stays until its turn comes again, as in a layer: the next one does not write into the same memory.
@@ -110,3 +96,24 @@ def gradients(outputs: Sequence[Any], wanted: Sequence[Any]) -> Run:
     """The backward pass of a graph that is kept, from random gradients of its outputs."""
     above = [torch.randn_like(output) for output in outputs]
     return lambda: torch.autograd.grad(list(outputs), list(wanted), above, retain_graph=True)
+
+
+def event_taker(run: Run, before: Run | None = None) -> Taker:
+    """Samples by device events; a block of them is queued before the host waits, so that the device never idles between an event
+    and its kernel (elapsed_time is in milliseconds). ``before`` is queued before the first event of each sample."""
+
+    def take(count: int, inner: int) -> list[float]:
+        pairs: list[tuple[Any, Any]] = []
+        for _ in range(count):
+            if before:
+                before()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record()
+            for _ in range(inner):
+                run()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) / units.KILO / inner for start, end in pairs]
+
+    return take

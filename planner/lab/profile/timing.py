@@ -9,27 +9,23 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.profile.points import CLOCKS, Measured, Point, Value
+from planner.lab.profile.points import CLOCKS, Run, Taker, Timing
 
-CONFIDENCE = 0.95
-"""Chance that the interval holds the median."""
-PRECISION = 0.02
-"""Half the interval over the median at which measuring stops early."""
-LEAST, MOST = 7, 2000
-"""Samples: fewer than six cannot give 95 percent; more are not taken however much time is left."""
+CONFIDENCE = 0.95  # Chance that the interval holds the median
+PRECISION = 0.02  # Half the interval over the median at which measuring stops early
+LEAST, MOST = 7, 2000  # Samples: fewer than six cannot give 95 percent; more are not taken however much time is left
 OUTLIER = 5.0
 """Robust deviations (1.4826 x median absolute deviation) from the median beyond which a sample is called an outlier."""
-SAME = 0.001
-"""Difference over the median below which samples are equal: equal samples have no deviation."""
+SAME = 0.001  # Difference over the median below which samples are equal: equal samples have no deviation
 SAMPLE_SECONDS = {"cuda_events": 50e-6, "wall": 20e-6, "cpu": 500e-6}
 """A sample repeats a shorter run until it lasts this long: events and clocks tick in 0.5 us to 1 us, processor time of the
 kernel is charged in steps of some us."""
+FEWEST = 3  # Of fewer ranks or groups none is an outlier
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,10 +37,14 @@ class Yardstick:
     y_0 what it took when measuring began. Operators and whole layers are then times of one and the same machine.
     """
 
-    run: Callable[[], object]
-    """Product and addition of a layer's kind."""
-    reference: float
-    """y_0, processor seconds: the quickest tenth of its first runs."""
+    run: Run  # Product and addition of a layer's kind
+    reference: float  # y_0, processor seconds: the quickest tenth of its first runs
+
+    @classmethod
+    def of(cls, run: Run, runs: int) -> Yardstick:
+        """With the reference of so many first runs."""
+        found = cls(run=run, reference=1.0)
+        return replace(found, reference=sorted(found.seconds() for _ in range(runs))[runs // 10])
 
     def seconds(self) -> float:
         """Processor seconds of one run."""
@@ -53,58 +53,18 @@ class Yardstick:
         return time.process_time() - start
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timing:
-    """Median seconds of one run with what is known about it; ``Measured`` without the point."""
-
-    median: float
-    """Seconds."""
-    low: float
-    """Lower end of the interval of the median."""
-    high: float
-    """Upper end."""
-    repetitions: int
-    """Samples."""
-    outliers: int
-    """Samples beyond OUTLIER deviations, kept."""
-    clock: str
-    """One of points.CLOCKS."""
-    confidence: float
-    """Chance that low..high holds the median; below CONFIDENCE where there were fewer than six samples."""
-    least: float
-    """Shortest sample, seconds."""
-    longest: float
-    """Longest sample, seconds."""
-    slowed: float = 1.0
-    """Median of y / y_0 where a yardstick was used."""
-
-    @property
-    def spread(self) -> float:
-        """Half the width of the interval over the median."""
-        return 0.5 * (self.high - self.low) / self.median if self.median > 0 else 0.0
-
-    def measured(self, point: Point, **details: Value) -> Measured:
-        """The result for a point."""
-        details |= {"slowed": round(self.slowed, 4)} if self.slowed != 1.0 else {}
-        return Measured(
-            point=point, median=self.median, low=self.low, high=self.high, repetitions=self.repetitions,
-            outliers=self.outliers, clock=self.clock, confidence=self.confidence,
-            details=tuple(sorted(details.items())),
-        )  # fmt: skip
-
-
 @cache
-def interval_rank(count: int, confidence: float = CONFIDENCE) -> tuple[int, float]:
+def interval_rank(count: int) -> tuple[int, float]:
     """(k, chance): the k-th smallest and k-th largest of ``count`` samples hold the median with that chance.
 
-    chance = 1 - 2 sum_{i<k} C(n, i) / 2^n; k is the largest with chance >= confidence, or 1 where none has it.
+    chance = 1 - 2 sum_{i<k} C(n, i) / 2^n; k is the largest with chance >= CONFIDENCE, or 1 where none has it.
     """
     rank, term, below = 1, 1, 1  # whole numbers: 2^-n is no float from n = 1075 on
     chance = 1.0 - 2 * below / 2**count
     while rank < (count + 1) // 2:
         term = term * (count - rank + 1) // rank
         below += term
-        if 1.0 - 2 * below / 2**count < confidence:
+        if 1.0 - 2 * below / 2**count < CONFIDENCE:
             break
         rank, chance = rank + 1, 1.0 - 2 * below / 2**count
     return rank, max(chance, 0.0)
@@ -116,7 +76,7 @@ def middle(ordered: Sequence[float]) -> float:
     return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
 
 
-def summarise(samples: Sequence[float], clock: str, confidence: float = CONFIDENCE) -> Timing:
+def summarise(samples: Sequence[float], clock: str) -> Timing:
     """Median, its interval, and the outliers of samples in seconds. All samples count."""
     if not samples:
         raise PlannerError("nothing was timed: no sample was taken")
@@ -124,71 +84,64 @@ def summarise(samples: Sequence[float], clock: str, confidence: float = CONFIDEN
         raise PlannerError(f"unknown clock '{clock}'; known: {', '.join(CLOCKS)}")
     ordered = sorted(samples)
     median = middle(ordered)
-    rank, chance = interval_rank(len(ordered), confidence)
+    rank, chance = interval_rank(len(ordered))
     deviation = 1.4826 * middle(sorted(abs(sample - median) for sample in ordered))
     beyond = max(OUTLIER * deviation, SAME * median)
     return Timing(
         median=median, low=ordered[rank - 1], high=ordered[-rank], repetitions=len(ordered), clock=clock,
         outliers=sum(abs(sample - median) > beyond for sample in ordered), confidence=chance,
-        least=ordered[0], longest=ordered[-1],
     )  # fmt: skip
 
 
-def precise(samples: Sequence[float], precision: float = PRECISION, confidence: float = CONFIDENCE) -> bool:
-    """Whether half the interval of the median is within ``precision`` of it, at the asked confidence."""
+def precise(samples: Sequence[float], precision: float = PRECISION) -> bool:
+    """Whether half the interval of the median is within ``precision`` of it, at CONFIDENCE."""
     if len(samples) < LEAST:
         return False
-    found = summarise(samples, "wall", confidence)
-    return found.confidence >= confidence and found.spread <= precision
+    found = summarise(samples, "wall")
+    return found.confidence >= CONFIDENCE and found.spread <= precision
 
 
-def measure(
-    run: Callable[[], object],
-    *,
-    device: str,
-    clock: str = "",
-    budget_s: float,
-    precision: float = PRECISION,
-    most: int = MOST,
-    before: Callable[[], object] | None = None,
-    yardstick: Yardstick | None = None,
-) -> Timing:
-    """Time ``run`` until its median is known to ``precision`` or the budget is spent, at least LEAST times.
+def measure(run: Run, *, device: str, budget_s: float, clock: str = "", yardstick: Yardstick | None = None) -> Timing:
+    """Time ``run`` until its median is known to PRECISION or the budget is spent, at least LEAST times.
 
-    ``device`` is "cpu" or "cuda"; ``clock`` defaults to device events there and to wall time on a CPU. ``before`` runs
-    untimed before each sample (to flush a cache); a sample is then one run, otherwise short runs are repeated within a
-    sample (SAMPLE_SECONDS) and the sample is their mean. A run longer than the budget is still timed LEAST times only if
-    that takes less than three budgets; never fewer than three times. With a ``yardstick`` samples are what they would be
-    at its reference.
+    ``device`` is "cpu" or "cuda"; ``clock`` defaults to device events there and to wall time on a CPU. Short runs are repeated
+    within a sample (SAMPLE_SECONDS) and the sample is their mean. A run longer than the budget is still timed LEAST times only
+    if that takes less than three budgets; never fewer than three times. With a ``yardstick`` samples are what they would be at
+    its reference, and the detail ``slowed`` is the median of y / y_0.
     """
     clock = clock or ("cuda_events" if device == "cuda" else "wall")
-    if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda" and clock != "wall"):
+    if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda"):
         raise PlannerError(f"the clock '{clock}' does not fit the device '{device}'")
     slowed: list[float] = []
-    take = _measured_taker(run, yardstick, slowed) if yardstick else _taker(run, before, clock, device)
+    take = _yardstick_taker(run, yardstick, slowed) if yardstick else taker(run, clock)
     begun = time.perf_counter()
     take(1, 1)
     first = max(time.perf_counter() - begun, 1e-9)
-    inner = 1 if before else max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9)))
+    inner = max(1, math.ceil(SAMPLE_SECONDS[clock] / max(take(1, 1)[0], 1e-9)))
     while time.perf_counter() - begun < min(0.1 * budget_s, 0.5):  # caches, clocks and lazy loading settle
         take(1, inner)
     samples: list[float] = []
     begun = time.perf_counter()
     slowed.clear()
-    while len(samples) < most:
+    while len(samples) < MOST:
         samples += take(_block(samples, inner, first), inner)
         spent = time.perf_counter() - begun
-        if precise(samples, precision) or (spent > budget_s and len(samples) >= LEAST):
+        if precise(samples) or (spent > budget_s and len(samples) >= LEAST):
             break
         if spent > 3.0 * budget_s and len(samples) >= 3:
             break
     found = summarise(samples, clock)
-    return replace(found, slowed=middle(sorted(slowed))) if slowed else found
+    rate = middle(sorted(slowed)) if slowed else 1.0
+    return replace(found, details=(("slowed", round(rate, 4)),)) if rate != 1.0 else found
 
 
-def _measured_taker(
-    run: Callable[[], object], yardstick: Yardstick, slowed: list[float]
-) -> Callable[[int, int], list[float]]:
+def _block(samples: Sequence[float], inner: int, first: float) -> int:
+    """Samples to take before looking again: about 5 ms of them, so that asking costs little and events queue up."""
+    one = inner * (samples[-1] if samples else first)
+    return max(1, min(100, int(5e-3 / max(one, 1e-9)), LEAST if not samples else len(samples)))
+
+
+def _yardstick_taker(run: Run, yardstick: Yardstick, slowed: list[float]) -> Taker:
     """Processor time of each sample, at the rate that the yardstick had at its reference; ``slowed`` gets y / y_0."""
 
     def take(count: int, inner: int) -> list[float]:
@@ -208,64 +161,36 @@ def _measured_taker(
     return take
 
 
-def _block(samples: Sequence[float], inner: int, first: float) -> int:
-    """Samples to take before looking again: about 5 ms of them, so that asking costs little and events queue up."""
-    one = inner * (samples[-1] if samples else first)
-    return max(1, min(100, int(5e-3 / max(one, 1e-9)), LEAST if not samples else len(samples)))
-
-
-def _taker(
-    run: Callable[[], object], before: Callable[[], object] | None, clock: str, device: str
-) -> Callable[[int, int], list[float]]:
-    """``take(count, inner)``: that many samples, each the mean of ``inner`` runs, in seconds."""
+def taker(run: Run, clock: str, before: Run | None = None) -> Taker:
+    """By a clock; ``before`` each sample, untimed."""
     if clock == "cuda_events":
-        return _event_taker(run, before)
+        from planner.lab.profile.tensors import event_taker
+
+        return event_taker(run, before)
     tick = time.process_time if clock == "cpu" else time.perf_counter
-    wait = _synchroniser(device)
 
     def take(count: int, inner: int) -> list[float]:
         samples = []
         for _ in range(count):
             if before:
                 before()
-            wait()
             start = tick()
             for _ in range(inner):
                 run()
-            wait()
             samples.append((tick() - start) / inner)
         return samples
 
     return take
 
 
-def _synchroniser(device: str) -> Callable[[], object]:
-    if device != "cuda":
-        return lambda: None
-    import torch
+def slowest_of(seconds: Sequence[float]) -> tuple[int, float]:
+    """Place of the longest, and its ratio to the median of the others."""
+    slowest = max(range(len(seconds)), key=lambda place: seconds[place])
+    others = sorted(value for place, value in enumerate(seconds) if place != slowest)
+    return slowest, seconds[slowest] / middle(others) if others and middle(others) > 0 else 1.0
 
-    return torch.cuda.synchronize
 
-
-def _event_taker(run: Callable[[], object], before: Callable[[], object] | None) -> Callable[[int, int], list[float]]:
-    """Device events around each sample; a block of samples is queued before the host waits, so that the device never
-    idles between an event and its kernel (elapsed_time is in milliseconds)."""
-    import torch
-
-    from planner import units
-
-    def take(count: int, inner: int) -> list[float]:
-        pairs: list[tuple[Any, Any]] = []
-        for _ in range(count):
-            if before:
-                before()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(inner):
-                run()
-            end.record()
-            pairs.append((start, end))
-        torch.cuda.synchronize()
-        return [start.elapsed_time(end) / units.KILO / inner for start, end in pairs]
-
-    return take
+def slowest_group(groups: Sequence[Sequence[int]], seconds: Sequence[float]) -> tuple[str, float]:
+    """The group with the longest time on any of its ranks, as text, and its ratio to the median of the other groups."""
+    slowest, ratio = slowest_of([max(seconds[rank] for rank in group) for group in groups])
+    return " ".join(map(str, groups[slowest])), ratio

@@ -28,7 +28,7 @@ TRACED = ("full", "truncated")
 """Levels that --trace is of."""
 
 
-@click.command(short_help="Run a plan, or its memory alone, and compare with the prediction.")
+@click.command()
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--rung", metavar="NAME", default="auto", help="full, truncated, rank, meta or auto: the highest. [auto]")
 @click.option(

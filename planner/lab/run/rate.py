@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-from planner.lab.profile.machine import stream_yardstick, yardstick
+from planner.lab.profile.compute_timing import stream_yardstick, yardstick
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock, Timed

@@ -10,7 +10,7 @@ import click
 from planner.terminal.flags import console, progress
 
 
-@click.command(short_help="Predict published runs and print the errors.")
+@click.command()
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print every run and the summary as JSON.")
 @click.option("--sweeps", is_flag=True, help="Also print every sweep of layouts: regret, rank correlation, the pick.")
@@ -32,7 +32,8 @@ def accuracy(paths: tuple[Path, ...], as_json: bool, sweeps: bool, worst: int | 
       plan accuracy my-runs.yaml --json
       plan accuracy my-runs.yaml --page report.md
     """
-    from planner.questions.accuracy.numbers import pairs_of, report_of
+    from planner.questions.accuracy.numbers import report_of
+    from planner.questions.accuracy.prediction import pairs_of
     from planner.runs import read_runs
 
     with progress("predicting"):

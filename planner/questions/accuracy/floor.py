@@ -14,15 +14,12 @@ DRAWS = 2000
 """How often the times of a sweep are drawn anew: its mean regret is then known to a fortieth of its spread."""
 SEED = 20261121
 """The same draws on every page."""
-LEAST = {"repeated": 6, "depth": 6, "zero": 100}
+LEAST = {"repeated": 6, "zero": 100}
 """Deviations that a family needs before its scatter says anything; more where other errors are among them."""
 MEDIAN_OF_NORMAL = 0.6745
 """Median of the size of a standard normal variable."""
-DEPTHS = 4
-"""Depths of one model that a straight line is laid through."""
 KINDS = {
     "repeated": "runs of the same work",
-    "depth": "times of equal layers against a straight line in their number",
     "zero": "runs that differ in their zero level alone, less the predicted difference: at most",
 }
 """Where a scatter comes from, best first. The last holds the errors of the predicted differences as well."""
@@ -34,19 +31,15 @@ def scatter_of(pairs: Iterable[Pair]) -> tuple[str, Floats]:
     Runs count where one source measured the same model, batch, layout, trainer and GPU; what a job's own benchmark said
     about its network may differ inside a family. With one data-parallel rank every zero level does the same work.
     """
-    timed = [
-        p
-        for p in pairs
-        if p.time_error is not None and p.run.workload and p.run.layout and p.run.cluster and p.run.trainer
-    ]
-    for kind, look in zip(KINDS, (_repeated, _depths, _zero_levels), strict=True):
+    timed = [p for p in pairs if p.time_error is not None and p.run.workload and p.run.layout and p.run.trainer]
+    for kind, look in zip(KINDS, (_repeated, _zero_levels), strict=True):
         if len(found := look(timed)) >= LEAST[kind]:
             return kind, found
     return "", np.zeros(0)
 
 
-def _work(pair: Pair, *, zero: bool = True, layers: bool = True) -> Hashable:
-    """What a run did; without its zero level or its number of layers where two runs are compared that differ in it."""
+def _work(pair: Pair, *, zero: bool = True) -> Hashable:
+    """What a run did; without its zero level where two runs are compared that differ in it."""
     run = pair.run
     assert run.workload and run.layout and run.cluster and run.trainer
     nothing_to_shard = int(run.layout.dp) * int(run.layout.cp) == 1
@@ -54,11 +47,8 @@ def _work(pair: Pair, *, zero: bool = True, layers: bool = True) -> Hashable:
         0 if name == "zero" and (nothing_to_shard or not zero) else int(value)
         for name, value in vars(run.layout).items()
     )
-    model = [value for key, value in vars(run.workload.model).items() if layers or key not in ("name", "num_layers")]
-    rest = [value for key, value in vars(run.workload).items() if key != "model"]
-    # Host work before collectives was read off the job's own benchmark of its network.
-    trainer = run.trainer.replace(collective_check=0.0)
-    return run.source, run.cluster.hardware.name, layout, repr(model), repr(rest), repr(list(vars(trainer).values()))
+    trainer = list(vars(run.trainer).values())
+    return run.source, run.cluster.hardware.name, layout, repr(run.workload), repr(trainer)
 
 
 def _groups(pairs: Iterable[Pair], key: Callable[[Pair], Hashable], least: int) -> list[list[Pair]]:
@@ -83,23 +73,11 @@ def deviations(times: Floats) -> Floats:
     return np.asarray((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1.0)))
 
 
-def _depths(pairs: Sequence[Pair]) -> Floats:
-    """t(L) = a + b L for equal layers: what is left, over t, times sqrt(n / (n - 2))."""
-    parts = []
-    for members in _groups(pairs, lambda pair: _work(pair, layers=False), DEPTHS):
-        depth = np.array([pair.run.workload.model.num_layers for pair in members if pair.run.workload], dtype=float)
-        if len(set(depth)) >= DEPTHS:
-            times = _seconds(members)
-            line = np.polyval(np.polyfit(depth, times, 1), depth)
-            parts.append((times / line - 1.0) * np.sqrt(len(times) / (len(times) - 2.0)))
-    return _joined(parts)
-
-
 def _zero_levels(pairs: Sequence[Pair]) -> Floats:
     parts = []
     for members in _groups(pairs, lambda pair: _work(pair, zero=False), 2):
-        told = np.array([pair.predicted.step_time for pair in members], dtype=float)
-        parts.append(deviations(_seconds(members) / told))
+        predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
+        parts.append(deviations(_seconds(members) / predicted))
     return _joined(parts)
 
 
@@ -132,11 +110,11 @@ def floors(sweeps: Sequence[tuple[str, Floats]], pairs: Iterable[Pair]) -> tuple
         regrets(times, spread(found[family][1]), generator) if len(found[family][1]) else None
         for family, times in sweeps
     ]
-    told = {
+    by_family = {
         family: {
             "kind": kind, "n": len(scatter), "deviation": spread(scatter),
             "p90": float(np.percentile(np.abs(scatter), 90)),
         }
         for family, (kind, scatter) in sorted(found.items()) if len(scatter)
     }  # fmt: skip
-    return drawn, told
+    return drawn, by_family

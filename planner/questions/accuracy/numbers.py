@@ -11,10 +11,8 @@ from typing import Any
 
 from planner import units
 from planner.error_bars import error_bar
-from planner.questions.accuracy.prediction import Pair, Predicted, one_line_rule, pairs_of, predict
-from planner.questions.accuracy.ranking import kendall_tau
+from planner.questions.accuracy.prediction import Pair, pairs_of
 from planner.questions.accuracy.summary import summarise
-from planner.questions.accuracy.tables import Table, summary_rows
 from planner.runs import Run, read_runs
 
 
@@ -61,9 +59,3 @@ def _range(run: Run, quantity: str, predicted: float | None) -> list[float] | No
     if predicted is None or run.cluster is None or run.trainer is None:
         return None
     return list(error_bar(quantity, run.trainer, run.cluster.hardware, run.kind).interval(predicted))
-
-
-__all__ = [
-    "Pair", "Predicted", "Table", "accuracy", "kendall_tau", "one_line_rule", "pairs_of", "predict", "report_of", "summarise",
-    "summary_rows",
-]  # fmt: skip

@@ -63,7 +63,7 @@ class Pair:
 
     @property
     def counts(self) -> bool:
-        """In the overall figures: nothing of the layout was assumed, it was measured, and the source does not call it broken."""
+        """In the overall figures: nothing of the layout was assumed, and the source does not call it broken."""
         return self.run.stated and self.run.representative
 
 

@@ -24,7 +24,7 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation). ``pick`` is the layout that it would choose when those that
     ran out of memory are among the candidates, memory first as in the search: the fastest of those whose chance of running
     out is at most SAFE, or of the least likely ones when none is; ``pick_regret`` is its regret, None when it ran out.
-    ``overall`` leaves out sweeps of runs that their source calls broken, or that a simulator computed. ``floor`` is the mean
+    ``overall`` leaves out sweeps of runs that their source calls broken. ``floor`` is the mean
     regret that a picker who knows the true times would have under the scatter of repeated runs, None where nothing was
     repeated (``accuracy.floor``).
     """

@@ -9,22 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from planner.questions.accuracy.bias import bias_interval, kind_of
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import ranking
 from planner.search import SAFE
 
 HOPELESS = 0.95
 """Chance of running out of memory from which a layout is called impossible."""
+DRAWS = 400
+"""Resamplings: the ends of a 90 % interval then rest on 20 draws each."""
+INSIDE = 0.9
+"""Share of the resamplings inside of the interval."""
 
 
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``overall`` counts runs whose layout is stated, whose time was measured and not computed by a simulator, and that
-    their source does not call broken; families and sources count all predicted runs. ``mean_of_sources`` is the mean over
-    sources of each source's mean absolute error. ``rule`` holds the same errors of the one-line rule, and ``alike`` what
-    no model could tell apart.
+    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources count all
+    predicted runs. ``mean_of_sources`` is the mean over sources of each source's mean absolute error. ``rule`` holds the same
+    errors of the one-line rule, and ``alike`` what no model could tell apart.
     """
     good = [pair for pair in pairs if pair.counts]
     return {
@@ -86,9 +88,9 @@ def reliability(pairs: Iterable[Pair]) -> list[dict[str, Any]]:
 
     Only sources that publish runs which ran out count: where failures are left out, nothing can be said about them.
     """
-    told = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
-    sources = {p.run.source for p in told if not p.run.measured.fits}
-    judged = [p for p in told if p.run.source in sources]
+    known = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
+    sources = {p.run.source for p in known if not p.run.measured.fits}
+    judged = [p for p in known if p.run.source in sources]
     chance = np.array([p.predicted.out_of_memory for p in judged], dtype=float)
     out = np.array([not p.run.measured.fits for p in judged], dtype=bool)
     place = np.clip(np.searchsorted(BINS, chance, side="right") - 1, 0, len(BINS) - 2)
@@ -136,6 +138,35 @@ def statistics(pairs: Iterable[Pair], which: str) -> dict[str, Any]:
         "p90_abs": float(np.percentile(size, 90)),
         "within_10": float(np.mean(size <= 0.10)),
     }
+
+
+def kind_of(pair: Pair) -> Hashable:
+    """Runs that share most of what could be wrong about them: a source, a model, a GPU, a precision."""
+    workload, cluster = pair.run.workload, pair.run.cluster
+    if workload is None or cluster is None:
+        return (pair.run.source, pair.run.id)
+    model = workload.model
+    return (pair.run.source, model.num_layers, model.hidden_size, cluster.hardware.name, workload.precision)
+
+
+def bias_interval(errors: Sequence[float], kinds: Sequence[Hashable]) -> tuple[float, float] | None:
+    """Ends of the interval that holds INSIDE of the medians when kinds of run are drawn again, with replacement.
+
+    The cluster bootstrap [Field and Welsh 2007, J. R. Stat. Soc. B 69(3)]: rows of one model on one machine are wrong
+    together, so that whole kinds are drawn, not rows. Draws are the same every time. None with fewer than three kinds.
+    """
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    place, count = np.array([numbers[kind] for kind in kinds], dtype=int), len(numbers)
+    if count < 3:
+        return None
+    order = np.argsort(errors, kind="stable")
+    values, place = np.asarray(errors, dtype=float)[order], place[order]
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1.0 / count), size=DRAWS)
+    weights = np.cumsum(drawn[:, place], axis=1)
+    total = weights[:, -1:]
+    low, high = (values[np.argmax(2 * weights >= total + more, axis=1)] for more in (0, 1))
+    ends = np.quantile((low + high) / 2.0, [(1.0 - INSIDE) / 2.0, (1.0 + INSIDE) / 2.0])
+    return float(ends[0]), float(ends[1])
 
 
 def _confusion(pairs: list[Pair]) -> dict[str, Any]:

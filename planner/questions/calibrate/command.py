@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from planner.keywords import layout_values
 from planner.layout import NAMES
-from planner.terminal.flags import console, layout_options, layout_values, progress
+from planner.terminal.flags import console, layout_options, progress
 
 if TYPE_CHECKING:
     from planner.questions.calibrate.replan import Replanned
@@ -19,7 +20,7 @@ LAYOUT = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute"
 """What a log may leave open."""
 
 
-@click.command(short_help="Correct a hardware profile with your own measured runs.")
+@click.command()
 @click.argument("runs", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--hardware", required=True, metavar="NAME", help="Profile to correct, or a YAML file ('plan hardware').")
 @click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Profile to write.")
@@ -77,17 +78,8 @@ def calibrate(
              "held_out": one.held_out}
             for one in found.checked
         ]  # fmt: skip
-        click.echo(
-            json.dumps(
-                {
-                    **provenance(found, hardware),
-                    "files": [str(path) for path in written],
-                    "errors": rows,
-                    "plans": [one.to_dict() for one in changed],
-                },
-                indent=1,
-            )
-        )
+        more = {"files": list(map(str, written)), "errors": rows, "plans": [one.to_dict() for one in changed]}
+        click.echo(json.dumps({**provenance(found, hardware), **more}, indent=1))
         return
     from planner.questions.calibrate.show import print_calibration, print_replanned
 

@@ -11,19 +11,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-from planner import arrays as npt
-from planner.arrays import Floats
+from planner.arrays import Floats, NDArray
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.questions.calibrate.factors import FACTORS, Factor, highest, unknown, with_factors
-from planner.questions.calibrate.fit import Solution, Unknown, held_back, solve, solve_near, total
-from planner.questions.calibrate.run_pricing import log_errors, usable
+from planner.questions.calibrate.factors import (
+    FACTORS,
+    Factor,
+    Pair,
+    highest,
+    log_errors,
+    unknown,
+    usable,
+    with_factors,
+)
+from planner.questions.calibrate.fit import Residuals, Solution, Unknown, held_back, solve, solve_near, total
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -117,10 +123,8 @@ def calibrate(runs: Sequence[Run], hardware: HardwareProfile, trainer: Trainer |
     that they come from several trainers, whose own factors then stay. Raises PlannerError when there are too few.
     """
     notes = [f"{run.source}/{run.id} is left out: {run.unsupported}" for run in runs if run.unsupported]
-    timed, weighed = (
-        usable(runs, "time"),
-        [run for run in usable(runs, "memory") if run.measured.memory_kind != "allocated"],
-    )
+    timed = usable(runs, "time")
+    weighed = [run for run in usable(runs, "memory") if run.measured.memory_kind != "allocated"]
     if len(timed) < LEAST_RUNS and len(weighed) < LEAST_RUNS:
         more = f"; {notes[0]}" if notes else ""
         raise PlannerError(
@@ -140,7 +144,9 @@ def calibrate(runs: Sequence[Run], hardware: HardwareProfile, trainer: Trainer |
                 candidates.append(factor)
         if len(some) < LEAST_RUNS:
             continue
-        found = _Fit(fits, some, candidates, hardware, trainer).run()
+        first = trainer or some[0].trainer
+        assert first is not None
+        found = _Fit(fits, some, candidates, (hardware, first)).run()
         moved += found.moved
         kept |= {one.factor.key: one for one in found.kept}
         checked += found.checked
@@ -155,7 +161,7 @@ def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> 
     if factor.of == "trainer":
         if trainer is None:
             return "your runs come from several trainers; calibrate them one trainer at a time"
-        if len({getattr(run.trainer, factor.key) for run in runs}) > 1:
+        if len({run.trainer.fact(factor.key) for run in runs if run.trainer}) > 1:
             return "your runs were set up with different values of it; calibrate them apart"
     if len(runs) < LEAST_RUNS:
         return f"only {len(runs)} of your runs measured what it shows in; at least {LEAST_RUNS} are needed"
@@ -165,28 +171,12 @@ def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> 
 class _Fit:
     """The fit of one quantity, time or memory, with all that is asked of it."""
 
-    def __init__(
-        self,
-        fits: str,
-        runs: Sequence[Run],
-        candidates: Sequence[Factor],
-        hardware: HardwareProfile,
-        trainer: Trainer | None,
-    ) -> None:
-        self.fits, self.runs, self.candidates = fits, list(runs), list(candidates)
-        self.base = (hardware, trainer or self._any_trainer())
+    def __init__(self, fits: str, runs: Sequence[Run], candidates: Sequence[Factor], base: Pair) -> None:
+        self.fits, self.runs, self.candidates, self.base = fits, list(runs), list(candidates), base
         self.zero = self._residuals([])(np.zeros(0))
 
-    def _any_trainer(self) -> Trainer:
-        trainer = self.runs[0].trainer
-        assert trainer is not None
-        return trainer
-
-    def _residuals(self, factors: Sequence[Factor]) -> Any:
-        def price(x: Floats) -> list[Run]:
-            return with_factors(self.runs, _values(factors, x))
-
-        return log_errors(self.runs, price, self.fits)
+    def _residuals(self, factors: Sequence[Factor]) -> Residuals:
+        return lambda x: log_errors(with_factors(self.runs, _values(factors, x)), self.fits)
 
     def _unknowns(self, factors: Sequence[Factor]) -> list[Unknown]:
         return [unknown(one, *self.base) for one in factors]
@@ -208,37 +198,28 @@ class _Fit:
             best = solve(self._residuals([]), [])
         moved = tuple(self._moved(one, index, best, together) for index, one in enumerate(free))
         kept = tuple(Kept(factor=one, reason=reasons[one.key]) for one in self.candidates if reasons[one.key])
-        rows = zip(self.runs, np.expm1(self.zero), np.expm1(best.residuals), np.expm1(held), strict=True)
-        checked = tuple(
-            Checked(run=run, fits=self.fits, before=float(a), after=float(b), held_out=float(c))
-            for run, a, b, c in rows
-        )
+        rows = zip(self.runs, *(np.expm1(one).tolist() for one in (self.zero, best.residuals, held)), strict=True)
+        checked = tuple(Checked(run=run, fits=self.fits, before=a, after=b, held_out=c) for run, a, b, c in rows)
         return Calibration(moved=moved, kept=kept, checked=checked)
 
     def _eliminated(self, free: list[Factor], best: Solution, reasons: dict[str, str]) -> tuple[list[Factor], Solution]:
         """Without the factors that held-back runs do as well without, one after the other; the reasons are filled in."""
-        free, dropped = list(free), False
-        score = _score(self._held_out_near(free, best))
+        whole, score = len(free), _score(self._held_out_near(free, best))
         while free:
             fewer = []
-            for index in range(len(free)):
-                rest = [number for number in range(len(free)) if number != index]
-                some = [free[number] for number in rest]
-                fewer.append(solve_near(self._residuals(some), best, rest, self._unknowns(some)))
-            scores = [
-                _score(self._held_out_near([f for f in free if f is not free[index]], one))
-                for index, one in enumerate(fewer)
-            ]
-            least = int(np.argmin(scores))
-            if scores[least] > score:
+            for one in free:
+                some = [other for other in free if other is not one]
+                places = [free.index(other) for other in some]
+                near = solve_near(self._residuals(some), best, places, self._unknowns(some))
+                fewer.append((_score(self._held_out_near(some, near)), one, some, near))
+            least, one, some, near = min(fewer, key=lambda entry: entry[0])
+            if least > score:
                 break
-            reasons[free[least].key] = (
-                f"runs that were held back come out no better with it (off by {score:.2%} with, "
-                f"{scores[least]:.2%} without it)"
+            reasons[one.key] = (
+                f"runs that were held back come out no better with it (off by {score:.2%} with, {least:.2%} without it)"
             )
-            best, score, dropped = fewer[least], scores[least], True
-            del free[least]
-        if dropped:
+            free, best, score = some, near, least
+        if len(free) < whole:
             best = solve(self._residuals(free), self._unknowns(free), start=best.x)
         return free, best
 
@@ -248,8 +229,8 @@ class _Fit:
         x = float(best.x[index])
         top = highest(factor, *self.base)
         low, high = (math.exp(x + sign * Z90 * deviation) for sign in (-1.0, 1.0))
-        owner: Any = self.base[0] if factor.of == "hardware" else self.base[1]
-        before = getattr(owner, factor.key, math.nan)
+        hardware, trainer = self.base
+        before = trainer.fact(factor.key) if factor.of == "trainer" else getattr(hardware, factor.key, None)
         return Moved(
             factor=factor, value=math.exp(x), low=max(low, factor.low), high=min(high, top),
             before=float(before) if isinstance(before, (int, float)) else math.nan,
@@ -264,8 +245,8 @@ class _Fit:
             wide = self._change(factor, index, together)
             if wide > 3 * SENSITIVE:
                 return (
-                    f"{LARGER} ({math.exp(factor.width):.1f} times moves a predicted {kind} by "
-                    f"{wide:.1%}), but other factors explain your runs without that; it would take {factor.helps}"
+                    f"{LARGER} ({math.exp(factor.width):.1f} times moves a predicted {kind} by {wide:.1%}), but other factors "
+                    f"explain your runs without that; it would take {factor.helps}"
                 )
             most = f"10 % of it moves no predicted {kind} by more than {max(change, 1e-3):.1%}"
             return f"{factor.hidden}: {most}; it would take {factor.helps}"
@@ -279,10 +260,8 @@ class _Fit:
         row[index] = 0.0
         other = int(np.argmax(row))
         if row[other] >= TOGETHER:
-            partner = self.candidates[other].name
-            return (
-                f"it and {partner} move together: their correlation is {row[other]:.2f}; it would take {factor.helps}"
-            )
+            pair = f"it and {self.candidates[other].name} move together"
+            return f"{pair}: their correlation is {row[other]:.2f}; it would take {factor.helps}"
         return (
             f"your runs would tell it to {_spread(left)} only, and {_spread(factor.width)} is known without them; "
             f"it would take {factor.helps}"
@@ -323,7 +302,7 @@ class _Fit:
         moved[index] = min(moved[index] + factor.width, math.log(max(highest(factor, *self.base), 1.0)))
         return float(np.max(np.abs(self._residuals(self.candidates)(moved) - together.residuals)))
 
-    def _folds(self) -> list[npt.NDArray[np.bool_]]:
+    def _folds(self) -> list[NDArray[np.bool_]]:
         """Which runs are held back together."""
         count = min(FOLDS, len(self.runs))
         return [np.arange(len(self.runs)) % count == fold for fold in range(count)]
@@ -339,13 +318,9 @@ class _Fit:
         """Errors of runs held back, each fold priced with the factors that the others give."""
         held, unknowns = self.zero.copy(), self._unknowns(factors)
         for out in self._folds() if factors else ():
-            held[out] = self._errors_of(out, _values(factors, held_back(solution, unknowns, out)))
+            some = [self.runs[place] for place in np.flatnonzero(out)]
+            held[out] = log_errors(with_factors(some, _values(factors, held_back(solution, unknowns, out))), self.fits)
         return held
-
-    def _errors_of(self, which: npt.NDArray[np.bool_], values: Mapping[str, float]) -> Floats:
-        """ln(predicted / measured) of some of the runs with given factors."""
-        some = [run for run, mine in zip(self.runs, which, strict=True) if mine]
-        return log_errors(some, lambda _: with_factors(some, values), self.fits)(np.zeros(0))
 
 
 def _values(factors: Sequence[Factor], x: Floats) -> dict[str, float]:

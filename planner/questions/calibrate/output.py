@@ -1,7 +1,7 @@
 """What a calibration writes: a hardware profile that extends the base, and a trainer that extends its base when it moved.
 
 Both are small files: the base keeps its curves, ``scale`` multiplies what the machine achieves. Where each number comes from
-stands beside it.
+stands next to it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def trainer_text(calibration: Calibration, trainer: Trainer, base: str | None = 
     ]
     for one in calibration.moved:
         if one.factor.of == "trainer":
-            value = getattr(trainer, one.factor.key) * one.value
+            value = trainer.fact(one.factor.key) * one.value
             text = f"{value:.{DIGITS}g}" + (" s" if one.factor.key in ("host_time", "step_overhead") else "")
             note = f"times {one.value:.3g} ({one.low:.3g} to {one.high:.3g}), {_runs(calibration, one)} runs"
             lines.append(f"{one.factor.key}: {text}   # {note}")

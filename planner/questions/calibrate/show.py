@@ -47,8 +47,8 @@ def print_replanned(console: Console, plans: Sequence[Replanned]) -> None:
     for one in plans:
         seen = one.run.measured.step_time
         cells = [
-            format_seconds(told) + ("" if not seen else f" ({told / seen - 1:+.1%})")
-            for told in (one.before, one.after)
+            format_seconds(predicted) + ("" if not seen else f" ({predicted / seen - 1:+.1%})")
+            for predicted in (one.before, one.after)
         ]
         best = f"now {one.best_after or 'none fits'}" if one.moved else "the same"
         table.add_row(one.run.id, "" if not seen else format_seconds(seen), *cells, escape(best))

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from planner.terminal.flags import console, progress
+from planner.terminal.flags import emit, progress
 
 
-@click.command(short_help="Plan files side by side: what differs, and what each difference does.")
+@click.command()
 @click.argument("files", nargs=-1, required=True, metavar="A B [...]", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def compare(files: tuple[Path, ...], as_json: bool) -> None:
@@ -25,14 +24,8 @@ def compare(files: tuple[Path, ...], as_json: bool) -> None:
       plan compare today.yaml best.yaml
       plan compare tp8.yaml tp4.yaml tp2.yaml --json
     """
-    from planner.plan_file import load_plan
-    from planner.questions.compare.numbers import compare as compare_plans
-    from planner.questions.compare.numbers import to_dict
-    from planner.questions.compare.show import print_comparison
+    from planner import api
 
     with progress("pricing what differs"):
-        found = compare_plans([load_plan(file) for file in files], [str(file) for file in files])
-    if as_json:
-        click.echo(json.dumps(to_dict(found), indent=2))
-        return
-    print_comparison(console(), found)
+        found = api.compare(*files)
+    emit(found, as_json)

@@ -1,4 +1,4 @@
-"""Plans side by side: what differs in their inputs, and what each difference does to time and memory.
+"""Plans side by side: the differences of their inputs, and the effect of each on time and memory.
 
 The effect of a difference is the cost model's price with that one input changed: from the first plan towards the other, one
 input after the other, each on top of those before it. The effects of all differences therefore sum to the whole difference,
@@ -10,8 +10,9 @@ changes together with the fewest others that make it legal.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from planner.cost.estimate import PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
-from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
+from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job, check, check_workload
@@ -37,7 +38,7 @@ GROUPS: dict[str, tuple[str, ...]] = {
     "trainer": ("trainer",),
     "layout": FIELDS,
 }
-"""Inputs of a plan beside its model, by group, in the order in which differences are applied."""
+"""Inputs of a plan except its model, by group, in the order in which differences are applied."""
 ASSUMED_AS = {
     "sequence length": "sequence_length", "global batch": "global_batch_size", "precision": "precision",
     "optimizer": "optimizer", "expert imbalance": "expert_imbalance", "hardware": "hardware", "trainer": "trainer",
@@ -64,7 +65,7 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """What one change, or several that only work together, does on the way from one plan to another."""
+    """One change, or several that only work together, on the way from one plan to another."""
 
     changes: tuple[tuple[str, str, str], ...]
     """Input, value before, value after."""
@@ -74,6 +75,12 @@ class Effect:
     """GiB that the peak of the worst stage grows by."""
     parts_s: Mapping[str, float]
     """The same seconds by part; they sum to step_time_s."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        inputs = [{"input": field, "from": old, "to": new} for field, old, new in self.changes]
+        time = {"step_time_s": self.step_time_s, "memory_peak_gib": self.memory_peak_gib, "time_s": dict(self.parts_s)}
+        return {"inputs": inputs, **time}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,24 +110,46 @@ class Comparison:
     @property
     def same_model(self) -> bool:
         """All plans train one model, so that differences have effects."""
-        return all(plan.workload.model == self.plans[0].workload.model for plan in self.plans)
+        return _same_model(self.plans)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        plans = []
+        for name, plan, usable in zip(self.names, self.plans, self.usable_gib, strict=True):
+            one = plan.prediction
+            plans.append({
+                "file": name, "model": plan.workload.model.name, "step_time_s": one.step_time_s,
+                "step_time_range_s": list(one.step_time_range_s),
+                "tokens_per_second_per_gpu": one.tokens_per_second_per_gpu, "mfu": one.mfu,
+                "memory_peak_gib": one.memory_peak_gib, "memory_limit_gib": usable,
+                "out_of_memory_probability": one.out_of_memory_probability,
+                "time_s": {part: one.time_s[part] for part in PARTS},
+                "memory_gib": {component: one.memory_gib[component] for component in COMPONENTS},
+            })  # fmt: skip
+        ways = [
+            {"from": self.names[0], "to": self.names[way.to], "changes": [one.to_dict() for one in way.effects]}
+            for way in self.ways
+        ]
+        differences = [vars(one) for one in (*self.differences, *self.only_assumed)]
+        return {"plans": plans, "differences": differences, "effects": ways}
 
 
 def compare(plans: list[Plan], names: list[str]) -> Comparison:
     """Compare plans with the first. Raises PlannerError for fewer than two, or for one that no longer prices as it says."""
     if len(plans) < 2:
         raise PlannerError("a comparison needs two plans or more; name a second plan file")
-    priced = [price_plan(plan, where=name) for plan, name in zip(plans, names, strict=True)]
-    found = Comparison(
+    priced = [price_plan(plan, where=name).estimate for plan, name in zip(plans, names, strict=True)]
+    others = range(1, len(plans)) if _same_model(plans) else ()
+    ways = (Way(to=n, effects=tuple(_effects(priced[0], plans[0], priced[n], plans[n]))) for n in others)
+    return Comparison(
         names=tuple(names), plans=tuple(plans), differences=tuple(_differences(plans)),
-        only_assumed=tuple(_other_assumptions(plans)), ways=(),
-        usable_gib=tuple(one.estimate.usable_memory / GIB for one in priced),
+        only_assumed=tuple(_other_assumptions(plans)), ways=tuple(ways),
+        usable_gib=tuple(one.usable_memory / GIB for one in priced),
     )  # fmt: skip
-    if not found.same_model:
-        return found
-    ways = [Way(to=number, effects=tuple(_effects(priced[0].estimate, plans[0], priced[number].estimate, plans[number])))
-            for number in range(1, len(plans))]  # fmt: skip
-    return dataclasses.replace(found, ways=tuple(ways))
+
+
+def _same_model(plans: Sequence[Plan]) -> bool:
+    return all(plan.workload.model == plans[0].workload.model for plan in plans)
 
 
 def inputs(plan: Plan) -> dict[str, Any]:
@@ -145,17 +174,15 @@ def text_of(field: str, value: Any) -> str:
 def _differences(plans: list[Plan]) -> Iterator[Difference]:
     said = [{ASSUMED_AS[one.what] for one in plan.assumptions if one.what in ASSUMED_AS} for plan in plans]
     models = [plan.workload.model for plan in plans]
-    if any(one != models[0] for one in models):
+    if not _same_model(plans):
         yield Difference(group="model", field="model", values=_model_names(models), assumed=(False,) * len(plans))
     every = [inputs(plan) for plan in plans]
     for group, fields in GROUPS.items():
         for field in fields:
             values = [one[field] for one in every]
             if any(value != values[0] for value in values):
-                yield Difference(
-                    group=group, field=field, values=tuple(text_of(field, value) for value in values),
-                    assumed=tuple(field in names for names in said),
-                )  # fmt: skip
+                texts, assumed = (text_of(field, value) for value in values), (field in names for names in said)
+                yield Difference(group=group, field=field, values=tuple(texts), assumed=tuple(assumed))
 
 
 def _model_names(models: list[ModelSpec]) -> tuple[str, ...]:
@@ -177,105 +204,60 @@ def _other_assumptions(plans: list[Plan]) -> Iterator[Difference]:
             yield Difference(group="assumed", field=what, values=values, assumed=tuple(what in one for one in every))
 
 
-# ------------------------------------------------------------------------------------------------ effects
+Read = Callable[[Callable[[str], Any], str], Any]
+"""Reads a profile or a trainer by its loader and its name, each once."""
 
 
-class _Jobs:
-    """Jobs by their inputs; profiles and trainers are read once."""
+def _job(model: ModelSpec, state: Mapping[str, Any], read: Read) -> Job:
+    """The job of some inputs. Raises PlannerError."""
+    hardware = read(load_hardware, state["hardware"])
+    if state["network_bandwidth"] is not None:
+        hardware = dataclasses.replace(hardware, network_bandwidth=state["network_bandwidth"])
+    return Job(
+        workload=Workload(model=model, **{name: state[name] for name in WORKLOAD}),
+        cluster=Cluster(hardware=hardware, num_gpus=state["num_gpus"]), trainer=read(load_trainer, state["trainer"]),
+    )  # fmt: skip
 
-    def __init__(self, model: ModelSpec) -> None:
-        self._model = model
-        self._read: dict[tuple[str, Any], Any] = {}
 
-    def job(self, state: Mapping[str, Any]) -> Job:
-        """The job of some inputs. Raises PlannerError."""
-        workload = Workload(model=self._model, **{name: state[name] for name in WORKLOAD})
-        hardware = self._once("hardware", state["hardware"], load_hardware)
-        if state["network_bandwidth"] is not None:
-            hardware = dataclasses.replace(hardware, network_bandwidth=state["network_bandwidth"])
-        cluster = Cluster(hardware=hardware, num_gpus=state["num_gpus"])
-        return Job(workload=workload, cluster=cluster, trainer=self._once("trainer", state["trainer"], load_trainer))
+def _layout(plan: Plan, state: Mapping[str, Any]) -> Layout:
+    return plan.layout.replace(**{name: state[name] for name in FIELDS})
 
-    def _once(self, kind: str, name: str, load: Any) -> Any:
-        if (kind, name) not in self._read:
-            self._read[kind, name] = load(name)
-        return self._read[kind, name]
 
-    def legal(self, state: Mapping[str, Any], layout: Any) -> bool:
-        """The inputs make a job, and the layout meets every rule of it."""
-        try:
-            job = self.job(state)
-            check_workload(job.workload, job.cluster, job.trainer)
-            check(job, layout)
-        except PlannerError:
-            return False
-        return True
+def _legal(plan: Plan, state: Mapping[str, Any], read: Read) -> bool:
+    """The inputs make a job, and the layout meets every rule of it."""
+    try:
+        job = _job(plan.workload.model, state, read)
+        check_workload(job.workload, job.cluster, job.trainer)
+        check(job, _layout(plan, state))
+    except PlannerError:
+        return False
+    return True
 
 
 def _effects(first: Estimate, plan: Plan, last: Estimate, other: Plan) -> Iterator[Effect]:
     """The changes from one plan to another of the same model, one after the other."""
-    jobs, state, target = _Jobs(plan.workload.model), inputs(plan), inputs(other)
+    state, target, before = inputs(plan), inputs(other), first
+    read: Read = functools.cache(lambda load, name: load(name))
     left = [field for fields in GROUPS.values() for field in fields if state[field] != target[field]]
-    before = first
     while left:
-        together = _next(jobs, state, target, left, plan)
+        together = _next(plan, state, target, left, read)
         changes = tuple((field, text_of(field, state[field]), text_of(field, target[field])) for field in together)
         state |= {field: target[field] for field in together}
         left = [field for field in left if field not in together]
-        layout = plan.layout.replace(**{name: state[name] for name in FIELDS})
-        after = last if not left else estimate_of(jobs.job(state), layout)
-        yield _effect(changes, before, after)
+        after = estimate_of(_job(plan.workload.model, state, read), _layout(plan, state)) if left else last
+        yield Effect(
+            changes=changes, step_time_s=float(after.step_time[0] - before.step_time[0]),
+            memory_peak_gib=float(after.memory_peak[0] - before.memory_peak[0]) / GIB,
+            parts_s={part: float(after.time[part][0] - before.time[part][0]) for part in PARTS},
+        )  # fmt: skip
         before = after
 
 
 def _next(
-    jobs: _Jobs, state: Mapping[str, Any], target: Mapping[str, Any], left: list[str], plan: Plan
+    plan: Plan, state: Mapping[str, Any], target: Mapping[str, Any], left: list[str], read: Read
 ) -> tuple[str, ...]:
     """The fewest inputs, first in order, that can change now; all that are left where no combination is legal."""
-    tries = 0
-    for size in range(1, len(left)):
-        for together in itertools.combinations(left, size):
-            tries += 1
-            if tries > MOST_TRIES:
-                return tuple(left)
-            changed = {**state, **{field: target[field] for field in together}}
-            if jobs.legal(changed, plan.layout.replace(**{name: changed[name] for name in FIELDS})):
-                return together
-    return tuple(left)
-
-
-def _effect(changes: tuple[tuple[str, str, str], ...], before: Estimate, after: Estimate) -> Effect:
-    parts = {part: float(after.time[part][0] - before.time[part][0]) for part in PARTS}
-    return Effect(
-        changes=changes, step_time_s=float(after.step_time[0] - before.step_time[0]),
-        memory_peak_gib=float(after.memory_peak[0] - before.memory_peak[0]) / GIB, parts_s=parts,
-    )  # fmt: skip
-
-
-def to_dict(found: Comparison) -> dict[str, Any]:
-    """Everything as plain data, for --json."""
-    plans = [
-        {
-            "file": name, "model": plan.workload.model.name, "step_time_s": plan.prediction.step_time_s,
-            "step_time_range_s": list(plan.prediction.step_time_range_s),
-            "tokens_per_second_per_gpu": plan.prediction.tokens_per_second_per_gpu, "mfu": plan.prediction.mfu,
-            "memory_peak_gib": plan.prediction.memory_peak_gib, "memory_limit_gib": usable,
-            "out_of_memory_probability": plan.prediction.out_of_memory_probability,
-            "time_s": {part: plan.prediction.time_s[part] for part in PARTS},
-            "memory_gib": {name: plan.prediction.memory_gib[name] for name in COMPONENTS},
-        }
-        for name, plan, usable in zip(found.names, found.plans, found.usable_gib, strict=True)
-    ]  # fmt: skip
-    effects = [
-        {"from": found.names[0], "to": found.names[way.to], "changes": [
-            {"inputs": [{"input": field, "from": old, "to": new} for field, old, new in one.changes],
-             "step_time_s": one.step_time_s, "memory_peak_gib": one.memory_peak_gib, "time_s": dict(one.parts_s)}
-            for one in way.effects
-        ]}
-        for way in found.ways
-    ]  # fmt: skip
-    return {
-        "plans": plans,
-        "differences": [vars(one) for one in (*found.differences, *found.only_assumed)],
-        "effects": effects,
-    }
+    every = itertools.chain.from_iterable(itertools.combinations(left, size) for size in range(1, len(left)))
+    tries = itertools.islice(every, MOST_TRIES)
+    legal = (some for some in tries if _legal(plan, {**state, **{field: target[field] for field in some}}, read))
+    return next(legal, tuple(left))

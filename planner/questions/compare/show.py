@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import string
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from planner.cost.estimate import PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.questions.compare.numbers import Comparison, Effect, Way
 from planner.search import SAFE
-from planner.terminal.tables import percent, seconds
+from planner.terminal.tables import percent, risk, seconds, table
 from planner.units import format_count
 
 MOSTLY = 0.1
-"""A part is named beside an effect when it changes by more than this share of all that changes."""
+"""A part is named with an effect when it changes by more than this share of all that changes."""
 
 
 def letter(number: int) -> str:
@@ -69,92 +66,70 @@ def print_comparison(console: Console, found: Comparison) -> None:
     console.print(memory_table(found))
 
 
+def _letters(found: Comparison, mark: str = "") -> list[str]:
+    return [f"{mark}{letter(number)}" for number in range(len(found.plans))]
+
+
 def plans_table(found: Comparison) -> Table:
     """One row for each plan: the results."""
-    table = Table(title="Plans", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("")
-    table.add_column("plan", overflow="fold")
-    for heading in ("step", "tokens/s/GPU", "MFU", "memory", "runs out"):
-        table.add_column(heading, justify="right", overflow="fold")
-    for number, (name, plan, usable) in enumerate(zip(found.names, found.plans, found.usable_gib, strict=True)):
-        one = plan.prediction
-        table.add_row(
-            letter(number), escape(name), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}", percent(one.mfu),
-            f"{one.memory_peak_gib:.1f} of {usable:.1f} GiB",
-            Text(percent(one.out_of_memory_probability), style="green" if one.out_of_memory_probability <= SAFE else "red"),
-        )  # fmt: skip
-    return table
+    rows = []
+    for name, one, plan, usable in zip(_letters(found), found.names, found.plans, found.usable_gib, strict=True):
+        said = plan.prediction
+        rate, memory = f"{said.tokens_per_second_per_gpu:,.0f}", f"{said.memory_peak_gib:.1f} of {usable:.1f} GiB"
+        chance = risk(said.out_of_memory_probability)
+        rows.append((name, one, seconds(said.step_time_s), rate, percent(said.mfu), memory, chance))
+    return table("", "plan", "~step", "~tokens/s/GPU", "~MFU", "~memory", "~runs out", title="Plans", rows=rows)
 
 
 def differences_table(found: Comparison) -> Table:
     """Inputs that are not the same, one column for each plan."""
-    table = Table(title="What differs", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("")
-    table.add_column("input", no_wrap=True)
-    for number in range(len(found.plans)):
-        table.add_column(letter(number), overflow="fold")
-    group = ""
+    rows, group = [], ""
     for one in (*found.differences, *found.only_assumed):
-        values = [
-            value + (" *" if assumed and one.group != "assumed" else "")
-            for value, assumed in zip(one.values, one.assumed, strict=True)
-        ]
+        marks = [" *" if assumed and one.group != "assumed" else "" for assumed in one.assumed]
         shown = one.group if one.group not in (group, one.field) else ""
-        table.add_row(shown, one.field, *(escape(value) for value in values))
+        rows.append((shown, one.field, *(value + mark for value, mark in zip(one.values, marks, strict=True))))
         group = one.group
-    return table
+    return table("", "=input", *_letters(found), title="What differs", rows=rows)
 
 
 def effects_table(found: Comparison, way: Way) -> Table:
-    """What each change from the first plan to another does, and the whole difference."""
-    title = f"From A to {letter(way.to)}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("change", overflow="fold")
-    table.add_column("step", justify="right", no_wrap=True)
-    table.add_column("memory", justify="right", no_wrap=True)
-    table.add_column("mainly", overflow="fold")
-    for one in way.effects:
-        text = ", ".join(f"{field} {old} to {new}" for field, old, new in one.changes)
-        table.add_row(escape(text), signed_seconds(one.step_time_s), signed_gib(one.memory_peak_gib), mainly(one))
+    """The effect of each change from the first plan to another, and the whole difference."""
+    rows = (
+        (", ".join(f"{field} {old} to {new}" for field, old, new in one.changes), signed_seconds(one.step_time_s),
+         signed_gib(one.memory_peak_gib), mainly(one))
+        for one in way.effects
+    )  # fmt: skip
+    shown = table("change", ">step", ">memory", "mainly", title=f"From A to {letter(way.to)}", rows=rows)
     step, memory = (sum(getattr(one, name) for one in way.effects) for name in ("step_time_s", "memory_peak_gib"))
-    table.add_row("all together", signed_seconds(step), signed_gib(memory), "", style="bold")
-    return table
+    shown.add_row("all together", signed_seconds(step), signed_gib(memory), "", style="bold")
+    return shown
 
 
 def mainly(one: Effect) -> str:
     """The one or two parts of the step that change most."""
     whole = sum(abs(value) for value in one.parts_s.values())
-    parts = sorted(one.parts_s.items(), key=lambda item: -abs(item[1]))[:2]
-    return ", ".join(
-        f"{PART_TEXT[part]} {signed_seconds(value)}"
-        for part, value in parts
-        if whole > 1e-7 and abs(value) > MOSTLY * whole
-    )
+    parts = sorted(one.parts_s.items(), key=lambda item: -abs(item[1]))[: 2 if whole > 1e-7 else 0]
+    large = (item for item in parts if abs(item[1]) > MOSTLY * whole)
+    return ", ".join(f"{PART_TEXT[part]} {signed_seconds(value)}" for part, value in large)
 
 
 def parts_table(found: Comparison) -> Table:
     """Step time by part, one column for each plan."""
-    table = Table(title="Step time by part", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("", overflow="fold")
-    for number in range(len(found.plans)):
-        table.add_column(letter(number), justify="right")
-    for part in PARTS:
-        values = [plan.prediction.time_s[part] for plan in found.plans]
-        if any(value > 0 for value in values):
-            table.add_row(PART_TEXT[part], *(seconds(value) if value > 0 else "-" for value in values))
-    table.add_row("step", *(seconds(plan.prediction.step_time_s) for plan in found.plans), style="bold")
-    return table
+    columns = [plan.prediction.time_s for plan in found.plans]
+    rows = [
+        (PART_TEXT[part], *(seconds(one[part]) if one[part] > 0 else "-" for one in columns))
+        for part in PARTS
+        if any(one[part] > 0 for one in columns)
+    ]
+    shown = table("", *_letters(found, "~"), title="Step time by part", rows=rows)
+    shown.add_row("step", *(seconds(plan.prediction.step_time_s) for plan in found.plans), style="bold")
+    return shown
 
 
 def memory_table(found: Comparison) -> Table:
     """Memory of the worst stage by component, one column for each plan, GiB."""
-    table = Table(title="Memory of the worst stage, GiB", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("", overflow="fold")
-    for number in range(len(found.plans)):
-        table.add_column(letter(number), justify="right")
-    for name in COMPONENTS:
-        table.add_row(COMPONENT_TEXT[name], *(f"{plan.prediction.memory_gib[name]:.2f}" for plan in found.plans))
-    table.add_row(
-        "peak of the device", *(f"{plan.prediction.memory_peak_gib:.2f}" for plan in found.plans), style="bold"
-    )
-    return table
+    said = [plan.prediction for plan in found.plans]
+    rows = ((COMPONENT_TEXT[name], *(f"{one.memory_gib[name]:.2f}" for one in said)) for name in COMPONENTS)
+    shown = table("", *_letters(found, "~"), title="Memory of the worst stage, GiB", rows=rows)
+    shown.add_row("peak of the device", *(f"{one.memory_peak_gib:.2f}" for one in said), style="bold")
+    return shown

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from planner.terminal.flags import console, progress
+from planner.terminal.flags import emit, progress
 
 
-@click.command(short_help="What was measured against a plan: what would explain the gap, and the check that tells.")
+@click.command()
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--measured", metavar="TIME", help="Seconds per optimizer step, like 14.2s or 850ms.")
 @click.option("--memory", metavar="BYTES", help="Peak memory of one GPU, like 71GiB.")
@@ -34,17 +33,8 @@ def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: st
       plan doctor plan.yaml --measured 14.2s --memory 71GiB --memory-kind reserved
       plan doctor plan.yaml --memory 78GiB --json
     """
-    from planner.plan_file import load_plan
-    from planner.questions.doctor.numbers import diagnose, to_dict
-    from planner.questions.doctor.show import print_diagnosis
-    from planner.units import parse
+    from planner import api
 
-    plan = load_plan(file)
-    seconds = None if measured is None else parse(measured, "seconds", what="--measured")
-    size = None if memory is None else parse(memory, "bytes", what="--memory")
     with progress("pricing what may be wrong"):
-        found = diagnose(plan, seconds, size, memory_kind)
-    if as_json:
-        click.echo(json.dumps(to_dict(found), indent=2))
-        return
-    print_diagnosis(console(), plan, found)
+        found = api.doctor(file, measured=measured, memory=memory, memory_kind=memory_kind)
+    emit(found, as_json)

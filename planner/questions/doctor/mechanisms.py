@@ -1,4 +1,4 @@
-"""What makes a step take longer or shorter than planned, each as a change of the plan's inputs that is priced again.
+"""A mechanism that may change a step or its memory: a change of the plan's inputs that is priced again, with the check for it.
 
 A mechanism is a family of changes with a size: a factor on what a machine or a stack achieves, or something that is on or off.
 How plausible a size is comes from published runs: ``seen`` counts the sources in which the mechanism turned out to be the cause
@@ -13,13 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from planner.cluster import Cluster
-from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
+from planner.layout import Layout, Recompute
 from planner.questions.calibrate.factors import FACTORS, achieved
-from planner.rules import Job, check
+from planner.rules import Job
 from planner.timeline.priced_plan import Priced
-from planner.trainer import Trainer
 
 Change = Callable[[Priced, float], tuple[Job, Layout]]
 WIDTHS = {factor.key: factor.width for factor in FACTORS}
@@ -33,12 +31,8 @@ class Mechanism:
     key: str
     name: str
     """In words, without its size."""
-    size: Callable[[Priced, float], str]
-    """The size in words."""
-    sizes: tuple[float, ...]
-    """Continuous: (largest,), from 1 on; else the sizes that it may have."""
-    width: float
-    """Standard deviation of the logarithm of a continuous size; 0 = the sizes are options, equally likely."""
+    size: str | Callable[[float], str]
+    """The size in words; a text is a template of the size {x} and its {inverse}."""
     change: Change
     """Inputs with the mechanism at a size."""
     seen: int
@@ -46,27 +40,42 @@ class Mechanism:
     source: str
     """Where that and the width come from."""
     check: str
-    """What tells: a command or a line of a log."""
+    """The command, or line of a log, that decides."""
+    sizes: tuple[float, ...] = (1.0,)
+    """Continuous: (largest,), from 1 on; else the sizes that it may have."""
+    width: float = 0.0
+    """Standard deviation of the logarithm of a continuous size; 0 = the sizes are options, equally likely."""
+
+    def size_text(self, x: float) -> str:
+        """The size in words."""
+        return self.size(x) if callable(self.size) else self.size.format(x=x, inverse=1.0 / x)
+
+
+Option = tuple[bool, str, str, str, Change, int, str, str]
+"""A mechanism that is on or off: whether a plan may have it, key, name, size in words, change, seen, source, check."""
+
+
+def options(*rows: Option) -> list[Mechanism]:
+    """The mechanisms of a table that a plan may have."""
+    return [
+        Mechanism(key=key, name=name, size=size, change=change, seen=seen, source=source, check=check)
+        for applies, key, name, size, change, seen, source, check in rows
+        if applies
+    ]
 
 
 def with_hardware(base: Priced, hardware: HardwareProfile) -> tuple[Job, Layout]:
     """The inputs with another profile."""
-    cluster = Cluster(hardware=hardware, num_gpus=base.job.cluster.num_gpus)
-    return replace(base.job, cluster=cluster), base.layout
+    return replace(base.job, cluster=Cluster(hardware=hardware, num_gpus=base.job.cluster.num_gpus)), base.layout
 
 
-def with_trainer(base: Priced, trainer: Trainer) -> tuple[Job, Layout]:
-    """The inputs with another trainer."""
-    return replace(base.job, trainer=trainer), base.layout
+def times_slower(*names: str) -> Change:
+    """Figures of the hardware, x times worse."""
+    return lambda base, x: with_hardware(base, base.job.cluster.hardware.scaled(**dict.fromkeys(names, 1.0 / x)))
 
 
-def with_layout(base: Priced, layout: Layout) -> tuple[Job, Layout]:
-    """The inputs with another layout."""
-    return base.job, layout
-
-
-def factor(key: str, worse: bool) -> Change:
-    """A factor of calibration as a change: x times worse, or x times better."""
+def achieved_factor(key: str, worse: bool) -> Change:
+    """A factor of calibration, x times worse or x times better."""
     more_is_better = key in ("sustained_clock", "memory_fraction", "scale_up", "scale_out")
 
     def change(base: Priced, x: float) -> tuple[Job, Layout]:
@@ -78,71 +87,44 @@ def factor(key: str, worse: bool) -> Change:
     return change
 
 
-def times(what: str) -> Callable[[Priced, float], str]:
-    """'3.9 times slower' and the like."""
-    return lambda _, x: f"{x:.3g} times {what}"
+def trainer_facts(**changes: Any) -> Change:
+    """Facts of the trainer; a function makes its value of the old one and the size."""
+
+    def change(base: Priced, x: float) -> tuple[Job, Layout]:
+        old = base.job.trainer
+        values = {name: new(old.fact(name), x) if callable(new) else new for name, new in changes.items()}
+        return replace(base.job, trainer=old.replace(**values)), base.layout
+
+    return change
 
 
-def on(text: str) -> Callable[[Priced, float], str]:
-    """Something without a size."""
-    return lambda _, __: text
+def layout_fields(**changes: int) -> Change:
+    """Fields of the layout."""
+    return lambda base, _: (base.job, base.layout.replace(**changes))
 
 
-def switch(key: str, name: str, size: str, change: Change, *, seen: int, source: str, check: str) -> Mechanism:
-    """Something that is on or off."""
-    return Mechanism(
-        key=key, name=name, size=on(size), sizes=(1.0,), width=0.0, change=change, seen=seen, source=source, check=check
-    )
+def recomputed(how: Recompute) -> Change:
+    """All layers recompute everything, or nothing."""
+    return layout_fields(recompute=int(how), recompute_layers=0, recompute_modules=0)
 
 
-def trainer_change(**changes: Any) -> Change:
-    """Facts of the trainer as a change."""
-    return lambda base, _: with_trainer(base, base.job.trainer.replace(**changes))
+def workload_fields(**changes: Any) -> Change:
+    """Fields of the workload."""
+    return lambda base, _: (replace(base.job, workload=base.job.workload.replace(**changes)), base.layout)
 
 
-def layout_change(**changes: int) -> Change:
-    """Fields of the layout as a change."""
-    return lambda base, _: with_layout(base, base.layout.replace(**changes))
+def can_recompute_more(base: Priced) -> bool:
+    """The trainer has full recompute, and not all layers use it."""
+    all_layers = int(base.layout.recompute) == Recompute.FULL and not int(base.layout.recompute_layers)
+    return "full" in base.job.trainer.legal.recompute and not all_layers
 
 
-def flash_off(base: Priced, size: str) -> list[Mechanism]:
+def flash_off(base: Priced, size: str) -> Option:
     """Attention as plain matrices, where the trainer has it fused."""
     trainer = base.job.trainer
-    if trainer.kernels.attention != "flash":
-        return []
-    change = trainer_change(attention="unfused", unfused=trainer.kernels.unfused | {"softmax"})
-    return [
-        switch(
-            "attention", "flash attention is off", size, change, seen=1, source="Hagemann's rows 'torch' run it so",
-            check="a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
-        )
-    ]  # fmt: skip
-
-
-def batch(base: Priced, shares: tuple[float, ...]) -> list[Mechanism]:
-    """A step that holds another number of microbatches than planned; shares that make a legal layout, and none without one."""
-
-    def change(base: Priced, share: float) -> tuple[Job, Layout]:
-        microbatches = max(round(int(base.layout.num_microbatches) * share), 1)
-        layout = base.layout.replace(num_microbatches=microbatches)
-        workload = base.job.workload.replace(global_batch_size=int(layout.global_batch_size))
-        return replace(base.job, workload=workload), layout
-
-    def legal(share: float) -> bool:
-        if int(base.layout.num_microbatches) * share % 1:
-            return False
-        try:
-            check(*change(base, share))
-        except PlannerError:
-            return False
-        return True
-
-    sizes = tuple(share for share in shares if legal(share))
-    one = Mechanism(
-        key="batch", name="the step holds another number of tokens", sizes=sizes, width=0.0, change=change, seen=1,
-        size=lambda base, share: f"{int(base.layout.num_microbatches) * share:.0f} instead of "
-        f"{int(base.layout.num_microbatches)} microbatches",
-        source="rows whose batch was read wrong at first (microbatches of torchtitan's pipelines in 2024)",
-        check="tokens per step in the trainer's log; whether a step of the log is an optimizer step",
+    change = trainer_facts(attention="unfused", unfused=trainer.kernels.unfused | {"softmax"})
+    return (
+        trainer.kernels.attention == "flash", "attention", "flash attention is off", size, change, 1,
+        "Hagemann's rows 'torch' run it so",
+        "a profile: softmax kernels; NVTE_DEBUG=1 NVTE_DEBUG_LEVEL=2 names Transformer Engine's backend",
     )  # fmt: skip
-    return [one] if sizes else []

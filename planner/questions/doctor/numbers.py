@@ -1,7 +1,7 @@
 """Measured against predicted: is the gap inside the interval, and if not, what would explain it.
 
-Every mechanism (``mechanisms``) is priced again through the cost model, over the sizes that it may have. How much it weighs among
-the others is Bayes' rule for one cause at a time:
+Every mechanism (``mechanisms``) is priced again with the cost model, over the sizes that it may have. Its weight among the others
+is Bayes' rule for one cause at a time:
 
     weight = (seen + 1) * integral of p(size) N(ln measured - ln predicted(size); sigma) d size
 
@@ -16,9 +16,9 @@ the job ran, so that a mechanism with which it would not fit weighs by the chanc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -27,10 +27,9 @@ from planner.cost.estimate import Estimate
 from planner.errors import PlannerError
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import Mechanism
-from planner.questions.doctor.mechanisms_faster import faster
-from planner.questions.doctor.mechanisms_memory import memory_mechanisms
-from planner.questions.doctor.mechanisms_slower import slower
-from planner.timeline.priced_plan import Priced, estimate_of, price_plan
+from planner.questions.doctor.memory_mechanisms import memory_mechanisms
+from planner.questions.doctor.step_mechanisms import faster, slower
+from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.units import GIB
 
 MODEL = 4.0
@@ -50,8 +49,10 @@ MOVES = 0.005
 MOST_ODDS = 1e3
 """Most that the other quantity can count for or against."""
 LEAST_SIGMA = 0.02
-KINDS = ("device", "reserved", "allocated")
-"""What a measured memory is the peak of: nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated."""
+KINDS = {"device": "memory_peak", "reserved": "memory_reserved", "allocated": "memory_allocated"}
+"""Kinds of measured peaks (nvidia-smi; torch.cuda.max_memory_reserved; torch.cuda.max_memory_allocated) -> of Estimate."""
+Values = tuple[float, float, float]
+"""Seconds, bytes of the measured kind, and the chance that it does not run out of memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,14 @@ class Explanation:
     def verdict(self) -> str:
         """The share in a word."""
         return "likely" if self.share >= 0.3 else "possible" if self.share >= 0.08 else "unlikely"
+
+    def to_dict(self, unit: str, scale: float) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "key": self.key, "name": self.name, "size": self.size, "value": self.value, f"would_be_{unit}": self.would_be / scale,
+            "explains": self.explains, "share": self.share, "verdict": self.verdict, "seen": self.seen,
+            "source": self.source, "check": self.check,
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,16 +117,33 @@ class Finding:
         """Measured over predicted, minus 1."""
         return self.measured / self.predicted - 1.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data; seconds, and GiB."""
+        unit, scale = ("s", 1.0) if self.quantity == "step_time" else ("gib", GIB)
+        return {
+            "quantity": self.quantity, f"measured_{unit}": self.measured / scale, f"predicted_{unit}": self.predicted / scale,
+            f"interval_{unit}": [bound / scale for bound in self.interval], "inside": self.inside, "gap": self.gap,
+            "model_error_share": self.model_share, "not_listed_share": self.rest,
+            "explanations": [one.to_dict(unit, scale) for one in self.explanations],
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What a plan's measured values say."""
+    """The measured values of a plan, explained."""
+
+    plan: Plan
 
     findings: tuple[Finding, ...]
     memory_kind: str
     """One of KINDS."""
     basis: str
     """Runs behind the interval of the step time."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        findings = [one.to_dict() for one in self.findings]
+        return {"memory_kind": self.memory_kind, "interval_basis": self.basis, "findings": findings}
 
 
 def diagnose(
@@ -138,18 +164,26 @@ def diagnose(
             f"--memory {memory / GIB:.4g} GiB is more than four times the {usable / GIB:.4g} GiB of the card; "
             "give the peak of one GPU"
         )
-    prices = _Prices(base, memory_kind)
-    one = plan.prediction
-    peak = prices.of(base.estimate)[1]
-    share = (
-        peak / one.memory_peak_gib
-    )  # the interval of the device's peak holds for its other kinds as well, in proportion
-    asked = (
-        _Asked(measured=step_time, interval=one.step_time_range_s),
-        _Asked(measured=memory, interval=(share * one.memory_peak_range_gib[0], share * one.memory_peak_range_gib[1])),
-    )
-    findings = [_finding(index, asked, prices) for index in (0, 1) if asked[index].measured is not None]
-    return Diagnosis(findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
+
+    def values(found: Estimate) -> Values:
+        chance = 1.0 - float(found.out_of_memory_probability[0])
+        return float(found.step_time[0]), float(getattr(found, KINDS[memory_kind])[0]), chance
+
+    @cache
+    def changed(mechanism: Mechanism, size: float) -> Values:
+        return values(estimate_of(*mechanism.change(base, size)))
+
+    one, before = plan.prediction, values(base.estimate)
+    # The interval of the device's peak holds for its other kinds as well, in proportion.
+    low, high = (before[1] / one.memory_peak_gib * bound for bound in one.memory_peak_range_gib)
+    asked = (_Asked(measured=step_time, interval=one.step_time_range_s), _Asked(measured=memory, interval=(low, high)))
+    findings = []
+    if step_time is not None:
+        mechanisms = slower(base) if step_time > before[0] else faster(base)
+        findings.append(_finding(0, asked, before, mechanisms, changed))
+    if memory is not None:
+        findings.append(_finding(1, asked, before, memory_mechanisms(base, memory > before[1]), changed))
+    return Diagnosis(plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,55 +199,29 @@ class _Asked:
         return max(bound / 1.645, LEAST_SIGMA)
 
 
-class _Prices:
-    """A plan with a mechanism at a size; each is priced once."""
-
-    def __init__(self, base: Priced, kind: str) -> None:
-        self.base, self._kind = base, kind
-        self.at = lru_cache(maxsize=4096)(self._at)
-        self._mechanisms: dict[str, Mechanism] = {}
-
-    def of(self, found: Estimate) -> tuple[float, float, float]:
-        """Seconds, bytes of the kind that was measured, and the chance that it does not run out of memory."""
-        memory = {"device": found.memory_peak, "reserved": found.memory_reserved, "allocated": found.memory_allocated}
-        chance = 1.0 - float(found.out_of_memory_probability[0])
-        return float(found.step_time[0]), float(memory[self._kind][0]), chance
-
-    def known(self, mechanism: Mechanism, quantity: str) -> str:
-        """Remember a mechanism; the key to ask for it."""
-        key = f"{quantity} {mechanism.key}"
-        self._mechanisms[key] = mechanism
-        return key
-
-    def _at(self, key: str, size: float) -> tuple[float, float, float]:
-        return self.of(estimate_of(*self._mechanisms[key].change(self.base, size)))
-
-
-def _finding(index: int, asked: tuple[_Asked, _Asked], prices: _Prices) -> Finding:
-    """Step time (index 0) or memory (1)."""
-    measured, before = asked[index].measured or math.nan, prices.of(prices.base.estimate)
-    predicted = before[index]
-    more = measured > predicted
-    sigma = asked[index].sigma(predicted, more)
+def _finding(
+    index: int, asked: tuple[_Asked, _Asked], before: Values, mechanisms: list[Mechanism],
+    changed: Callable[[Mechanism, float], Values],
+) -> Finding:  # fmt: skip
+    """Step time (index 0) or memory (1); ``before`` is predicted, ``changed`` with a mechanism at a size."""
+    measured, predicted = asked[index].measured or math.nan, before[index]
+    sigma = asked[index].sigma(predicted, measured > predicted)
     gap = math.log(measured / predicted)
     weighed: list[tuple[float, Explanation]] = []
-    for mechanism in (
-        memory_mechanisms(prices.base, more) if index else slower(prices.base) if more else faster(prices.base)
-    ):
-        key = prices.known(mechanism, str(index))
+    for mechanism in mechanisms:
 
-        def value(size: float, key: str = key) -> float:
-            return prices.at(key, size)[index]
+        def value(size: float, mechanism: Mechanism = mechanism) -> float:
+            return changed(mechanism, size)[index]
 
         found = _weigh(mechanism, value, predicted, measured, sigma)
         if found is None or gap == 0 or math.log(value(found[1]) / predicted) / gap < LEAST:
             continue
         evidence, best = found
-        odds = _odds(prices.at(key, best), before, asked[1 - index], 1 - index)
+        odds = _odds(changed(mechanism, best), before, asked[1 - index], 1 - index)
         explanation = Explanation(
-            key=mechanism.key, name=mechanism.name, size=mechanism.size(prices.base, best), value=best,
-            would_be=value(best), explains=math.log(value(best) / predicted) / gap, share=0.0, seen=mechanism.seen,
-            source=mechanism.source, check=mechanism.check,
+            key=mechanism.key, name=mechanism.name, size=mechanism.size_text(best), value=best, would_be=value(best),
+            explains=math.log(value(best) / predicted) / gap, share=0.0, seen=mechanism.seen, source=mechanism.source,
+            check=mechanism.check,
         )  # fmt: skip
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
@@ -279,24 +287,3 @@ def _odds(with_it: tuple[float, ...], without: tuple[float, ...], other: _Asked,
 
 def _normal(x: float, sigma: float) -> float:
     return math.exp(-0.5 * (x / sigma) ** 2) / (sigma * math.sqrt(2.0 * math.pi))
-
-
-def to_dict(found: Diagnosis) -> dict[str, Any]:
-    """Everything as plain data, for --json; seconds, and GiB."""
-    return {"memory_kind": found.memory_kind, "interval_basis": found.basis, "findings": list(_plain(found))}
-
-
-def _plain(found: Diagnosis) -> Iterator[dict[str, Any]]:
-    for one in found.findings:
-        unit, scale = ("s", 1.0) if one.quantity == "step_time" else ("gib", GIB)
-        yield {
-            "quantity": one.quantity, f"measured_{unit}": one.measured / scale, f"predicted_{unit}": one.predicted / scale,
-            f"interval_{unit}": [bound / scale for bound in one.interval], "inside": one.inside, "gap": one.gap,
-            "model_error_share": one.model_share, "not_listed_share": one.rest,
-            "explanations": [
-                {"key": e.key, "name": e.name, "size": e.size, "value": e.value, f"would_be_{unit}": e.would_be / scale,
-                 "explains": e.explains, "share": e.share, "verdict": e.verdict, "seen": e.seen, "source": e.source,
-                 "check": e.check}
-                for e in one.explanations
-            ],
-        }  # fmt: skip

@@ -1,18 +1,15 @@
-"""Tables of ``plan doctor``: measured against predicted, what would explain the gap, and what tells."""
+"""Tables of ``plan doctor``: measured against predicted, what would explain the gap, and the checks."""
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from planner.explain import layout_text
-from planner.plan_file import Plan
 from planner.questions.doctor.numbers import Diagnosis, Explanation, Finding
-from planner.terminal.tables import percent, seconds
+from planner.terminal.tables import percent, seconds, table
 from planner.units import GIB
 
 SHOWN = 8
@@ -22,11 +19,11 @@ CHECKED = 3
 COLOURS = {"likely": "bold red", "possible": "yellow", "unlikely": "dim"}
 
 
-def print_diagnosis(console: Console, plan: Plan, found: Diagnosis) -> None:
+def print_diagnosis(console: Console, found: Diagnosis) -> None:
     """Everything that was found, one measured quantity after the other."""
-    console.print(
-        Text(f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}, trainer {plan.trainer}", style="bold")
-    )
+    plan = found.plan
+    title = f"{plan.workload.model.name} on {plan.num_gpus} x {plan.hardware}, trainer {plan.trainer}"
+    console.print(Text(title, style="bold"))
     console.print(layout_text(plan.layout))
     for one in found.findings:
         console.print()
@@ -54,10 +51,10 @@ def _print_finding(console: Console, found: Diagnosis, one: Finding) -> None:
         console.print("Nothing that is priced here moves it that way: compare the job with the plan, input by input.")
         return
     console.print(explanations_table(one))
-    listed = [e for n, e in enumerate(one.explanations[:SHOWN]) if n < CHECKED or e.verdict != "unlikely"]
     console.print(Text("What tells", style="italic"))
-    for number, explanation in enumerate(listed, 1):
-        _print_check(console, number, explanation)
+    for number, explanation in enumerate(one.explanations[:SHOWN], 1):
+        if number <= CHECKED or explanation.verdict != "unlikely":
+            _print_check(console, number, explanation)
     console.print(
         "[dim]Weight: of one cause at a time, by how well its price meets what was measured, how far published runs differed "
         "in it, and in how many sources it was the cause; the model's own error has "
@@ -67,19 +64,12 @@ def _print_finding(console: Console, found: Diagnosis, one: Finding) -> None:
 
 def explanations_table(one: Finding) -> Table:
     """The mechanisms with the size each would have."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("#", justify="right")
-    table.add_column("mechanism", overflow="fold")
-    table.add_column("size it would have", overflow="fold")
-    table.add_column("then", justify="right", no_wrap=True)
-    table.add_column("of the gap", justify="right", no_wrap=True)
-    table.add_column("weight", justify="right", no_wrap=True)
-    for number, explanation in enumerate(one.explanations[:SHOWN], 1):
-        table.add_row(
-            str(number), escape(explanation.name), escape(explanation.size), _amount(one, explanation.would_be),
-            f"{explanation.explains * 100:.0f} %", Text(percent(explanation.share), style=COLOURS[explanation.verdict]),
-        )  # fmt: skip
-    return table
+    rows = (
+        (str(number), e.name, e.size, _amount(one, e.would_be), f"{e.explains * 100:.0f} %",
+         Text(percent(e.share), style=COLOURS[e.verdict]))
+        for number, e in enumerate(one.explanations[:SHOWN], 1)
+    )  # fmt: skip
+    return table("~#", "mechanism", "size it would have", ">then", ">of the gap", ">weight", rows=rows)
 
 
 def _print_check(console: Console, number: int, explanation: Explanation) -> None:

@@ -22,13 +22,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from planner.hardware import HardwareProfile
-from planner.questions.hardware.numbers import Shared, shared_points
-from planner.questions.hardware.show import Figure, figures
+from planner.questions.hardware.measured_points import Shared, shared_points
+from planner.questions.hardware.numbers import Figure, figures
 
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same whatever their scatter."""
@@ -39,7 +39,7 @@ OF_MEDIAN = math.pi / 2.0
 FEWEST_POINTS, FEWEST = 3, 3
 """Points that make a curve, and curves to compare one with."""
 GROUPS = 0.1
-"""How far a whole group moves between runs beside its curves: its variance over that of one curve."""
+"""How far a whole group moves between runs in addition to its curves: its variance over that of one curve."""
 DRIFT, DRIFT_ROUNDS = 3.0, 4.0
 """Percent, and degrees of freedom, where a profile has measured no drift."""
 
@@ -73,6 +73,35 @@ class Difference:
             return "more" if self.percent > 0 else "less"
         worse = self.percent > 0 if self.unit in ("seconds", "times") else self.percent < 0
         return "slower" if worse else "faster"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProfileDiff:
+    """Where two profiles differ by more than chance."""
+
+    names: tuple[str, str]
+    """Of the two profiles, as asked for."""
+    differences: list[Difference]
+    """The largest first."""
+    compared: int
+    """Comparisons."""
+    not_compared: list[str]
+    """Families and quantities that one of the two assumes."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json."""
+        return {
+            "first": self.names[0], "second": self.names[1], "compared": self.compared, "chance": CHANCE,
+            "not_compared": self.not_compared,
+            "differences": [{**asdict(one), "verdict": one.verdict} for one in self.differences],
+        }  # fmt: skip
+
+
+def profile_diff(first: HardwareProfile, second: HardwareProfile, names: tuple[str, str]) -> ProfileDiff:
+    """Everything that ``plan hardware diff`` prints."""
+    found, compared = differences(first, second)
+    left_out = sorted(assumed(first) | assumed(second))
+    return ProfileDiff(names=names, differences=found, compared=compared, not_compared=left_out)
 
 
 _SPREADS = {
@@ -127,13 +156,13 @@ def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[D
     sqrt(spread_1^2 + spread_2^2) percent, at least LEAST_DIFFERENCE. What one of them assumes is not compared.
     """
     points = shared_points(first, second)
-    found, compared = _of_points(points, first, second)
-    roots = {point.path[0] for point in points}
+    found, compared = _of_points(points, (first, second))
+    roots = {name for point in points for name in (point.path[0], point.path[0].split()[0])}  # gemm fp32 counts as gemm
     guessed = assumed(first) | assumed(second)
     theirs = {(one.family, one.name): one for one in figures(second)}
     for one in figures(first):
         other = theirs.get((one.family, one.name))
-        if other is None or one.value == 0 or {one.family, one.name} & guessed or _made_of(one) & _words(roots):
+        if other is None or one.value == 0 or {one.family, one.name} & guessed or _made_of(one) & roots:
             continue
         compared += 1
         percent = 100.0 * (other.value / one.value - 1.0)
@@ -154,60 +183,50 @@ def _made_of(one: Figure) -> set[str]:
     return {_ROOTS[one.family]} if one.family in _ROOTS else set()
 
 
-def _words(roots: set[str]) -> set[str]:
-    """Roots and their first words: ``gemm fp32`` counts as ``gemm``."""
-    return roots | {root.split()[0] for root in roots}
-
-
-# ---------------------------------------------------------------------------------------------------- points
-
-
 Variance: TypeAlias = tuple[float, float]
 """Of ln t, with its degrees of freedom."""
+Split: TypeAlias = dict[tuple[str, ...], list[Shared]]
+"""Points by group, or by group and curve."""
 
 
-def _of_points(
-    points: Sequence[Shared], first: HardwareProfile, second: HardwareProfile
-) -> tuple[list[Difference], int]:
+def _of_points(points: Sequence[Shared], profiles: tuple[HardwareProfile, ...]) -> tuple[list[Difference], int]:
     """Families, groups and curves whose change is beyond chance, and the number of tests."""
     families: dict[str, list[Shared]] = {}
     for point in points:
         families.setdefault(point.path[0], []).append(point)
-    groups = {family: _groups(rows) for family, rows in families.items()}
-    curves = {family: _curves(rows) for family, rows in families.items()}
+    groups = {family: _split(rows, 2) for family, rows in families.items()}
+    curves = {family: _split(rows, 3) for family, rows in families.items()}
     tests = [len(families), *(sum(map(len, level.values())) for level in (groups, curves))]
     found: list[Difference] = []
     for family, rows in families.items():
-        drift = _drift(family, first, second)
-        found += _test(family, "all of them", rows, 0.0, [drift, _points_scatter(rows)], CHANCE / 3.0 / tests[0])
+        drift = _drift(family, profiles)
+        found += _test((family, "all of them"), rows, 0.0, [drift, _points_scatter(rows)], CHANCE / 3.0 / tests[0])
         slow = _slow_groups(family, groups[family], CHANCE / 3.0 / max(tests[1], 1))
         found += slow.values()
         for (group, curve), members in curves[family].items():
-            if group in slow:  # its own change is said; its curves are compared with each other
-                others = [some for name, some in curves[family].items() if name[0] == group and name[1] != curve]
-            else:
-                others = [
-                    some for name, some in curves[family].items() if name[0] not in slow and name != (group, curve)
-                ]
-            name = ", ".join(part for part in (curve, group) if part)
+            # The change of a slow group is listed itself; its curves are compared with each other.
+            others = [
+                some for (where, name), some in curves[family].items()
+                if (where, name) != (group, curve) and (where == group if group in slow else where not in slow)
+            ]  # fmt: skip
             if len(others) >= FEWEST:
-                base, (each, freedom) = _about(others)
+                middles = [_middle(some) for some in others]
+                base, freedom = fmean(middles), len(middles) - 1.0
+                each = sum((one - base) ** 2 for one in middles) / freedom
                 own = (each * (1.0 + 1.0 / len(others)), freedom)
-                found += _test(family, name, members, base, [own], CHANCE / 3.0 / tests[2])
+                name = ", ".join(part for part in (curve, group) if part)
+                found += _test((family, name), members, base, [own], CHANCE / 3.0 / tests[2])
     return found, sum(tests)
 
 
-def _slow_groups(family: str, groups: dict[str, list[Shared]], chance: float) -> dict[str, Difference]:
+def _slow_groups(family: str, groups: Split, chance: float) -> dict[str, Difference]:
     """Groups that changed otherwise than the other groups, the furthest off first; those are then no yardstick for others.
 
     A change of a whole group leaves the scatter of its curves as it is: that of all groups counts.
     """
     found: dict[str, Difference] = {}
-    rest = {
-        name: middles
-        for name, rows in groups.items()
-        if (middles := [_middle(some) for some in _curves(rows).values()])
-    }
+    curves = {name: _split(rows, 3) for (name,), rows in groups.items()}
+    rest = {name: [_middle(some) for some in members.values()] for name, members in curves.items() if members}
     while len(rest) > 1:
         freedom = float(sum(len(middles) - 1 for middles in rest.values()))
         if freedom < FEWEST - 1:
@@ -220,7 +239,7 @@ def _slow_groups(family: str, groups: dict[str, list[Shared]], chance: float) ->
             others = [name for name in rest if name != group]
             base = fmean(means[name] for name in others)
             total = scatter[group] + fmean(scatter[name] for name in others) / len(others)
-            for one in _test(family, group, groups[group], base, [(total, freedom)], chance, means[group]):
+            for one in _test((family, group), groups[group,], base, [(total, freedom)], chance, means[group]):
                 listed.append((abs(means[group] - base), group, one))
         if not listed:
             break
@@ -230,16 +249,9 @@ def _slow_groups(family: str, groups: dict[str, list[Shared]], chance: float) ->
     return found
 
 
-def _about(curves: Sequence[Sequence[Shared]]) -> tuple[float, Variance]:
-    """Mean of the medians of curves, and the variance of one of them about it."""
-    middles = [_middle(some) for some in curves]
-    middle = fmean(middles)
-    return middle, (sum((one - middle) ** 2 for one in middles) / (len(middles) - 1.0), len(middles) - 1.0)
-
-
 def _points_scatter(rows: Sequence[Shared]) -> Variance:
     """Variance of the median of the points of a family: by their scatter about their curves, at least their intervals."""
-    curves = [some for some in _curves(rows).values() if len(some) > 1] or [list(rows)]
+    curves = [some for some in _split(rows, 3).values() if len(some) > 1] or [list(rows)]
     about = [one.change - fmean(each.change for each in some) for some in curves for one in some]
     freedom = max(float(len(about) - len(curves)), 1.0)
     one = max(sum(value**2 for value in about) / freedom, median(each.error for each in rows) ** 2)
@@ -251,29 +263,21 @@ def _middle(rows: Sequence[Shared]) -> float:
     return median(one.change for one in rows)
 
 
-def _groups(rows: Sequence[Shared]) -> dict[str, list[Shared]]:
-    """Points by group of ranks or like, where there are several to compare."""
-    found: dict[str, list[Shared]] = {}
+def _split(rows: Sequence[Shared], level: int) -> Split:
+    """Points by (group,) at level 2, by (group, curve) at level 3, where there are several to compare."""
+    found: Split = {}
     for one in rows:
-        found.setdefault(one.path[1], []).append(one)
+        found.setdefault(one.path[1:level], []).append(one)
     return {name: some for name, some in found.items() if len(some) >= FEWEST_POINTS} if len(found) > 1 else {}
 
 
-def _curves(rows: Sequence[Shared]) -> dict[tuple[str, str], list[Shared]]:
-    """Points by (group, curve), where there are several to compare."""
-    found: dict[tuple[str, str], list[Shared]] = {}
-    for one in rows:
-        found.setdefault((one.path[1], one.path[2]), []).append(one)
-    return {name: some for name, some in found.items() if len(some) >= FEWEST_POINTS} if len(found) > 1 else {}
-
-
-def _drift(family: str, first: HardwareProfile, second: HardwareProfile) -> tuple[float, float]:
+def _drift(family: str, profiles: tuple[HardwareProfile, ...]) -> Variance:
     """(2 delta^2, degrees of freedom) of a family in ln t, over both profiles.
 
     A family that has no rounds of its own moves like the one of the profile that moves most; without any, DRIFT.
     """
     squares, freedom = 0.0, 0.0
-    for profile in (first, second):
+    for profile in profiles:
         said = profile.provenance.drift if profile.provenance else {}
         own = said.get(_DRIFTS.get(family, family.split()[0]))
         own = own or max(said.values(), key=lambda one: one["percent"], default=None)
@@ -284,10 +288,10 @@ def _drift(family: str, first: HardwareProfile, second: HardwareProfile) -> tupl
 
 
 def _test(
-    family: str, name: str, rows: Sequence[Shared], base: float, parts: Sequence[Variance], chance: float,
+    where: tuple[str, str], rows: Sequence[Shared], base: float, parts: Sequence[Variance], chance: float,
     change: float | None = None,
 ) -> list[Difference]:  # fmt: skip
-    """The difference if the change of some points (by default the median) is further from ``base`` than chance allows.
+    """The difference of a (family, name) if the change of its points (by default the median) is beyond chance from ``base``.
 
     ``parts`` are variances that add up; degrees of freedom by Welch and Satterthwaite. What changed less than half of its
     distance from the others is not what changed: they are.
@@ -305,7 +309,7 @@ def _test(
         return []
     mean = math.exp(fmean(math.log(one.first) for one in rows))
     return [Difference(
-        family=family, name=f"{name} ({count} point{'s' if count > 1 else ''})", first=mean,
+        family=where[0], name=f"{where[1]} ({count} point{'s' if count > 1 else ''})", first=mean,
         second=mean * math.exp(change), unit=rows[0].unit, percent=round(100.0 * math.expm1(change), 1),
         spread=round(100.0 * abs(math.expm1(math.copysign(limit, change))), 1), points=count,
     )]  # fmt: skip

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from planner.errors import PlannerError
+from planner.questions.report.show import CHARTS, FORMATS, format_of
 from planner.terminal.flags import progress
 
-if TYPE_CHECKING:
-    from planner.plan_file import Plan
-
-FORMATS = {
-    "html": (".html", ".htm"),
-    "trace": (),
-    "markdown": (".md", ".markdown"),
-    "json": (".json",),
-    "png": (".png",),
-}
-"""Formats and the endings that mean them; a trace is JSON as well and must be asked for (or end in .trace.json)."""
-CHARTS = (
-    "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
-)  # fmt: skip
+PROCESSES = 8
+"""Other sizes of the cluster are searched in up to as many processes."""
 
 
-@click.command(short_help="A plan as one page to look at; also Markdown, JSON, a trace, pictures.")
+@click.command()
 @click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
 @click.option(
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="File to write. [PLAN with .html; text: stdout]"
@@ -53,97 +39,15 @@ def report(file: Path, output: Path | None, kind: str | None, chart: str | None)
       plan report plan.yaml --chart memory --output memory.png
       plan report plan.yaml --format trace --output step.trace.json
     """
-    kind = _format(kind, output, chart)
-    if chart is not None and kind != "png":
-        raise PlannerError(f"--chart draws one picture: it goes with --format png, not with {kind}")
-    if kind == "png" and chart is None:
-        raise PlannerError(f"which chart? give --chart with one of {', '.join(CHARTS)}")
+    from planner import api
+
+    kind = format_of(kind, output, chart)
     if output is None and kind in ("html", "png"):
         output = file.with_suffix(".html") if kind == "html" else file.with_name(f"{file.stem}-{chart}.png")
-
-    from planner.plan_file import load_plan
-
-    plan = load_plan(file)
-    if kind == "trace":
-        from planner.questions.report.trace import trace_of
-        from planner.rules import check
-        from planner.timeline.priced_plan import job_of, price
-
-        with progress("walking the pipeline"):
-            job = job_of(plan)
-            check(job, plan.layout)
-            text = trace_of(price(job, plan.layout))
-        _write(text, output)
-    elif kind == "png":
-        assert output is not None and chart is not None
-        _picture(plan, chart, output)
+    plan = api.load(file)
+    with progress("walking the pipeline" if kind == "trace" else "report") as say:
+        made = plan.report(output, format=kind, chart=chart, processes=PROCESSES, progress=say)
+    if output is None:
+        click.echo(made, nl=False)
     else:
-        _document(plan, kind, output)
-
-
-def _format(kind: str | None, output: Path | None, chart: str | None) -> str:
-    """What to write: as said, by the ending of the file, or the page. Raises PlannerError for an ending that says nothing."""
-    if kind is not None:
-        return kind
-    if output is None:
-        return "html" if chart is None else "png"
-    name = output.name.lower()
-    if name.endswith(".trace.json"):
-        return "trace"
-    for known, endings in FORMATS.items():
-        if name.endswith(endings):
-            return known
-    raise PlannerError(
-        f"{output}: the ending does not say what to write; end it in .html, .md, .json or .png, or give --format"
-    )
-
-
-def _document(plan: Plan, kind: str, output: Path | None) -> None:
-    from planner.questions.report.build import build
-    from planner.questions.report.parallel_searches import scaled
-
-    with scaled(plan) as sizes, progress("report") as say:
-        library = None
-        if kind == "html":
-            from planner.questions.report.page import page, start_library
-
-            library = start_library()
-        document = build(plan, sizes.result, say)
-        if library is not None:
-            say("writing the page")
-            text = page(document, library())
-        elif kind == "markdown":
-            from planner.questions.report.markdown import markdown
-
-            text = markdown(document)
-        else:
-            text = json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
-    _write(text, output)
-
-
-def _picture(plan: Plan, chart: str, output: Path) -> None:
-    from planner import library
-    from planner.questions.report.build import build
-    from planner.questions.report.parallel_searches import scaled
-    from planner.questions.report.picture import drawn_by, picture
-
-    drawn_by()
-    with progress("report") as say:
-        if chart == "scaling":
-            with scaled(plan) as sizes:
-                document = build(plan, sizes.result, say)
-        else:
-            document = build(plan, None, say)
-        say("drawing")
-        library.write_whole(output, picture(document, chart))
-    click.echo(f"wrote {output}", err=True)
-
-
-def _write(text: str, output: Path | None) -> None:
-    from planner import library
-
-    if output is None:
-        click.echo(text, nl=False)
-        return
-    library.write_whole(output, text)
-    click.echo(f"wrote {output}", err=True)
+        click.echo(f"wrote {output}", err=True)

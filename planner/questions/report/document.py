@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +21,8 @@ KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "
 """What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
 
 Value = float | int | str | bool | None
+Spec = dict[str, Any]
+"""A piece of a Vega-Lite specification."""
 
 
 def rounded(value: Value) -> Value:
@@ -67,6 +69,16 @@ class Column:
     """The table for people shows it."""
 
 
+def columns(text: str) -> tuple[Column, ...]:
+    """Columns from words 'key kind title, key kind title ...': without a title the key, '-' before it: not in the table."""
+    found = []
+    for one in text.split(","):
+        key, kind, *title = one.split()
+        name = key.removeprefix("-")
+        found.append(Column(key=name, title=" ".join(title) or name, kind=kind, in_table=name == key))
+    return tuple(found)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Chart:
     """One picture: what it says in a sentence, and the rows that it draws."""
@@ -87,19 +99,35 @@ class Chart:
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
+    spec: Callable[[Chart], Spec] | None = None
+    """Draws it: the body of its Vega-Lite specification (``specs``); None = a table alone."""
+    with_texts: bool = True
+    """Each number that is drawn comes with its text for people."""
+    more_rows: tuple[tuple[Value, ...], ...] = ()
+    """Rows that are drawn and say nothing new."""
 
     def records(self) -> list[dict[str, Value]]:
         """The rows as mappings."""
         keys = [column.key for column in self.columns]
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
+    @property
+    def table_rows(self) -> tuple[tuple[Value, ...], ...]:
+        """Rows of the table behind the chart."""
+        return self.rows if self.table is None else self.table
+
     def cells(self) -> tuple[list[str], list[list[str]]]:
         """Headings and cells of the table behind the chart, for people."""
         columns = self.table_columns or self.columns
-        rows = self.rows if self.table is None else self.table
         picked = [number for number, column in enumerate(columns) if column.in_table]
-        headings = [columns[number].title for number in picked]
-        return headings, [[shown(row[number], columns[number].kind) for number in picked] for row in rows[:TABLE_ROWS]]
+        rows = [[shown(row[number], columns[number].kind) for number in picked] for row in self.table_rows[:TABLE_ROWS]]
+        return [columns[number].title for number in picked], rows
+
+    def filled_cells(self) -> tuple[list[Column], list[list[str]]]:
+        """The columns of the table in which anything stands, and their cells."""
+        columns, (_, rows) = [column for column in self.table_columns or self.columns if column.in_table], self.cells()
+        used = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
+        return [columns[at] for at in used], [[row[at] for at in used] for row in rows]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -120,14 +148,10 @@ def chart(
     name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
 ) -> Chart:
     """A chart with every number rounded once, so that all formats show the same."""
-    for key in ("table",):
-        if more.get(key) is not None:
-            more[key] = tuple(tuple(rounded(value) for value in row) for row in more[key])
+    tables: dict[str, Any] = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
+    once: dict[str, Any] = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
     facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
-    return Chart(
-        name=name, title=title, reading=reading, columns=tuple(columns),
-        rows=tuple(tuple(rounded(value) for value in row) for row in rows), facts=facts, **more,
-    )  # fmt: skip
+    return Chart(name=name, title=title, reading=reading, columns=tuple(columns), facts=facts, **once, **more)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +187,7 @@ class Document:
     figures: tuple[Figure, ...]
     why: tuple[str, ...]
     """Why this layout, sentence by sentence."""
-    alternatives: Chart | None
+    alternatives: Chart
     """The best plans of a search of the same job."""
     charts: tuple[Chart, ...]
     assumptions: tuple[Mapping[str, str], ...]
@@ -184,10 +208,7 @@ class Document:
             "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
             "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
             "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
-            "alternatives": None if self.alternatives is None else self.alternatives.to_dict(),
+            "alternatives": self.alternatives.to_dict(),
             "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
             "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
         }  # fmt: skip
-
-
-__all__ = ["Chart", "Column", "Document", "Figure", "chart", "rounded", "shown"]

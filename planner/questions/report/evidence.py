@@ -8,7 +8,7 @@ interval that a plan carries.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -126,17 +126,3 @@ def _entry(entry: Any, where: str) -> tuple[dict[str, str], tuple[float, ...]]:
     if not errors or not all(math.isfinite(one) and one > -1.0 for one in errors):
         raise PlannerError(f"{where}: {entry['source']}: percent must hold finite errors above -100")
     return {key: str(entry[key]) for key in _TEXTS}, errors
-
-
-def to_dict(rows: Mapping[str, Sequence[tuple[Mapping[str, str], Sequence[float]]]]) -> dict[str, Any]:
-    """Plain data in the form of ``profiles/residuals.yaml``: errors in percent with one decimal."""
-    return {
-        quantity: [
-            {**{key: entry[key] for key in _TEXTS}, "percent": " ".join(f"{100 * error:.1f}" for error in sorted(errors))}
-            for entry, errors in rows[quantity]
-        ]
-        for quantity in QUANTITIES
-    }  # fmt: skip
-
-
-__all__ = ["Evidence", "SourceErrors", "evidence", "read", "stored", "to_dict"]

@@ -20,7 +20,7 @@ from planner.cost.refine import refine
 from planner.layout import Layout
 from planner.rules import RULES, Job, allowed
 from planner.search import PLAN_FIELDS, Finding, best_splits, fits
-from planner.space import OFFLOADS, Pins, base_layouts, recompute_levers, stack
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
 from planner.units import GIB
 
 NEAR = 1.25
@@ -90,7 +90,7 @@ class Landscape:
 
 
 def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> Landscape:
-    """All layouts of a job beside one of them, whose refined estimate is ``found``, and those that a search found best."""
+    """All layouts of a job and one of them, whose refined estimate is ``found``, and those that a search found best."""
     base = base_layouts(job, Pins())
     plain = base.take(allowed(job, base))
     table, prices = _priced(job, plain)
@@ -115,7 +115,7 @@ def _priced(job: Job, plain: Layout) -> tuple[Layout, Estimate | None]:
         return plain, None
     tables, prices = [plain], [_price(job, plain)]
     some = plain.take(_extremes(plain, prices[0]))
-    levers = recompute_levers(job, Pins())
+    levers = recompute_options(job, Pins())
     if levers:
         _add(job, tables, prices, [lever.apply(some, job.model) for lever in levers])
     if job.trainer.legal.offload_optimizer:

@@ -17,7 +17,7 @@ def markdown(document: Document) -> str:
         table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
         "## Why this layout", *document.why,
     ]  # fmt: skip
-    if document.alternatives is not None and document.alternatives.rows:
+    if document.alternatives.rows:
         parts += [f"{document.alternatives.title}:", table(*document.alternatives.cells())]
     for one in document.charts:
         parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
@@ -38,10 +38,9 @@ def markdown(document: Document) -> str:
 
 
 def _chart_table(chart: Chart) -> str:
-    headings, cells = chart.cells()
-    used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
-    text = table([headings[at] for at in used], [[row[at] for at in used] for row in cells[:MOST_ROWS]])
-    left = len(chart.rows if chart.table is None else chart.table) - MOST_ROWS
+    columns, cells = chart.filled_cells()
+    text = table([column.title for column in columns], cells[:MOST_ROWS])
+    left = len(chart.table_rows) - MOST_ROWS
     return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."
 
 
@@ -52,6 +51,3 @@ def table(headings: list[str], rows: list[list[str]]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
     return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)])
-
-
-__all__ = ["markdown", "table"]

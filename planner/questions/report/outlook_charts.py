@@ -7,11 +7,13 @@ import math
 import numpy as np
 
 from planner.explain import layout_text
+from planner.questions.report import specs
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Column, Value, chart, shown
+from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.scaling import Point as Size
 from planner.questions.report.scaling import Scaling
+from planner.questions.report.specs import BARE, BLUE, GREEN, ORANGE, RED, WIDTH, layer
 from planner.questions.report.subject import Subject
 from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 
@@ -37,22 +39,42 @@ def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
         ]  # fmt: skip
     return chart(
         "scaling", "From one node to beyond the cluster", _scaling_reading(about, scaled),
-        (
-            Column(key="kind", title="batch", kind="text"), Column(key="gpus", title="GPUs", kind="count"),
-            Column(key="nodes", title="nodes", kind="count", in_table=False),
-            Column(key="sequences", title="sequences per step", kind="count"),
-            Column(key="rate", title="tokens/s/GPU", kind="rate"),
-            Column(key="efficiency", title="efficiency", kind="share"),
-            Column(key="total_rate", title="tokens/s", kind="number"), Column(key="step_s", title="step", kind="seconds"),
-            Column(key="mfu", title="MFU", kind="share"), Column(key="memory_gib", title="memory", kind="gib", in_table=False),
-            Column(key="layout", title="best layout", kind="text"), Column(key="why", title="why not", kind="text"),
+        columns(
+            "kind text batch, gpus count GPUs, -nodes count, sequences count sequences per step, "
+            "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
+            "mfu share MFU, -memory_gib gib memory, layout text best layout, why text why not"
         ),
-        rows, facts={"gpus": about.gpus},
+        rows, facts={"gpus": about.plan.num_gpus}, spec=_scaling_spec,
         notes=(
             "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
             "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
         ),
     )  # fmt: skip
+
+
+def _scaling_spec(chart: Chart) -> Spec:
+    counts = sorted({int(row[1]) for row in chart.rows if isinstance(row[1], (int, float))})
+    x = specs.number("gpus", "GPUs", scale={"type": "log", "base": 2, **specs.span(counts[0], counts[-1]), "padding": 14},
+                     axis={"values": counts, "format": ",d", "grid": False, "labelOverlap": True})  # fmt: skip
+    y = specs.number("rate", "tokens/s/GPU", scale={"zero": True})
+    colour = specs.hue("kind", {"strong": BLUE, "weak": ORANGE})
+    tips = specs.tip(gpus_text="GPUs", kind="batch", sequences_text="sequences per step", rate_text="tokens/s/GPU",
+                     efficiency_text="efficiency", total_rate_text="tokens/s", step_s_text="step", mfu_text="MFU",
+                     memory_gib_text="memory", layout="best layout")  # fmt: skip
+    here, known = specs.at(chart.facts["gpus"]), ["isValid(datum.rate)"]
+    missing = {"text": "does not fit", "angle": 270, "align": "left", "dx": 4, "color": RED}
+    words = {"align": "left", "dx": 5, "baseline": "top", "opacity": 0.8}
+    return {
+        "width": WIDTH, "height": 260,
+        "layer": [
+            layer("rule", {"strokeDash": [4, 4], "opacity": 0.6}, alone=True, x=here),
+            layer("text", words, alone=True, x=here, y={"value": 2}, text={"value": "this plan"}),
+            layer("line", {"strokeWidth": 2}, known, x=x, y=y, color=colour),
+            layer("point", {"filled": True, "size": 80, "opacity": 1}, known, x=x, y=y, color=colour, tooltip=tips),
+            layer("text", missing, ["!isValid(datum.rate) && datum.kind == 'strong'"], x=x, y={"datum": 0},
+                  tooltip=specs.tip(gpus_text="GPUs", kind="batch", why="why not")),
+        ],
+    }  # fmt: skip
 
 
 def _scaling_reading(about: Subject, scaled: Scaling) -> str:
@@ -62,9 +84,9 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
     sentences = []
     if strong[0].num_gpus != scaled.strong[0].num_gpus:
         sentences.append(f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits.")
-    own = next((one for one in strong if one.num_gpus == about.gpus), None)
+    own = next((one for one in strong if one.num_gpus == about.plan.num_gpus), None)
     if own is None:
-        return " ".join([*sentences, f"At {plural(about.gpus, 'GPU')} no layout fits."])
+        return " ".join([*sentences, f"At {plural(about.plan.num_gpus, 'GPU')} no layout fits."])
     last = strong[-1]
     if last is not own:
         times = last.num_gpus // own.num_gpus
@@ -75,7 +97,7 @@ def _scaling_reading(about: Subject, scaled: Scaling) -> str:
             f"{shown(each, 'share')} of the throughput per GPU"
         )
         weak = [one for one in scaled.weak if one.tokens_per_second_per_gpu]
-        base = next((one for one in weak if one.num_gpus == about.gpus), None)
+        base = next((one for one in weak if one.num_gpus == about.plan.num_gpus), None)
         if base is not None and weak[-1].num_gpus == last.num_gpus:
             sentences[-1] += f"; with a batch that grows along, {shown(_ratio(weak[-1], base), 'share')}"
         sentences[-1] += "."
@@ -120,16 +142,12 @@ def sensitivity_chart(about: Subject) -> Chart:
             ))  # fmt: skip
     return chart(
         "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
-        (
-            Column(key="what", title="number of the profile", kind="text"), Column(key="origin", title="known from", kind="text"),
-            Column(key="factor", title="if it were", kind="text"), Column(key="step_s", title="step", kind="seconds"),
-            Column(key="change", title="change", kind="signed_share"),
-            Column(key="less", title="less", kind="flag", in_table=False),
-            Column(key="fits", title="fits", kind="flag", in_table=False),
-            Column(key="flip", title="choice changes at", kind="text"), Column(key="winner", title="to", kind="text"),
-            Column(key="measure", title="measured by", kind="text"),
+        columns(
+            "what text number of the profile, origin text known from, factor text if it were, step_s seconds step, "
+            "change signed_share, -less flag, -fits flag, flip text choice changes at, winner text to, "
+            "measure text measured by"
         ),
-        rows,
+        rows, spec=_sensitivity_spec,
         notes=(
             f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
             f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
@@ -137,6 +155,35 @@ def sensitivity_chart(about: Subject) -> Chart:
             *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
         ),
     )  # fmt: skip
+
+
+def _sensitivity_spec(chart: Chart) -> Spec:
+    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
+    changes = [float(row[4] or 0) for row in chart.rows]
+    low, high = min([*changes, -0.02]), max([*changes, 0.02])
+    room = high - low
+    x = specs.number("change", "change of the step time", scale=specs.span(low - 0.26 * room, high + 0.22 * room),
+                     axis={"format": "+.0%", "tickCount": 6})  # fmt: skip
+    y = specs.name("what", None, sort=names, axis=BARE, scale={"paddingInner": 0.25})
+    bar: Spec = {"x": x, "y": y, "yOffset": specs.name("way", sort=["less", "more"])}
+    tips = specs.tip(what="number", origin="known from", factor="if it were", step_s_text="step", change_text="change",
+                     flip="choice changes at", winner="to", measure="measured by")  # fmt: skip
+    legend = {"labelExpr": "datum.label == 'less' ? 'if it is less' : 'if it is more'"}
+    way = {"way": "datum.less ? 'less' : 'more'"}
+    both = {"both": "datum.factor + ': ' + datum.change_text + (datum.fits ? '' : ', does not fit')"}
+    return {
+        "width": WIDTH, "height": 34 * len(names),
+        "layer": [
+            layer("bar", {"minBandSize": 5}, [way], **bar, tooltip=tips,
+                  color=specs.hue("way", {"less": ORANGE, "more": BLUE}, legend=legend)),
+            *(
+                {"name": f"wide_{align}", **layer("text", {"fontSize": 11, "align": align, "dx": dx},
+                                                  [way, f"datum.change {sign} 0", both], **bar, text={"field": "both"})}
+                for sign, align, dx in ((">=", "left", 4), ("<", "right", -4))
+            ),
+            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
+        ],
+    }  # fmt: skip
 
 
 def _settled(about: Subject) -> bool:
@@ -197,12 +244,10 @@ def accuracy_chart(about: Subject) -> Chart:
              "memory_bias": memory.bias, "class": found.bar.basis, "low": found.bar.low, "high": found.bar.high}  # fmt: skip
     return chart(
         "accuracy", "How well runs like this were predicted", _accuracy_reading(found, memory),
-        (Column(key="source", title="source", kind="text"), Column(key="error", title="error", kind="signed_share")),
-        rows, facts=facts, table=table,
-        table_columns=(
-            Column(key="source", title="source", kind="text"), Column(key="runs", title="runs", kind="count"),
-            Column(key="median", title="median error", kind="share"), Column(key="bias", title="bias", kind="signed_share"),
-            Column(key="where", title="published in", kind="text"),
+        columns("source text, error signed_share"),
+        rows, facts=facts, table=table, spec=_accuracy_spec, with_texts=False,
+        table_columns=columns(
+            "source text, runs count, median share median error, bias signed_share, where text published in"
         ),
         notes=(
             "Error: predicted / measured - 1 of the step time; positive is predicted too slow. One tick is one run, the diamond "
@@ -211,6 +256,29 @@ def accuracy_chart(about: Subject) -> Chart:
             "that it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider.",
         ),
     )  # fmt: skip
+
+
+def _accuracy_spec(chart: Chart) -> Spec:
+    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
+    reach = min(max(0.2, max(abs(float(row[1] or 0)) for row in chart.rows) * 1.05), 1.0)
+    x = specs.number("error", "predicted / measured - 1 of the step time", scale=specs.span(-reach, reach, clamp=True),
+                     axis={"format": "+.0%", "tickCount": 7})  # fmt: skip
+    y = specs.name("source", None, sort=names, axis=BARE)
+    diamond = {"filled": True, "shape": "diamond", "size": 90, "color": RED, "opacity": 1}
+    middle = layer("point", diamond, [{"text": "format(datum.middle, '+.1%')"}], x=specs.number("middle"), y=y,
+                   tooltip=specs.tip(source="source", text="median", runs="runs"))  # fmt: skip
+    counted = [{"op": "median", "field": "error", "as": "middle"}, {"op": "count", "as": "runs"}]
+    middle["transform"].insert(0, {"aggregate": counted, "groupby": ["source"]})
+    return {
+        "width": WIDTH, "height": 24 * len(names),
+        "layer": [
+            layer("rect", {"color": GREEN, "opacity": 0.13}, alone=True, x=specs.at(-0.1), x2={"datum": 0.1}),
+            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
+            layer("tick", {"thickness": 2, "color": BLUE, "opacity": 0.6, "size": 16},
+                  [{"text": "format(datum.error, '+.1%')"}], x=x, y=y, tooltip=specs.tip(source="source", text="error")),
+            middle,
+        ],
+    }  # fmt: skip
 
 
 def _accuracy_reading(found: Evidence, memory: Evidence) -> str:

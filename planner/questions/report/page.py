@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: text, tables, and charts with their numbers inside."""
+"""The report as one HTML page that needs nothing else, text, tables and charts with their numbers inside; one chart as a PNG."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.costs import LEFT_OUT
@@ -24,11 +25,13 @@ LONG = 24
 """Characters of a cell from which its column is kept wide."""
 SNIPPET = "window.vegaEmbed = vegaEmbed;"
 """What the page takes from the drawing library."""
+SCALE = 2.0
+"""Pixels of the picture for one of the specification."""
 TEMPLATE = Path(__file__).with_name("page.html.j2")
 
 
 def start_library() -> Callable[[], str]:
-    """Begin to put the drawing library together, which takes seconds, beside other work; the result is asked for later.
+    """Begin to put the drawing library together, which takes seconds, in a thread; the result is asked for later.
 
     Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. It is kept in the user's cache
     directory by version. Raises PlannerError when vl-convert-python is not installed.
@@ -83,17 +86,11 @@ def page(document: Document, code: str) -> str:
         one.name: {"spec": specs.drawing(one), "data": specs.data(one), "canvas": specs.on_canvas(one)}
         for one in document.charts
     }
-    tables = {one.name: _table(one) for one in (*document.charts, *filter(None, [document.alternatives]))}
-    mine = next(
-        (
-            number for number, row in enumerate(document.alternatives.rows)
-            if "this plan" in str(row[0])
-        ), None,
-    ) if document.alternatives else None  # fmt: skip
+    tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
+    mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
     return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
-        tied=_tied,
-        ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
+        tied=_tied, ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
         code=Markup(_script(code)), charts=Markup(_json(drawn)),
@@ -102,23 +99,18 @@ def page(document: Document, code: str) -> str:
 
 def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
     """Headings, cells and the class of each column; columns without any value are left out."""
-    headings, cells = chart.cells()
-    columns = [column for column in chart.table_columns or chart.columns if column.in_table]
-    used = [at for at in range(len(headings)) if any(row[at] != "-" for row in cells)]
-    kinds = [
-        "number" if columns[at].kind not in ("text", "flag") else "long" if max(len(row[at]) for row in cells) > LONG else "text"
-        for at in used
-    ]  # fmt: skip
-    return [headings[at] for at in used], [[row[at] for at in used] for row in cells], kinds
+    columns, cells = chart.filled_cells()
+    words = ["long" if any(len(row[at]) > LONG for row in cells) else "text" for at in range(len(columns))]
+    kinds = ["number" if one.kind not in ("text", "flag") else word for one, word in zip(columns, words, strict=True)]
+    return [column.title for column in columns], cells, kinds
 
 
 def _summary(chart: Chart) -> str:
-    rows = len(chart.rows if chart.table is None else chart.table)
-    return (
-        f"The numbers ({rows:,} row{'' if rows == 1 else 's'})"
-        if rows <= TABLE_ROWS
-        else f"The numbers (the first {TABLE_ROWS} of {rows:,} rows)"
+    rows = len(chart.table_rows)
+    some = (
+        f"{rows:,} row{'' if rows == 1 else 's'}" if rows <= TABLE_ROWS else f"the first {TABLE_ROWS} of {rows:,} rows"
     )
+    return f"The numbers ({some})"
 
 
 def _ticked(text: str) -> str:
@@ -133,9 +125,7 @@ def _tied(text: str) -> str:
 
 def _script(code: str) -> str:
     """JavaScript that cannot end its script element early."""
-    return re.sub(
-        r"</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code, flags=re.IGNORECASE
-    )
+    return re.sub(r"(?i)</(?=script)|<(?=!--)", lambda found: "<\\/" if found[0] == "</" else "\\x3c", code)
 
 
 def _json(value: object) -> str:
@@ -143,4 +133,18 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-__all__ = ["MISSING", "kept", "page", "start_library"]
+def drawn_by() -> Any:
+    """The library that draws pictures. Raises PlannerError when it is not installed."""
+    try:
+        import vl_convert
+    except ImportError as error:
+        raise PlannerError(MISSING) from error
+    return vl_convert
+
+
+def picture(document: Document, name: str) -> bytes:
+    """The PNG of one chart, on white, with its title. Raises PlannerError when vl-convert-python is not installed."""
+    one = document.chart(name)
+    titled = {"text": f"{document.title}: {one.title}", "anchor": "start", "fontSize": 14, "color": "#1c2127"}
+    spec = {**specs.filled(one), "background": "white", "padding": 14, "title": titled}
+    return bytes(drawn_by().vegalite_to_png(spec, scale=SCALE))

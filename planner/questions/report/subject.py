@@ -45,22 +45,12 @@ class Subject:
     @property
     def is_best(self) -> bool:
         """The plan is the one that the search finds."""
-        return self.finding.fit and same_layout(self.plan, self.finding.layouts[0])
+        return self.finding.fit and self.plan.layout.to_dict() == self.finding.layouts[0].to_dict()
 
     @property
     def estimate(self) -> Estimate:
         """On the exact timeline, length 1."""
         return self.priced.estimate
-
-    @property
-    def gpus(self) -> int:
-        """GPUs of the job."""
-        return self.plan.num_gpus
-
-
-def same_layout(plan: Plan, layout: object) -> bool:
-    """The plan's layout and another are the same in every field."""
-    return plan.layout.to_dict() == layout.to_dict()  # type: ignore[attr-defined]
 
 
 def subject_of(plan: Plan) -> Subject:

@@ -1,4 +1,4 @@
-"""Charts of where the time and the memory of one step go."""
+"""Charts of where the time of one step goes."""
 
 from __future__ import annotations
 
@@ -7,24 +7,34 @@ from collections import Counter
 import numpy as np
 
 from planner.cost.estimate import HIDDEN
-from planner.cost.memory.states import COMPONENTS
-from planner.explain import COMPONENT_TEXT
-from planner.questions.report.document import Chart, Column, Value, chart, shown
+from planner.questions.report import specs
+from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
+from planner.questions.report.specs import BARE, BLUE, GREEN, GREY, ORANGE, RED, TEAL, VIOLET, WIDTH, layer
 from planner.questions.report.subject import Subject
-from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
 from planner.timeline.step_slices import Timeline
 from planner.timeline.waterfall import waterfall
-from planner.units import GIB
 
 UNSEEN = 0.001
 """Parts of the step below this share are not worth a word."""
-MOST_MOMENTS = 600
-"""Moments of the memory timeline that are drawn; each stands for the highest of those it replaces."""
 MOST_ACTIONS = 10_000
 """Actions that the page holds; of longer steps the begin and the end."""
 VISIBLE = 48
 """Actions of a rank that a window shows at first: more are too narrow to be told apart."""
 KIND_TEXT = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+GROUPS = {
+    "ideal": ("ideal", TEAL), "kernels": ("computation", ORANGE), "recompute": ("computation", ORANGE),
+    "host": ("computation", ORANGE), "tensor_communication": ("communication", RED),
+    "context_communication": ("communication", RED), "expert_communication": ("communication", RED),
+    "data_communication": ("communication", RED), "pipeline_communication": ("communication", RED),
+    "bubble": ("waiting", GREY), "stragglers": ("waiting", GREY), "optimizer": ("end of the step", VIOLET),
+    "offload": ("end of the step", VIOLET), "overhead": ("end of the step", VIOLET), "step": ("step time", BLUE),
+}  # fmt: skip
+"""What each bar of the waterfall belongs to."""
+KIND_COLOURS = {
+    "forward": BLUE, "backward": GREEN, "input gradient": GREEN, "weight gradient": "#8fb94b",
+    "gather weights": RED, "reduce gradients": RED, "stragglers": GREY, "optimizer": VIOLET,
+    "optimizer on host": VIOLET, "overhead": "#b3a17d",
+}  # fmt: skip
 
 
 def waterfall_chart(about: Subject) -> Chart:
@@ -60,121 +70,38 @@ def waterfall_chart(about: Subject) -> Chart:
         notes.append(f"Communication that runs beside the computation and costs no time of its own: {listed}.")
     return chart(
         "waterfall", "Where the step time goes", f"{reading}.",
-        (
-            Column(key="name", title="name", kind="text", in_table=False), Column(key="part", title="part", kind="text"),
-            Column(key="seconds", title="time", kind="seconds"), Column(key="share", title="of the step", kind="share"),
-            Column(key="start", title="from", kind="seconds", in_table=False),
-            Column(key="end", title="to", kind="seconds", in_table=False),
+        columns(
+            "-name text, part text, seconds seconds time, share share of the step, -start seconds from, "
+            "-end seconds to"
         ),
-        rows, notes=tuple(notes),
+        rows, notes=tuple(notes), spec=_waterfall_spec,
     )  # fmt: skip
 
 
-def memory_chart(about: Subject) -> Chart:
-    """Peak memory of every pipeline stage by component against what the card has."""
-    limit = about.plan.prediction.memory_limit_gib
-    ranks = memory_of_ranks(about.priced)
-    rows: list[tuple[Value, ...]] = []
-    table: list[tuple[Value, ...]] = []
-    for one in ranks:
-        peak = one.peak / GIB
-        for name in COMPONENTS:
-            rows.append((one.rank, COMPONENT_TEXT[name], one.memory[name] / GIB, peak, limit - peak))
-        parts = [one.memory[name] / GIB for name in COMPONENTS]
-        table.append((one.rank, one.layers, one.in_flight, *parts, peak, limit - peak))
-    worst = max(ranks, key=lambda one: one.peak)
-    leanest = min(ranks, key=lambda one: one.peak)
-    largest = max(worst.memory, key=lambda name: worst.memory[name])
-    margin = limit - worst.peak / GIB
-    left = f"a margin of {shown(margin, 'gib')}" if margin >= 0 else f"{shown(-margin, 'gib')} too much"
-    where = f"Stage {worst.rank} of {len(ranks)} needs most," if len(ranks) > 1 else "A GPU needs"
-    reading = (
-        f"{where} {shown(worst.peak / GIB, 'gib')} against {shown(limit, 'gib')} usable: {left}. The largest part is "
-        f"{COMPONENT_TEXT[largest]} with {shown(worst.memory[largest] / GIB, 'gib')}"
+def _waterfall_spec(chart: Chart) -> Spec:
+    end = max(float(row[5] or 0) for row in chart.rows)
+    names = [str(row[0]) for row in chart.rows]
+    steps = [{"group": f"{[GROUPS[one][0] for one in names]!r}[indexof({names!r}, datum.name)]"}]
+    y = specs.name("part", None, sort=None, axis=BARE)
+    x = specs.number("start", scale=specs.span(0, end), axis=specs.seconds_axis("time", end))
+    tips = specs.tip(part="part", seconds_text="time", share_text="of the step", start_text="from", end_text="to")
+    texts = (
+        (f"datum.end <= {0.7 * end}", "left", 5, "end", "currentColor"),
+        (f"datum.end > {0.7 * end} && datum.start > {0.3 * end}", "right", -5, "start", "currentColor"),
+        (f"datum.end > {0.7 * end} && datum.start <= {0.3 * end}", "right", -6, "end", "white"),
     )
-    if len(ranks) > 1 and leanest.peak < 0.98 * worst.peak:
-        reading += f"; stage {leanest.rank}, the leanest, needs {shown(leanest.peak / GIB, 'gib')}"
-    chance = about.plan.prediction.out_of_memory_probability
-    notes = [
-        f"With the spread of measured memory around predictions, the chance of running out is {shown(chance, 'share')}."
-    ]
-    if len(ranks) <= 24:
-        notes.append("The number above a bar, where there is room, is what is left to the limit in GiB.")
-    given = worst.given_back / GIB
-    if given > 0.05:
-        notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
-    gib = [Column(key=name, title=COMPONENT_TEXT[name], kind="gib") for name in COMPONENTS]
-    return chart(
-        "memory", "Memory of every pipeline stage", f"{reading}.",
-        (
-            Column(key="stage", title="stage", kind="count"), Column(key="component", title="component", kind="text"),
-            Column(key="gib", title="GiB", kind="gib"), Column(key="peak_gib", title="peak", kind="gib"),
-            Column(key="margin_gib", title="margin", kind="gib"),
-        ),
-        rows, facts={"limit_gib": limit, "stages": len(ranks), "worst": worst.rank}, notes=tuple(notes), table=table,
-        table_columns=(
-            Column(key="stage", title="stage", kind="count"), Column(key="layers", title="layers", kind="count"),
-            Column(key="in_flight", title="microbatches in flight", kind="number"), *gib,
-            Column(key="peak_gib", title="peak", kind="gib"), Column(key="margin_gib", title="margin", kind="gib"),
-        ),
-    )  # fmt: skip
-
-
-def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
-    """Memory of the worst stage over one step."""
-    over = memory_over_time(about.priced, step)
-    limit = about.plan.prediction.memory_limit_gib
-    static = sum(over.static.values()) / GIB
-    rows = [
-        (start, end, static, work, held, static + work + held, limit - static - work - held)
-        for start, end, work, held in _moments(over)
-    ]  # fmt: skip
-    top = max(rows, key=lambda row: row[5])
-    first = next(
-        one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB)
-    )
-    above = sum(row[1] - row[0] for row in rows if row[5] >= 0.98 * top[5]) / over.end
-    states = ", ".join(
-        f"{COMPONENT_TEXT[name]} {shown(over.static[name] / GIB, 'gib')}"
-        for name in STATIC
-        if over.static[name] >= 0.05 * GIB
-    )
-    reading = (
-        f"Stage {over.rank} first reaches its peak of {shown(top[5], 'gib')} after {shown(first, 'seconds')} of "
-        f"{shown(over.end, 'seconds')} and is within 2 % of it for {shown(above, 'share')} of the step. "
-        f"{shown(static, 'gib')} stay the whole time; activations come and go with {shown(max(row[4] for row in rows), 'gib')} "
-        "at most."
-    )
-    seconds = [Column(key=key, title=title, kind="seconds") for key, title in (("start_s", "from"), ("end_s", "to"))]
-    names = (("static_gib", "states and buffers"), ("workspace_gib", "workspace"), ("activations_gib", "activations"),
-             ("total_gib", "together"), ("margin_gib", "margin"))  # fmt: skip
-    highest = sorted(rows, key=lambda row: -row[5])[:12]
-    return chart(
-        "memory-timeline", f"Memory of stage {over.rank} over one step", reading,
-        (*seconds, *(Column(key=key, title=title, kind="gib") for key, title in names)), rows,
-        facts={"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]},
-        notes=(f"What stays: {states}.",), table=sorted(highest),
-        table_columns=(*seconds, *(Column(key=key, title=title, kind="gib") for key, title in names)),
-    )  # fmt: skip
-
-
-def _moments(over: MemoryTimeline) -> list[tuple[float, float, float, float]]:
-    """Start, end, workspace and activations (GiB) of what is drawn: of many moments the highest of each slice of time."""
-    ends = [one.start for one in over.moments[1:]] + [over.end]
-    found = [
-        (one.start, end, one.workspace / GIB, one.activations / GIB)
-        for one, end in zip(over.moments, ends, strict=True) if end > one.start
-    ]  # fmt: skip
-    if len(found) <= MOST_MOMENTS:
-        return found
-    highest: dict[int, tuple[float, float, float, float]] = {}
-    for one in found:
-        first, last = (min(int(time / over.end * MOST_MOMENTS), MOST_MOMENTS - 1) for time in (one[0], one[1]))
-        for slot in range(first, last + 1):
-            if slot not in highest or one[2] + one[3] > highest[slot][2] + highest[slot][3]:
-                highest[slot] = one
-    each = over.end / MOST_MOMENTS
-    return [(slot * each, (slot + 1) * each, one[2], one[3]) for slot, one in sorted(highest.items())]
+    return {
+        "width": WIDTH, "height": 26 * len(chart.rows),
+        "layer": [
+            layer("bar", {"cornerRadius": 2, "minBandSize": 4}, steps, y=y, x=x, x2={"field": "end"}, tooltip=tips,
+                  color=specs.hue("group", dict(GROUPS[one] for one in names))),
+            *(
+                layer("text", {"align": align, "dx": dx, "color": colour}, [where], y=y, x=specs.number(field),
+                      text={"field": "seconds_text"})
+                for where, align, dx, field, colour in texts
+            ),
+        ],
+    }  # fmt: skip
 
 
 def pipeline_chart(about: Subject, step: Timeline) -> Chart:
@@ -223,18 +150,15 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         )
     return chart(
         "pipeline", "The pipeline, action by action", _pipeline_reading(step, chunks, idle, most, least),
-        (
-            Column(key="stage", title="stage", kind="count"), Column(key="kind", title="action", kind="text"),
-            Column(key="chunk", title="virtual stage", kind="count"), Column(key="microbatch", title="microbatch", kind="count"),
-            Column(key="start_s", title="from", kind="seconds"), Column(key="end_s", title="to", kind="seconds"),
+        columns(
+            "stage count, kind text action, chunk count virtual stage, microbatch count, start_s seconds from, "
+            "end_s seconds to"
         ),
-        rows, facts=facts, notes=tuple(notes), table=table,
-        table_columns=(
-            Column(key="stage", title="stage", kind="count"), Column(key="actions", title="actions", kind="count"),
-            Column(key="compute_s", title="computation", kind="seconds"),
-            Column(key="communication_s", title="exposed communication", kind="seconds"),
-            Column(key="idle_s", title="idle in the pipeline", kind="seconds"),
-            Column(key="idle_share", title="of the step", kind="share"),
+        rows, facts=facts, notes=tuple(notes), table=table, spec=_pipeline_spec,
+        table_columns=columns(
+            "stage count, actions count, compute_s seconds computation, "
+            "communication_s seconds exposed communication, idle_s seconds idle in the pipeline, "
+            "idle_share share of the step"
         ),
     )  # fmt: skip
 
@@ -251,3 +175,47 @@ def _pipeline_reading(step: Timeline, chunks: int, idle: list[float], most: int,
         f"{text}; stage {most} idles most, {shown(idle[most], 'share')} of the step, stage {least} least with "
         f"{shown(idle[least], 'share')}."
     )
+
+
+def _pipeline_spec(chart: Chart) -> Spec:
+    facts = chart.facts
+    end, ranks, chunks = float(facts["step_s"]), int(facts["ranks"]), int(facts["chunks"])
+    kinds = {str(row[1]): KIND_COLOURS.get(str(row[1]), GREY) for row in chart.rows}
+    unit, factor = ("s", 1) if end >= 1 else ("ms", 1000)
+    moment = f"format({{0}} * {factor}, '.4~r') + ' {unit}'"
+    took = "datum.end_s - datum.start_s"
+    texts = {
+        "from": moment.format("datum.start_s"), "to": moment.format("datum.end_s"),
+        "takes": f"({took}) >= 1 ? format({took}, '.4~r') + ' s' : format(({took}) * 1000, '.4~r') + ' ms'",
+        "mb": "datum.microbatch < 0 ? 'none: once per step' : format(datum.microbatch, 'd')",
+        "virtual": "datum.chunk < 0 ? 'all' : format(datum.chunk, 'd')",
+    }  # fmt: skip
+    virtual = {"virtual": "virtual stage"} if chunks > 1 else {}
+    tips = specs.tip(**{"kind": "action", "stage": "stage", **virtual, "mb": "microbatch", "from": "from", "to": "to",
+                        "takes": "takes"})  # fmt: skip
+    seen = "!isDefined(window.start_s) || (datum.end_s >= window.start_s[0] && datum.start_s <= window.start_s[1])"
+    opacity = specs.number("chunk", legend=None, scale={
+        "domain": [-1, max(chunks - 1, 1)], "range": [1, 0.5 if chunks > 1 else 1]})  # fmt: skip
+    shared: Spec = {"x2": {"field": "end_s"}, "color": specs.hue("kind", kinds), "opacity": opacity}
+    axes = [specs.seconds_axis(text, end) for text in (
+        "time in the step", "the whole step: drag to move or to draw the window above")]  # fmt: skip
+    detail = layer(
+        "rect", {"clip": True}, [seen, texts], **shared, tooltip=tips,
+        x=specs.number("start_s", axis=axes[0], scale={"domain": {"param": "window"}, "nice": False}),
+        y=specs.step("stage", "pipeline stage", scale={"paddingInner": 0.12},
+                     axis={"ticks": False, "domain": False, "labelOverlap": True}),
+    )  # fmt: skip
+    overview = layer(
+        "rect", {"clip": True}, **shared, x=specs.number("start_s", axis=axes[1], scale=specs.span(0, end)),
+        y=specs.step("stage", axis=None),
+    )  # fmt: skip
+    brush = {"fill": "currentColor", "fillOpacity": 0.12, "stroke": RED, "strokeWidth": 2, "strokeOpacity": 1}
+    window = {"name": "window", "select": {"type": "interval", "encodings": ["x"], "mark": brush},
+              "value": {"x": [0, float(facts["window_s"])]}}  # fmt: skip
+    return {
+        "vconcat": [
+            {"width": WIDTH, "height": max(7, min(32, 480 // ranks)) * ranks, **detail},
+            {"width": WIDTH, "height": max(28, min(64, 4 * ranks)), "params": [window], **overview},
+        ],
+        "resolve": {"scale": {"color": "shared"}},
+    }

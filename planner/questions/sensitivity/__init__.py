@@ -1,1 +1,1 @@
-"""Which measured number a choice hangs on."""
+"""The measured numbers that a choice depends on."""

@@ -1,26 +1,20 @@
-"""``plan sensitivity``: which measured number the choice of a plan hangs on, and which plans count as equal to it."""
+"""``plan sensitivity``: the measured numbers that the choice of a plan depends on, and the plans that count as equal."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
-from planner.errors import PlannerError
-from planner.terminal.flags import console, job_options, layout_options, layout_values, progress, request_fields
+from planner.terminal.flags import emit, job_options, layout_options, progress
 
 PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedule", "recompute")
 INTERRUPTED = 130
-BY_HAND = (
-    "To tell them apart, run each for some 20 steps after warm-up on the smallest number of GPUs that keeps tp, pp, cp and ep "
-    "(data parallel replicas can go), with the same micro batch: 'plan export' writes what the trainer runs."
-)
 
 
-@click.command(short_help="Which measured number the choice hangs on; which plans count as equal.")
+@click.command()
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=Path))
 @job_options(required=False)
 @layout_options(PINS)
@@ -42,40 +36,11 @@ def sensitivity(file: Path | None, reach: float, as_json: bool, **flags: Any) ->
       plan sensitivity --model llama-8b --gpus 8 --reach 1.5
       plan sensitivity plan.yaml --json
     """
-    from planner.questions.sensitivity.numbers import sensitivity as look
-
-    if file is not None:
-        from planner.plan_file import load_plan
-        from planner.questions.best_plan import resolved_of
-
-        said = [name for name, value in request_fields(flags).items() if value is not None]
-        if said:
-            flag = "--gpus" if said[0] == "num_gpus" else f"--{said[0].replace('_', '-')}"
-            raise PlannerError(
-                f"{file} says the whole job, and so does {flag}; to look at a changed job, plan it first"
-            )
-        resolved = resolved_of(load_plan(file))
-    else:
-        resolved = _from_flags(flags)
-    from planner.search import Pins
+    from planner import api
 
     with progress("looking at every number") as say:
-        found = look(resolved, pins=Pins(values=layout_values(flags)), reach=reach, progress=say)
-    test = BY_HAND
-    if as_json:
-        click.echo(json.dumps({**found.to_dict(), "test": test}, indent=2))
-    else:
-        from planner.questions.sensitivity.show import print_sensitivity
-
-        print_sensitivity(console(), found, test)
-    if not found.complete:
+        answer = api.sensitivity(file, reach=reach, progress=say, **flags)
+    emit(answer, as_json)
+    if not answer.found.complete:
         click.echo("interrupted: the numbers above were looked at, the others were not", err=True)
         sys.exit(INTERRUPTED)
-
-
-def _from_flags(flags: dict[str, Any]) -> Any:
-    from planner.defaults import Request, resolve
-
-    if flags["model"] is None or flags["gpus"] is None:
-        raise PlannerError("which job? give a plan file, or --model and --gpus")
-    return resolve(Request(**{name: value for name, value in request_fields(flags).items() if value is not None}))

@@ -1,4 +1,4 @@
-"""Which measured number a choice hangs on: the factor on each at which another plan wins, and what the choice then loses."""
+"""The measured numbers that a choice depends on: the factor on each at which another plan wins, and what the choice then loses."""
 
 from __future__ import annotations
 
@@ -29,6 +29,11 @@ LOOKS = 12
 """Searches between the profile's value and the end of the reach, at most."""
 NEIGHBOURS = 10
 """Best plans that are looked at for ties."""
+BY_HAND = (
+    "To tell them apart, run each for some 20 steps after warm-up on the smallest number of GPUs that keeps tp, pp, cp and ep "
+    "(data parallel replicas can go), with the same micro batch: 'plan export' writes what the trainer runs."
+)
+"""How to decide between plans that count as equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +47,9 @@ class Flip:
     layout: Layout | None
     """The plan that wins just beyond the flip."""
     loss: float | None
-    """Step time of today's choice over that of the best plan at ``reach``, minus 1: what knowing the number saves, if it
-    is that far off. None where the choice does not fit there."""
+    """Step time of today's choice over that of the best plan at ``reach``, minus 1. None where the choice does not fit there."""
     forced: float | None
-    """Where the choice does not fit at ``reach``: step time of the best plan that does over that of the choice today,
-    minus 1. None where the choice fits, and where nothing does."""
+    """Where the choice does not fit at ``reach``: step time of the best plan there over that of the choice today, minus 1."""
     fits: bool
     """Something fits at ``reach``."""
 
@@ -63,7 +66,7 @@ class Flip:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One number, looked at both ways."""
+    """One number, multiplied both ways."""
 
     quantity: Quantity
     origin: str
@@ -101,7 +104,7 @@ class Neighbour:
     right: float
     """Chance that the best is truly the faster, by measured pairs with this gap."""
     equal: bool
-    """The gap is within the model's error: not to be told apart without a test."""
+    """The gap is within the model's error."""
     differs: tuple[str, ...]
     """Where their times differ most."""
 
@@ -117,17 +120,17 @@ class Sensitivity:
     best: Best
     """The choice: the best plan by the profile as it is."""
     readings: tuple[Reading, ...]
-    """What it hangs on: the largest loss first, then the nearest flip."""
+    """The numbers: the largest loss first, then the nearest flip."""
     neighbours: tuple[Neighbour, ...]
     """The plans behind it, best first."""
     ties: Ties
-    """What the chances rest on."""
+    """The measured pairs behind the chances."""
     complete: bool
     """All numbers were looked at; False = interrupted."""
 
     @property
     def equal(self) -> tuple[Neighbour, ...]:
-        """Plans that cannot be told from the best by the model."""
+        """Plans within the model's error of the best."""
         return tuple(one for one in self.neighbours if one.equal)
 
     def to_dict(self) -> dict[str, Any]:
@@ -137,7 +140,7 @@ class Sensitivity:
             "layout": layout_text(self.best.layout), "step_time_s": self.best.prediction.step_time_s,
             "readings": [one.to_dict() for one in self.readings],
             "neighbours": [one.to_dict() for one in self.neighbours],
-            "equal_gap": self.ties.equal_gap, "equal_basis": self.ties.basis, "complete": self.complete,
+            "equal_gap": self.ties.equal_gap, "equal_basis": self.ties.basis, "complete": self.complete, "test": BY_HAND,
         }  # fmt: skip
 
 
@@ -178,8 +181,8 @@ def sensitivity(
 
 
 def _ends(resolved: ResolvedJob, quantity: Quantity, reach: float) -> tuple[float, float]:
-    """How far a number is looked at: to the reach, not beyond what physics allows; usable memory as far as measured peaks
-    lie from predicted ones in nine of ten published runs, as a card that needs more is like a smaller card."""
+    """How far a number is looked at: to the reach, within what physics allows; usable memory as far as measured peaks lie
+    from predicted ones in nine of ten published runs, as a card that needs more is like a smaller card."""
     hardware = resolved.job.cluster.hardware
     if quantity.key == "usable_memory":
         bar = error_bar("memory", resolved.job.trainer, hardware, resolved.kind)
@@ -221,8 +224,7 @@ class _Look:
         return best_of(self.quantity.scale(self.resolved, factor), self.pins)
 
     def kept(self, found: Best, factor: float) -> bool:
-        """The choice still wins: it is the plan found, or at least as fast as that. (The search walks the timeline of its
-        finalists only, and may leave out a choice whose closed form looks slower than it is.)"""
+        """The choice still wins: it is the plan found, or as fast, as the search refines its finalists only."""
         if not found.fits or found.layout is None or found.prediction is None:
             return False
         if plan_key(found.layout) == plan_key(self.choice):
@@ -244,10 +246,7 @@ class _Look:
         end counts as the same on the way. Else the choice and the winner at the far end are priced against each other
         until they cross, and a search on both sides of that point says who wins there: a third plan moves the end nearer.
         """
-        if abs(math.log(reach)) < 0.001:
-            return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
-        end = self.at(reach)
-        if self.kept(end, reach):
+        if abs(math.log(reach)) < 0.001 or self.kept(end := self.at(reach), reach):
             return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
         near, far, mine, winner = 1.0, reach, self.choice, end.layout if end.fits else None
         crossed: dict[tuple[Layout, Layout], float | None] = {}
@@ -265,24 +264,19 @@ class _Look:
             else:
                 far, winner = probe, found.layout if found.fits else None
         loss, forced = self._loss(reach, end)
-        return Flip(
-            factor=math.sqrt(near * far), reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits
-        )  # fmt: skip
+        factor = math.sqrt(near * far)
+        return Flip(factor=factor, reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits)
 
     def _crossing(self, near: float, far: float, mine: Layout, winner: Layout) -> float | None:
         """The factor at which two layouts take equally long, to a thousandth; None when they do not cross between."""
-        if self._gap(near, mine, winner) >= 0.0 or self._gap(far, mine, winner) <= 0.0:
-            return None
-        low, high = near, far
-        while abs(math.log(high / low)) > 0.001:
-            middle = math.sqrt(low * high)
-            low, high = (middle, high) if self._gap(middle, mine, winner) < 0.0 else (low, middle)
-        return math.sqrt(low * high)
 
-    def _gap(self, factor: float, mine: Layout, winner: Layout) -> float:
-        job = self.quantity.scale(self.resolved, factor).job
-        one, other = step_times(job, [mine, winner])
-        return one - other
+        def gap(factor: float) -> float:
+            one, other = step_times(self.quantity.scale(self.resolved, factor).job, [mine, winner])
+            return one - other
+
+        if gap(near) >= 0.0 or gap(far) <= 0.0:
+            return None
+        return math.sqrt(math.prod(narrowed(near, far, 0.001, lambda factor: gap(factor) >= 0.0)))
 
     def _loss(self, reach: float, end: Best) -> tuple[float | None, float | None]:
         """What today's choice costs over the best at the end; or what the best there costs over the choice today."""
@@ -302,9 +296,14 @@ def _probe(near: float, far: float, crossing: float | None) -> float:
     return inside[0] if inside else math.sqrt(near * far)
 
 
+def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bool]) -> tuple[float, float]:
+    """Halves of an interval of factors, in the logarithm, until it is ``width`` wide: ``far`` stays beyond, ``near`` not."""
+    while abs(math.log(far / near)) > width:
+        middle = math.sqrt(near * far)
+        near, far = (near, middle) if beyond(middle) else (middle, far)
+    return near, far
+
+
 def step_times(job: Job, layouts: list[Layout]) -> list[float]:
-    """Seconds of some layouts, their pipelines on the exact timeline, as the search's finalists are priced."""
+    """Seconds of some layouts, refined as the search's finalists are priced."""
     return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]
-
-
-__all__ = ["REACH", "Flip", "Neighbour", "Reading", "Sensitivity", "neighbours", "sensitivity"]

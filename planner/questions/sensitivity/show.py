@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from rich import box
+import math
+
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from planner.explain import layout_text
-from planner.questions.sensitivity.numbers import Flip, Reading, Sensitivity
-from planner.terminal.tables import percent, seconds
+from planner.questions.sensitivity.numbers import BY_HAND, Flip, Reading, Sensitivity
+from planner.terminal.tables import percent, seconds, table
 
 WORTH = 0.01
 """Losses below this share of the step are not worth a measurement."""
@@ -29,25 +30,21 @@ def loss_text(one: Flip) -> str:
 
 def readings_table(found: Sensitivity, narrow: bool) -> Table:
     """One row per number, the largest loss first."""
-    table = Table(title="What the choice hangs on", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    table.add_column("number of the profile", overflow="fold", min_width=23)
-    if not narrow:
-        table.add_column("how it is known", overflow="fold")
-    headings = ("flips at", "then loses") if narrow else ("looked to", "flips at", "then loses")
-    for heading in (*headings, *headings):
-        table.add_column(heading, overflow="fold", justify="right")
+    sides = ("~flips at", "~then loses") if narrow else ("~looked to", "~flips at", "~then loses")
+    known = () if narrow else ("how it is known",)
+    shown = table("number of the profile", *known, *sides, *sides, title="What the choice hangs on", least=23)
     for one in found.readings:
-        sides = []
+        cells = [] if narrow else [escape(one.origin)]
         for flip in (one.down, one.up):
-            sides += [] if narrow else [f"x{flip.reach:.2f}"]
-            sides += ["-" if flip.factor is None else f"x{flip.factor:.3f}", loss_text(flip)]
-        style = "bold" if one.stake >= WORTH else "" if one.nearest < float("inf") else "dim"
-        table.add_row(one.quantity.text, *([] if narrow else [escape(one.origin)]), *sides, style=style)
-    return table
+            cells += [] if narrow else [f"x{flip.reach:.2f}"]
+            cells += ["-" if flip.factor is None else f"x{flip.factor:.3f}", loss_text(flip)]
+        style = "bold" if one.stake >= WORTH else "" if one.nearest < math.inf else "dim"
+        shown.add_row(one.quantity.text, *cells, style=style)
+    return shown
 
 
-def print_sensitivity(console: Console, found: Sensitivity, test: str) -> None:
-    """The choice, what it hangs on, and which plans the model cannot tell from it. ``test`` says how to tell them apart."""
+def print_sensitivity(console: Console, found: Sensitivity) -> None:
+    """The choice, the numbers that it depends on, and the plans that count as equal to it."""
     best = found.best
     assert best.layout is not None and best.prediction is not None
     console.print(Text.assemble("The choice: ", (layout_text(best.layout), "bold")))
@@ -57,7 +54,7 @@ def print_sensitivity(console: Console, found: Sensitivity, test: str) -> None:
         _print_flips(console, one)
     _print_advice(console, found)
     console.print()
-    _print_equal(console, found, test)
+    _print_equal(console, found)
 
 
 def _print_advice(console: Console, found: Sensitivity) -> None:
@@ -85,7 +82,7 @@ def _print_flips(console: Console, one: Reading) -> None:
         console.print(Text(f"  {one.quantity.text} x{flip.factor:.3f}: {wins}"))
 
 
-def _print_equal(console: Console, found: Sensitivity, test: str) -> None:
+def _print_equal(console: Console, found: Sensitivity) -> None:
     gap = percent(found.ties.equal_gap)
     console.print(Text(f"Plans within the model's error of the choice (less than {gap} slower)", style="italic"))
     if not found.equal:
@@ -95,10 +92,6 @@ def _print_equal(console: Console, found: Sensitivity, test: str) -> None:
         console.print(Text(f"    {layout_text(one.layout)}"))
         console.print(Text(f"    {'; '.join(one.differs) or 'no part differs much'}", style="dim"))
     if found.equal:
-        console.print(f"They count as equal. {test}")
-    console.print(
-        Text(f"Share of pairs that were ordered rightly, by their predicted gap: {found.ties.basis}.", style="dim")
-    )
-
-
-__all__ = ["loss_text", "print_sensitivity", "readings_table"]
+        console.print(f"They count as equal. {BY_HAND}")
+    basis = f"Share of pairs that were ordered rightly, by their predicted gap: {found.ties.basis}."
+    console.print(Text(basis, style="dim"))

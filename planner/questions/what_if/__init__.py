@@ -1,1 +1,1 @@
-"""The same job with one thing changed, and the other direction: the least that still does the job."""
+"""The same job with one thing changed, and the least or the most that still does the job."""

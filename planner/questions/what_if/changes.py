@@ -1,4 +1,4 @@
-"""Changes of a job, one at a time: ``x2``, ``800 Gb/s``, ``64..4096``, ``b200-sxm``; read, checked and applied."""
+"""Inputs of a job that a what-if changes, one table: how each is read (``x2``, ``800 Gb/s``, ``64..4096``), checked, applied."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from planner.defaults import Request, ResolvedJob, resolve
 from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.model import ModelSpec, load_model
+from planner.keywords import flag_of
+from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
 from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
@@ -28,77 +29,112 @@ MOST_VALUES = 200
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
-    """One value of one flag, as read."""
+class Input:
+    """One input of a job."""
 
-    flag: str
-    """Field of Request, or name of a Machine."""
-    text: str
-    """What the user wrote."""
-    number: float | None = None
-    """A number in base units."""
-    factor: float | None = None
-    """'x2' is 2."""
-    name: str | None = None
-    """A name: hardware, trainer, model, precision, optimizer."""
+    metavar: str
+    help: str
+    """For the command line."""
+    field: str = ""
+    """Field of Request; '' = a figure of the hardware."""
+    kind: str = "count"
+    """name; count: a whole number, of which ranges may be given; number; rate: bytes/s; of a figure the dimension of
+    units.parse, or '' where only factors are read."""
+    check: Callable[[str], Any] | None = None
+    """Of a name: raises PlannerError where it is none."""
+    now: Callable[[HardwareProfile], float] = lambda _: 1.0
+    """The value of the hardware, base units, where the request says none."""
+    scaled: Callable[[HardwareProfile, float], HardwareProfile] | None = None
+    """Of a figure: the profile with it multiplied."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """A figure of the hardware that a change may multiply or set."""
+def _one_of(what: str, known: Any) -> Callable[[str], None]:
+    def check(name: str) -> None:
+        if name not in known:
+            raise UnknownNameError(what, name, known)
 
-    unit: str
-    """Dimension of units.parse; '' = only factors."""
-    current: Callable[[HardwareProfile], float]
-    """The profile's figure, base units."""
-    scaled: Callable[[HardwareProfile, float], HardwareProfile]
+    return check
 
 
 def _link(hardware: HardwareProfile) -> str:
     return "scale_up_bandwidth" if hardware.scale_up_domain > 1 else "pcie_bandwidth"
 
 
-COUNTS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
-"""Flags of whole numbers; they take ranges."""
-NAMES = ("model", "hardware", "trainer", "precision", "optimizer", "lora_targets")
-"""Flags of names."""
-MACHINES: Mapping[str, Machine] = {
-    "network_latency": Machine(
-        unit="seconds", current=lambda one: one.network_latency,
+INPUTS: Mapping[str, Input] = {
+    "model": Input(
+        metavar="NAME", help="Model; several values, each a row.", field="model", kind="name", check=load_model,
+    ),
+    "hardware": Input(metavar="NAME", help="Hardware profiles.", field="hardware", kind="name", check=load_hardware),
+    "trainer": Input(metavar="NAME", help="Trainers.", field="trainer", kind="name", check=load_trainer),
+    "gpus": Input(metavar="N", help="GPUs: 512, or 128,256, or 64..4096 (doublings), or x2.", field="num_gpus"),
+    "sequence_length": Input(
+        metavar="S", help="Tokens per sequence: 131072, 8192..131072, x2. Sequences per step stay.", field="sequence_length",
+    ),
+    "global_batch_size": Input(metavar="B", help="Sequences per optimizer step, likewise.", field="global_batch_size"),
+    "lora_rank": Input(metavar="R", help="Ranks of low-rank adapters; 0 = all weights.", field="lora_rank"),
+    "document_length": Input(metavar="N", help="Mean tokens of packed documents.", field="document_length"),
+    "precision": Input(
+        metavar="NAME", help="Precisions.", field="precision", kind="name", check=_one_of("precision", PRECISIONS),
+    ),
+    "optimizer": Input(
+        metavar="NAME", help="Optimizers.", field="optimizer", kind="name", check=_one_of("optimizer", OPTIMIZERS),
+    ),
+    "lora_targets": Input(
+        metavar="NAME", help="Layers with adapters: all, attention or qkv.", field="lora_targets", kind="name",
+        check=_one_of("lora targets", LORA_TARGETS),
+    ),
+    "expert_imbalance": Input(
+        metavar="X", help="Tokens of the busiest expert rank over the mean.", field="expert_imbalance", kind="number",
+    ),
+    "network": Input(
+        metavar="RATE", help="Bandwidth between nodes per GPU, one direction: '800 Gb/s' or x2.",
+        field="network_bandwidth", kind="bytes/s", now=lambda one: one.network_bandwidth,
+    ),
+    "network_latency": Input(
+        metavar="TIME", help="Latency between nodes: '3 us' or x0.5.", kind="seconds", now=lambda one: one.network_latency,
         scaled=lambda one, factor: one.achieving(network_latency=factor),
     ),
-    "scale_up": Machine(
-        unit="bytes/s", current=lambda one: float(getattr(one, _link(one))),
-        scaled=lambda one, factor: one.scaled(**{_link(one): factor}),
+    "scale_up": Input(
+        metavar="RATE", help="Bandwidth inside a node per GPU, one direction: '900 GB/s' or x2.", kind="bytes/s",
+        now=lambda one: float(getattr(one, _link(one))), scaled=lambda one, factor: one.scaled(**{_link(one): factor}),
     ),
-    "memory": Machine(
-        unit="bytes", current=lambda one: one.usable_memory,
+    "memory": Input(
+        metavar="SIZE", help="Usable memory of a GPU: '141 GiB' or x1.5.", kind="bytes", now=lambda one: one.usable_memory,
         scaled=lambda one, factor: one.scaled(usable_memory=factor, memory=factor),
     ),
-    "memory_bandwidth": Machine(
-        unit="bytes/s", current=lambda one: one.memory_bandwidth,
+    "memory_bandwidth": Input(
+        metavar="RATE", help="Of a GPU: '4.8 TB/s' or x1.5.", kind="bytes/s", now=lambda one: one.memory_bandwidth,
         scaled=lambda one, factor: one.scaled(memory_bandwidth=factor),
     ),
-    "compute": Machine(
-        unit="", current=lambda one: one.peak("bf16"), scaled=lambda one, factor: one.scaled(peak_flops=factor),
+    "compute": Input(
+        metavar="xN", help="Peak FLOP/s of a GPU, only as a factor: x1.5.", kind="",
+        scaled=lambda one, factor: one.scaled(peak_flops=factor),
     ),
 }  # fmt: skip
-"""Figures of the hardware beside the network's bandwidth."""
-FLAGS = (*NAMES[:3], "gpus", *COUNTS[1:], *NAMES[3:], "expert_imbalance", "network", *MACHINES)
+"""By flag, in the order of the rows."""
 
 
-def flag_of(name: str) -> str:
-    """A field as it is written on the command line."""
-    return f"--{name.replace('_', '-')}"
+@dataclass(frozen=True, kw_only=True)
+class Value:
+    """One value of one flag, as read."""
+
+    flag: str
+    """Of INPUTS."""
+    text: str
+    """What the user wrote; a name as it is."""
+    number: float | None = None
+    """A number in base units."""
+    factor: float | None = None
+    """'x2' is 2."""
 
 
 def read_values(flag: str, texts: Sequence[str]) -> list[Value]:
     """The values of one flag: each text holds one or more, separated by commas. Raises PlannerError with the sentence."""
     found: list[Value] = []
-    for part in [part for text in texts for part in text.split(",")]:
-        if not part.strip():
+    for part in [part.strip() for text in texts for part in text.split(",")]:
+        if not part:
             raise PlannerError(f"{flag_of(flag)}: a value is missing beside a comma")
-        found += _read(flag, part.strip())
+        found += _read(flag, part)
     if len(found) > MOST_VALUES:
         raise PlannerError(
             f"{flag_of(flag)}: {len(found)} values are too many; each is a search, give at most {MOST_VALUES}"
@@ -107,55 +143,40 @@ def read_values(flag: str, texts: Sequence[str]) -> list[Value]:
 
 
 def _read(flag: str, text: str) -> list[Value]:
-    what = flag_of(flag)
-    if flag in NAMES:
-        _check_name(flag, text)
-        return [Value(flag=flag, text=text, name=text)]
+    what, one = flag_of(flag), INPUTS[flag]
+    if one.check is not None:
+        one.check(text)
+        return [Value(flag=flag, text=text)]
     if match := _FACTOR.match(text):
-        return [Value(flag=flag, text=text, factor=_factor(what, text, match[1]))]
-    if flag in COUNTS:
+        factor = _number(match[1])
+        if factor is None:
+            raise PlannerError(f"{what}: '{text}' is not a factor; write it like x2 or x0.5")
+        if not 0.0 < factor <= LARGEST_FACTOR:
+            raise PlannerError(f"{what}: '{text}' must be a factor above 0, at most {LARGEST_FACTOR:g}")
+        return [Value(flag=flag, text=text, factor=factor)]
+    if one.kind == "count":
         if match := _RANGE.match(text):
             low, high = (_whole(what, end, text) for end in match.groups())
             return [Value(flag=flag, text=str(n), number=n) for n in _doublings(what, text, low, high)]
         return [Value(flag=flag, text=text, number=_whole(what, text, text))]
-    if flag == "expert_imbalance":
-        return [Value(flag=flag, text=text, number=_plain(what, text))]
-    unit = "bytes/s" if flag == "network" else MACHINES[flag].unit
-    if not unit:
+    if one.kind == "number":
+        number = _number(text)
+        if number is None or not math.isfinite(number):
+            raise PlannerError(f"{what}: '{text}' is not a number")
+    elif not one.kind:
         raise PlannerError(f"{what}: '{text}' is not a factor; write it like x1.5")
-    number = units.parse(text, unit, what=what)
-    if number <= 0:
-        raise PlannerError(f"{what}: '{text}' must be above 0")
+    else:
+        number = units.parse(text, one.kind, what=what)
+        if number <= 0:
+            raise PlannerError(f"{what}: '{text}' must be above 0")
     return [Value(flag=flag, text=text, number=number)]
 
 
-def _check_name(flag: str, name: str) -> None:
-    loaders: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
-    known: dict[str, Any] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
-    if flag in loaders:
-        loaders[flag](name)
-    elif name not in known[flag]:
-        raise UnknownNameError(flag.replace("_", " "), name, known[flag])
-
-
-def _factor(what: str, text: str, digits: str) -> float:
+def _number(text: str) -> float | None:
     try:
-        factor = float(digits)
+        return float(text)
     except ValueError:
-        raise PlannerError(f"{what}: '{text}' is not a factor; write it like x2 or x0.5") from None
-    if not 0.0 < factor <= LARGEST_FACTOR:
-        raise PlannerError(f"{what}: '{text}' must be a factor above 0, at most {LARGEST_FACTOR:g}")
-    return factor
-
-
-def _plain(what: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number):
-        raise PlannerError(f"{what}: '{text}' is not a number")
-    return number
+        return None
 
 
 def _whole(what: str, text: str, shown: str) -> int:
@@ -172,11 +193,7 @@ def _doublings(what: str, text: str, low: int, high: int) -> list[int]:
         raise PlannerError(f"{what}: the range '{text}' must start at 1 or above")
     if low > high:
         raise PlannerError(f"{what}: the range '{text}' runs backwards; write {high}..{low}")
-    found = []
-    while low < high:
-        found.append(low)
-        low *= 2
-    return [*found, high]
+    return [*(low << n for n in range(32) if low << n < high), high]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,12 +202,12 @@ class Variant:
 
     label: str
     """The changes in words; 'base' without."""
-    changed: tuple[str, ...]
+    changed: tuple[str, ...] = ()
     """The flags that were changed."""
     request: Request
     """Every field said."""
-    machine: tuple[tuple[str, float], ...] = ()
-    """Figures of the hardware that are multiplied, by name of MACHINES."""
+    figures: tuple[tuple[str, float], ...] = ()
+    """Figures of the hardware that are multiplied, by flag."""
     number: float | None = None
     """The changed number where one number was changed: what a sweep is plotted over."""
 
@@ -198,87 +215,58 @@ class Variant:
         """The job, its files read. Raises PlannerError when it cannot be trained at all."""
         found = resolve(self.request)
         hardware = found.job.cluster.hardware
-        for name, factor in self.machine:
-            hardware = MACHINES[name].scaled(hardware, factor)
+        for flag, factor in self.figures:
+            scaled = INPUTS[flag].scaled
+            assert scaled is not None
+            hardware = scaled(hardware, factor)
         usual = load_hardware(found.hardware).network_bandwidth
         kind = kind_of(found.job.workload, hardware, usual)
         return dataclasses.replace(on_cluster(found, hardware=hardware), kind=kind)
 
 
-def complete_request(resolved: ResolvedJob) -> Request:
-    """A request that says everything, so that nothing is assumed anew when one thing changes."""
+def base_variant(resolved: ResolvedJob) -> Variant:
+    """The job as it is: a request that says everything, so that nothing is assumed anew when one thing changes."""
     work = resolved.job.workload
-    return Request(
-        model=work.model, num_gpus=resolved.job.cluster.num_gpus, hardware=resolved.hardware, trainer=resolved.trainer,
-        sequence_length=work.sequence_length, global_batch_size=work.global_batch_size, precision=work.precision,
-        optimizer=work.optimizer, lora_rank=work.lora_rank, lora_targets=work.lora_targets,
-        expert_imbalance=work.expert_imbalance, document_length=work.document_length,
+    said = {field.name: getattr(work, field.name) for field in dataclasses.fields(work)}
+    request = Request(
+        **said, num_gpus=resolved.job.cluster.num_gpus, hardware=resolved.hardware, trainer=resolved.trainer,
         network_bandwidth=resolved.network_bandwidth,
     )  # fmt: skip
-
-
-def base_variant(resolved: ResolvedJob) -> Variant:
-    """The job as it is."""
-    return Variant(label="base", changed=(), request=complete_request(resolved))
+    return Variant(label="base", request=request)
 
 
 def apply(base: Variant, value: Value) -> Variant:
     """The variant with one more change. Raises PlannerError when a factor makes no whole number."""
-    flag, request = value.flag, base.request
-    machine, number, shown = base.machine, value.number, value.text
-    if flag in MACHINES:
-        hardware = load_hardware(str(request.hardware))
-        factor = value.factor or (value.number or 0.0) / MACHINES[flag].current(hardware)
-        machine, number = (*machine, (flag, factor)), factor
-    elif flag == "network":
-        now = request.network_bandwidth or load_hardware(str(request.hardware)).network_bandwidth
-        rate = value.number if value.number is not None else now * (value.factor or 1.0)
-        shown = f"{value.text} ({rate_text(rate)} per GPU)" if value.factor else value.text
-        request, number = dataclasses.replace(request, network_bandwidth=rate), rate
-    elif flag in COUNTS:
-        field = "num_gpus" if flag == "gpus" else flag
-        count = _count(flag, getattr(request, field), value)
-        shown = f"{count} ({value.text})" if value.factor else f"{count}"
-        counted: dict[str, Any] = {field: count}
-        request, number = dataclasses.replace(request, **counted), float(count)
-    elif flag == "expert_imbalance":
-        now = request.expert_imbalance or 1.0
-        busiest = value.number if value.number is not None else now * (value.factor or 1.0)
-        request = dataclasses.replace(request, expert_imbalance=busiest)
+    flag, shown, figures, number = value.flag, value.text, base.figures, value.number
+    one, request = INPUTS[flag], base.request
+    new: dict[str, Any] = {}
+    if one.check is not None:
+        new = {one.field: value.text}
+    elif not one.field:
+        number = value.factor or (number or 0.0) / one.now(load_hardware(str(request.hardware)))
+        figures = (*figures, (flag, number))
+    elif one.kind == "count":
+        count = _count(flag, getattr(request, one.field), value)
+        new, number = {one.field: count}, float(count)
+        shown = f"{count} ({shown})" if value.factor else f"{count}"
     else:
-        named: dict[str, Any] = {flag: value.name}
-        request = dataclasses.replace(request, **named)
+        now = getattr(request, one.field) or one.now(load_hardware(str(request.hardware)))
+        rate = number if number is not None else now * (value.factor or 1.0)
+        new = {one.field: rate}
+        if flag == "network":
+            number, shown = rate, f"{shown} ({rate * 8.0 / units.GIGA:g} Gb/s per GPU)" if value.factor else shown
     label = f"{flag.replace('_', ' ')} {shown}"
     return Variant(
         label=label if base.label == "base" else f"{base.label}, {label}", changed=(*base.changed, flag),
-        request=request, machine=machine, number=number,
+        request=dataclasses.replace(request, **new), figures=figures, number=number,
     )  # fmt: skip
 
 
 def _count(flag: str, now: int, value: Value) -> int:
-    if value.number is not None:
-        count = int(value.number)
-    else:
-        exact = now * (value.factor or 1.0)
-        count = round(exact)
-        if not math.isclose(exact, count, rel_tol=1e-6):
-            raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
+    exact = value.number if value.number is not None else now * (value.factor or 1.0)
+    count = round(exact)
+    if not math.isclose(exact, count, rel_tol=1e-6):
+        raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
     if count < 1 and flag not in ("lora_rank", "document_length"):
         raise PlannerError(f"{flag_of(flag)} {value.text}: it must be a whole number from 1")
     return count
-
-
-def rate_text(rate: float) -> str:
-    """A network's rate as it is sold: bits per second."""
-    return f"{rate * 8.0 / units.GIGA:g} Gb/s"
-
-
-def model_name(request: Request) -> str:
-    """Name of the model of a request."""
-    return request.model.name if isinstance(request.model, ModelSpec) else request.model
-
-
-__all__ = [
-    "COUNTS", "FLAGS", "MACHINES", "NAMES", "Value", "Variant", "apply", "base_variant", "complete_request", "flag_of",
-    "model_name", "rate_text", "read_values",
-]  # fmt: skip

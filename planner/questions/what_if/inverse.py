@@ -1,4 +1,4 @@
-"""The other direction: fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
+"""Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from dataclasses import dataclass
 
 from planner.cost.parameters import total_parameters
 from planner.costs import DAY, HOUR
-from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import Best
 from planner.questions.what_if.changes import Value, Variant, apply
-from planner.questions.what_if.numbers import Pricing, Row, row_of
+from planner.questions.what_if.rows import Pricing, Row, row_of
 from planner.search import Pins
 
 EVERY_NODE = 16
 """Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
 MOST_GPUS = 2**20
-MOST_SEARCHES = 60
+MOST_SEARCHES = 80
 """Searches for one answer, at most."""
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
-short of memory: a size that is too small even then is not searched. A test holds it against a scan of every size."""
+short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
 CHEAPER = 0.03
 """The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
 LONGEST = 2**24
@@ -34,7 +33,7 @@ PIECES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What an answer must meet beside fitting."""
+    """What an answer must meet, besides fitting."""
 
     tokens: float | None = None
     days: float | None = None
@@ -57,22 +56,21 @@ class Goal:
 
     def missed(self, row: Row) -> str:
         """Why a row does not meet the goal; '' when it does."""
-        if not row.fits or (row.costs is None and self.tokens is not None):
+        total = row.costs
+        if not row.fits or (total is None and self.tokens is not None):
             return row.why
-        if row.costs is None:
+        if total is not None and self.days is not None and total.days > self.days:
+            return f"takes {total.days:,.1f} days, {self.days:g} are allowed"
+        if total is None or self.budget is None or (total.usd is not None and total.usd <= self.budget):
             return ""
-        if self.days is not None and row.costs.days > self.days:
-            return f"takes {row.costs.days:,.1f} days, {self.days:g} are allowed"
-        if self.budget is not None and row.costs.usd is None:
+        if total.usd is None:
             return f"no price is known for {row.hardware}; give --price"
-        if self.budget is not None and row.costs.usd is not None and row.costs.usd > self.budget:
-            return f"costs {row.costs.usd:,.0f} USD, {self.budget:,.0f} are allowed"
-        return ""
+        return f"costs {total.usd:,.0f} USD, {self.budget:,.0f} are allowed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """What every question works with."""
+    """What every answer needs."""
 
     base: Variant
     first: Best | None
@@ -81,14 +79,18 @@ class Question:
     pricing: Pricing
     goal: Goal
     say: Callable[[str], None]
-    """Told what is tried."""
+    """Called with what is tried."""
     keep: Callable[[Row], None] = lambda _: None
-    """Told the best answer so far: what is left when the search is interrupted."""
+    """Called with the best answer so far: it remains when the search is interrupted."""
 
     def row(self, variant: Variant, pins: Pins | None = None) -> tuple[Best | None, Row]:
         """Search one variant."""
         self.say(variant.label)
         return row_of(variant, self.first, pins or self.pins, self.pricing)
+
+    def with_count(self, flag: str, count: int) -> tuple[Best | None, Row]:
+        """Search the base with another whole number of a flag."""
+        return self.row(apply(self.base, Value(flag=flag, text=str(count), number=count)))
 
 
 def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
@@ -103,48 +105,42 @@ def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
         nodes += max(1, 2 ** (nodes.bit_length() - 4)) if nodes >= EVERY_NODE else 1
 
 
-def least_by_memory(resolved: ResolvedJob) -> float:
-    """GPUs below which nothing can fit: one copy of the weights, and of the gradients where all weights are trained, over
-    all GPUs, 2 bytes each. The states of the optimizer may live on the host."""
-    copies = 2.0 if resolved.job.workload.lora_rank else 4.0
-    return total_parameters(resolved.job.model) * copies / resolved.job.cluster.hardware.usable_memory
-
-
 def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     """The smallest number of GPUs (of ``counts``) whose best plan fits and meets the goal.
 
     Sizes are tried from below, so that a size that is illegal (its divisors do not match the batch or the model) hides no
-    smaller one. Left out are sizes that hold no copy of weights and gradients, and sizes that would be too slow even at
-    SUPERLINEAR times the throughput per GPU of the fastest plan without a memory limit.
+    smaller one. Left out are sizes that hold no copy of the weights, and of the gradients where all weights are trained, 2
+    bytes each (the states of the optimizer may live on the host); and sizes that would be too slow even at SUPERLINEAR times
+    the throughput per GPU of the fastest plan without a memory limit.
     """
-    resolved = ask.base.resolved()
-    least, closest = least_by_memory(resolved), ""
+    job, goal = ask.base.resolved().job, ask.goal
+    hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
+    least, closest, tried = total_parameters(job.model) * copies / hardware.usable_memory, "", 0
     row: Row | None = None
-    tried = 0
-    for count in counts(resolved.job.cluster.hardware):
+    for count in counts(hardware):
         if count < least:
             continue
         tried += 1
-        variant = apply(ask.base, Value(flag="gpus", text=str(count), number=count))
-        found, row = ask.row(variant)
-        missed = ask.goal.missed(row)
+        found, row = ask.with_count("gpus", count)
+        missed = goal.missed(row)
         if not missed:
             return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
         closest = f"{count} GPUs: {missed}"
-        per_gpu = _unlimited_rate(found)
-        if per_gpu is not None:
-            least = max(least, ask.goal.rate / (per_gpu * SUPERLINEAR))
-            cheapest = _least_dollars(ask, row, per_gpu * SUPERLINEAR)
-            if ask.goal.budget is not None and cheapest is not None and cheapest > ask.goal.budget:
-                why = f"no number of GPUs: at the best, {ask.goal.tokens:.3g} tokens cost {cheapest:,.0f} USD"
-                return _none(row, label, f"{why}, {ask.goal.budget:,.0f} are allowed")
-        if tried > MOST_SEARCHES + 20 or count > 4 * max(
-            least, 4096.0 * int(resolved.job.cluster.hardware.gpus_per_node)
-        ):
+        unlimited = found.finding.unlimited if found is not None and found.finding is not None else None
+        if unlimited is not None:  # the fastest legal layout if memory were no limit
+            per_gpu = float(unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
+            least = max(least, goal.rate / per_gpu)
+            price = None if row.rates is None else row.rates.usd_per_gpu_hour
+            if goal.budget is not None and goal.tokens is not None and price is not None:
+                dollars = goal.tokens / per_gpu / HOUR * price
+                if dollars > goal.budget:
+                    why = f"no number of GPUs: at the best, {goal.tokens:.3g} tokens cost {dollars:,.0f} USD"
+                    return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
+        if tried > MOST_SEARCHES or count > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
             break
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
-    return _none(row, label, f"none found; last tried {closest}")
+    return row.none(label, f"none found; last tried {closest}")
 
 
 def _rounder(ask: Question, row: Row) -> str:
@@ -152,63 +148,42 @@ def _rounder(ask: Question, row: Row) -> str:
     count = 1 << (row.num_gpus - 1).bit_length()
     if count == row.num_gpus or row.prediction is None:
         return ""
-    _, more = ask.row(apply(ask.base, Value(flag="gpus", text=str(count), number=count)))
+    _, more = ask.with_count("gpus", count)
     if more.prediction is None or ask.goal.missed(more):
         return ""
     hours = row.prediction.tokens_per_second_per_gpu / more.prediction.tokens_per_second_per_gpu
     return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""
 
 
-def _none(row: Row, label: str, why: str) -> Row:
-    """The last row as the answer 'there is none'."""
-    return dataclasses.replace(
-        row, label=f"{label}: none", fits=False, why=why, layout=None, prediction=None, throughput=None, costs=None,
-        usd_per_million_tokens=None, kwh_per_million_tokens=None, same_layout=False, number=None,
-    )  # fmt: skip
-
-
-def _unlimited_rate(found: Best | None) -> float | None:
-    """Tokens per second and GPU of the fastest legal layout if memory were no limit."""
-    if found is None or found.finding is None or found.finding.unlimited is None:
-        return None
-    return float(found.finding.unlimited[1].tokens_per_second_per_gpu[0])
-
-
-def _least_dollars(ask: Question, row: Row, per_gpu: float) -> float | None:
-    price = None if row.rates is None else row.rates.usd_per_gpu_hour
-    return None if price is None or ask.goal.tokens is None else ask.goal.tokens / per_gpu / HOUR * price
-
-
 def longest_sequence(ask: Question) -> Row:
     """The longest sequence that fits, with as many sequences per step: doubled until it does not fit, then halved in
     between. Memory grows with the length, so what fits at one length fits below it; a test scans one job."""
-    length = int(ask.base.request.sequence_length or 0)
     best: Row | None = None
+    failed: Row | None = None
 
     def look(tokens: int) -> bool:
-        nonlocal best
-        _, row = ask.row(apply(ask.base, Value(flag="sequence_length", text=str(tokens), number=tokens)))
+        nonlocal best, failed
+        _, row = ask.with_count("sequence_length", tokens)
         if row.fits and (best is None or row.sequence_length > best.sequence_length):
             best = dataclasses.replace(row, label=f"longest sequence: {tokens}")
             ask.keep(best)
         if not row.fits and best is None:
-            failed.append(row)
+            failed = row
         return row.fits
 
-    failed: list[Row] = []
-    low = 1 << (length.bit_length() - 1)
+    low = 1 << (int(ask.base.request.sequence_length or 0).bit_length() - 1)
     while low >= 512 and not look(low):
         low //= 2
     if best is None:
-        return _none(failed[-1], "longest sequence", f"none from 512 tokens on: {failed[-1].why}")
-    high = low * 2
-    while high <= LONGEST and not (failed and high >= failed[-1].sequence_length) and look(high):
-        low, high = high, high * 2
-    piece = max(low // PIECES, 1)
+        assert failed is not None
+        return failed.none("longest sequence", f"none from 512 tokens on: {failed.why}")
+    most = LONGEST if failed is None else failed.sequence_length - 1
+    while low * 2 <= most and look(low * 2):
+        low *= 2
     below, above = PIECES, 2 * PIECES
     while above - below > 1:
         middle = (below + above) // 2
-        below, above = (middle, above) if look(middle * piece) else (below, middle)
+        below, above = (middle, above) if look(middle * max(low // PIECES, 1)) else (below, middle)
     return best
 
 
@@ -220,31 +195,26 @@ def largest_batch(ask: Question) -> Row:
         raise PlannerError("--largest-batch looks for the micro batch, which --micro-batch-size pins; leave one out")
     batch = int(ask.base.request.global_batch_size or 1)
     best: Row | None = None
-    last: Row | None = None
     for size in (n for n in range(1, batch + 1) if batch % n == 0):
         variant = dataclasses.replace(ask.base, label=f"micro batch {size}", number=None)
         _, last = ask.row(variant, Pins(values={**pinned, "micro_batch_size": size}))
         if last.fits:
             best = dataclasses.replace(last, label=f"largest micro batch: {size}")
             ask.keep(best)
-    assert last is not None
-    return best or _none(last, "largest micro batch", last.why)
+    return best or last.none("largest micro batch", last.why)
 
 
 def cheapest(ask: Question, names: Sequence[str]) -> Iterator[Row]:
     """One row per kind of hardware: with a deadline on the fewest GPUs that meet it, else on the job's number of GPUs."""
     for name in names:
-        variant = apply(ask.base, Value(flag="hardware", text=name, name=name))
+        variant = apply(ask.base, Value(flag="hardware", text=name))
         if ask.goal.days is not None:
             row = fewest_gpus(dataclasses.replace(ask, base=variant), name)
-            gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
-            row = dataclasses.replace(row, label=f"{name}{gpus}")
         else:
             _, row = ask.row(variant)
-            row = dataclasses.replace(row, label=f"{name} x {row.num_gpus}")
-            if row.fits and (missed := ask.goal.missed(row)):
-                row = dataclasses.replace(row, why=missed)
-        yield row
+        gpus = "" if row.label.endswith("none") else f" x {row.num_gpus}"
+        missed = ask.goal.missed(row) if row.fits else ""
+        yield dataclasses.replace(row, label=f"{name}{gpus}", why=missed or row.why)
 
 
 def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
@@ -255,9 +225,3 @@ def by_cost(goal: Goal, rows: Sequence[Row]) -> list[Row]:
         return (0 if not goal.missed(row) else 1 if row.fits else 2), dollars is None, dollars or 0.0
 
     return sorted(rows, key=rank)
-
-
-__all__ = [
-    "Goal", "Question", "by_cost", "cheapest", "counts", "fewest_gpus", "largest_batch", "least_by_memory",
-    "longest_sequence",
-]  # fmt: skip

@@ -1,228 +1,246 @@
-"""What if: the best plan of a job with one thing changed, beside that of the job as it is, and why it helps or does not."""
+"""What if: the same job with one thing changed, and the least or the most that still does the job; asked as a user writes it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
-from planner.cost.estimate import PARTS
-from planner.costs import Costs, Rates, costs, kwh_per_million_tokens, rates_of, usd_per_million_tokens
+from planner import library, units
+from planner.costs import LEFT_OUT
+from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
-from planner.explain import PART_TEXT, layout_text
-from planner.hardware import HardwareProfile
-from planner.layout import Layout
-from planner.plan_file import Prediction
-from planner.questions.best_plan import Best, best_of
-from planner.questions.what_if.changes import Variant
-from planner.search import Pins, plan_key
+from planner.hardware import load_hardware
+from planner.keywords import flag_of
+from planner.questions.what_if.changes import INPUTS, Value, Variant, apply, base_variant, read_values
+from planner.questions.what_if.inverse import (
+    Goal,
+    Question,
+    by_cost,
+    cheapest,
+    fewest_gpus,
+    largest_batch,
+    longest_sequence,
+)
+from planner.questions.what_if.rows import Pricing, Row, row_of
+from planner.search import Pins
 
-NOTICED = 0.005
-"""A change of throughput below this share is called none."""
-WORTH_SAYING = 0.003
-"""Parts that move by less than this share of the base's time are not named."""
-BOUND_BY = {
-    "network": ("tensor_communication", "context_communication", "expert_communication", "pipeline_communication",
-                "data_communication"),
-    "network_latency": ("tensor_communication", "context_communication", "expert_communication",
-                        "pipeline_communication", "data_communication"),
-    "scale_up": ("tensor_communication", "context_communication", "expert_communication", "pipeline_communication",
-                 "data_communication"),
-    "compute": ("compute", "recompute"),
-    "memory_bandwidth": ("compute", "recompute", "optimizer"),
+SINGLE: dict[str, Callable[[Question], Row]] = {
+    "fewest_gpus": fewest_gpus, "longest_sequence": longest_sequence, "largest_batch": largest_batch,
 }  # fmt: skip
-"""Parts of the step that a change of hardware can shorten."""
+"""Questions with one answer."""
+QUESTIONS = (*SINGLE, "cheapest")
+OWN_NUMBERS = ("gpus", "sequence_length", "global_batch_size")
+"""Flags whose number the base has too: it is a point of the sweep."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pricing:
-    """How the rows are priced."""
+class Asked:
+    """Everything that was asked."""
 
-    price: float | None = None
-    """USD per GPU-hour for every hardware; None = the profile's own."""
-    prices: tuple[tuple[str, float], ...] = ()
-    """USD per GPU-hour of single profiles, by name."""
-    power_share: float = 1.0
-    pue: float = 1.0
-    tokens: float | None = None
-    """Tokens to train on; None = costs are given per million tokens only."""
+    resolved: ResolvedJob
+    """The job as it is."""
+    base: Variant
+    variants: tuple[Variant, ...]
+    """The changes, one each."""
+    pins: Pins
+    pricing: Pricing
+    goal: Goal
+    questions: tuple[str, ...]
+    """Of QUESTIONS."""
+    candidates: tuple[str, ...]
+    """Hardware that ``cheapest`` looks at."""
 
-    def rates(self, name: str, hardware: HardwareProfile) -> Rates:
-        """Rates of one profile, asked for by the name that the user gave."""
-        price = dict(self.prices).get(name, self.price)
-        return rates_of(hardware, price=price, power_share=self.power_share, pue=self.pue)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One job and its best plan."""
-
-    label: str
-    """What was changed."""
-    changed: tuple[str, ...]
-    """The flags that were changed."""
-    number: float | None
-    """The changed number: the axis of a sweep."""
-    model: str
-    hardware: str
-    num_gpus: int
-    sequence_length: int
-    global_batch_size: int
-    fits: bool
-    why: str
-    """What the change does, and why; why nothing fits."""
-    layout: Layout | None
-    """The best layout; None where nothing fits."""
-    same_layout: bool
-    """It is the plan of the base: the same degrees and memory options."""
-    prediction: Prediction | None
-    """None where nothing fits."""
-    throughput: float | None
-    """Tokens per second and GPU over the base's; None where one of them does not fit."""
-    rates: Rates | None
-    usd_per_million_tokens: float | None
-    kwh_per_million_tokens: float | None
-    costs: Costs | None
-    """Totals, where the number of tokens was said."""
+    def own_number(self, flag: str) -> float | None:
+        """The base's number of a flag."""
+        return float(getattr(self.base.request, INPUTS[flag].field)) if flag in OWN_NUMBERS else None
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """Of all GPUs."""
-        return None if self.prediction is None else self.prediction.tokens_per_second_per_gpu * self.num_gpus
+    def sweep(self) -> str | None:
+        """The first flag that has two numbers or more, the base's included."""
+        numbers: dict[str, set[float | None]] = {}
+        for one in self.variants:
+            if len(one.changed) == 1 and one.number is not None:
+                flag = one.changed[0]
+                numbers.setdefault(flag, {self.own_number(flag)} - {None}).add(one.number)
+        return next((flag for flag, found in numbers.items() if len(found) >= 2), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WhatIf:
+    """The answers."""
+
+    asked: Asked
+    rows: tuple[Row, ...]
+    """The base's, one per change, then the answers to the questions."""
+    complete: bool
+    """False = interrupted."""
+
+    @property
+    def warning(self) -> str:
+        """A sentence where the rows' prices are of different kinds: then the order may be that of the price lists; else ''."""
+        priced = {row.hardware: row.rates.basis[0] for row in self.rows if row.rates is not None and row.fits}
+        sources = {one.source for one in priced.values() if one.value != "unknown"}
+        if len(sources) < 2:
+            return ""
+        return (
+            f"Prices come from {len(sources)} lists of different kinds and dates (below), which differ by a factor of 2 to 3 "
+            "for the same GPU: compare kinds of hardware with your own, --price NAME=USD."
+        )
+
+    def sweeps(self, least: int) -> dict[str, list[Row]]:
+        """Rows of flags with ``least`` numbers or more, the base's included, in the order of the numbers, each number once."""
+        found: dict[str, dict[float, Row]] = {}
+        for row in self.rows:
+            if len(row.changed) == 1 and row.number is not None and ":" not in row.label:
+                found.setdefault(row.changed[0], {})[row.number] = row
+        for flag, points in found.items():
+            own = self.asked.own_number(flag)
+            if own is not None:
+                points.setdefault(own, dataclasses.replace(self.rows[0], number=own))
+        return {flag: [points[n] for n in sorted(points)] for flag, points in found.items() if len(points) >= least}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
-        one = self.prediction
-        keys = ("label", "model", "hardware", "num_gpus", "sequence_length", "global_batch_size", "fits", "why", "same_layout",
-                "throughput", "usd_per_million_tokens", "kwh_per_million_tokens", "tokens_per_second")  # fmt: skip
-        price = None if self.rates is None else self.rates.basis[0]
+        resolved = self.asked.resolved
         return {
-            **{key: getattr(self, key) for key in keys},
-            "changed": list(self.changed),
-            "layout": None if self.layout is None else self.layout.to_dict(),
-            "layout_text": None if self.layout is None else layout_text(self.layout),
-            "estimate": None if one is None else vars(one),
-            "price": None if price is None else vars(price),
-            "costs": None if self.costs is None else self.costs.to_dict(),
+            "workload": resolved.job.workload.to_dict(),
+            "cluster": {"hardware": resolved.hardware, "num_gpus": resolved.job.cluster.num_gpus},
+            "trainer": resolved.trainer,
+            "assumptions": [vars(one) for one in resolved.assumptions],
+            "rows": [row.to_dict() for row in self.rows],
+            "rates": {
+                row.hardware: [vars(one) for one in row.rates.basis]
+                for row in self.rows
+                if row.rates is not None and row.fits
+            },
+            "left_out": list(LEFT_OUT),
+            "warning": self.warning,
+            "complete": self.complete,
         }
 
 
-def rows(
-    base: Variant, variants: Sequence[Variant], pins: Pins | None, pricing: Pricing,
-) -> Iterator[tuple[str, Row]]:  # fmt: skip
-    """The base's row and one per variant, searched one after the other: (what is looked at next, row found)."""
-    first, row = row_of(base, None, pins, pricing)
-    following = [*(one.label for one in variants), ""]
-    yield following[0], row
-    for number, variant in enumerate(variants, 1):
-        _, row = row_of(variant, first, pins, pricing)
-        yield following[number], row
-
-
-def row_of(variant: Variant, base: Best | None, pins: Pins | None, pricing: Pricing) -> tuple[Best | None, Row]:
-    """Search one variant. A job that cannot be trained is a row that says why, not an error."""
+def what_if(asked: Asked, progress: Callable[[str], None] = lambda _: None) -> WhatIf:
+    """Search the base, every change, and what the questions need; Ctrl-C leaves what was found, ``complete`` False."""
+    rows: list[Row] = []
+    kept: list[Row] = []
     try:
-        resolved = variant.resolved()
-    except PlannerError as error:
-        return None, _impossible(variant, str(error))
-    found = best_of(resolved, pins)
-    return found, row_from(variant, found, base, pricing)
+        for row in _answers(asked, progress, kept.append):
+            rows.append(row)
+            kept.clear()
+    except KeyboardInterrupt:
+        rows += [dataclasses.replace(one, label=f"{one.label} so far") for one in kept[-1:]]
+        return WhatIf(asked=asked, rows=tuple(rows), complete=False)
+    return WhatIf(asked=asked, rows=tuple(rows), complete=True)
 
 
-def row_from(variant: Variant, found: Best, base: Best | None, pricing: Pricing) -> Row:
-    """A search as a row beside the base's."""
-    job, one = found.resolved.job, found.prediction if found.fits else None
-    rates = pricing.rates(found.resolved.hardware, job.cluster.hardware)
-    rate, total = found.tokens_per_second, None
-    if one is not None and pricing.tokens is not None:
-        total = costs(rates, num_gpus=job.cluster.num_gpus, step_time_s=one.step_time_s, tokens=pricing.tokens,
-                      tokens_per_step=job.workload.tokens)  # fmt: skip
-    same = base is not None and base.fits and found.fits and _same(base.layout, found.layout)
-    gpus = job.cluster.num_gpus
-    return Row(
-        label=variant.label, changed=variant.changed, number=variant.number, model=job.model.name,
-        hardware=found.resolved.hardware, num_gpus=gpus, sequence_length=job.workload.sequence_length,
-        global_batch_size=job.workload.global_batch_size, fits=found.fits,
-        why=_why(variant, found, base), layout=found.layout if found.fits else None, same_layout=same, prediction=one,
-        throughput=_relative(found, base), rates=rates,
-        usd_per_million_tokens=None if rate is None else usd_per_million_tokens(rates, gpus, rate),
-        kwh_per_million_tokens=None if rate is None else kwh_per_million_tokens(rates, gpus, rate), costs=total,
-    )  # fmt: skip
+def _answers(asked: Asked, say: Callable[[str], None], keep: Callable[[Row], None]) -> Iterator[Row]:
+    """The rows one after the other; ``keep`` gets the best answer to a question so far."""
+    say("the job as it is")
+    first, row = row_of(asked.base, None, asked.pins, asked.pricing)
+    yield row
+    ask = Question(
+        base=asked.base, first=first, pins=asked.pins, pricing=asked.pricing, goal=asked.goal, say=say, keep=keep
+    )
+    for variant in asked.variants:
+        yield ask.row(variant)[1]
+    for name, answer in SINGLE.items():
+        if name in asked.questions:
+            yield answer(ask)
+    found: list[Row] = []
+    try:
+        found.extend(cheapest(ask, asked.candidates))
+    finally:  # also those that were found before Ctrl-C
+        yield from by_cost(ask.goal, found)
 
 
-def _impossible(variant: Variant, why: str) -> Row:
-    request = variant.request
-    model = request.model if isinstance(request.model, str) else request.model.name
-    return Row(
-        label=variant.label, changed=variant.changed, number=variant.number, model=model,
-        hardware=str(request.hardware), num_gpus=request.num_gpus, sequence_length=request.sequence_length or 0,
-        global_batch_size=request.global_batch_size or 0, fits=False, why=why, layout=None, same_layout=False,
-        prediction=None, throughput=None, rates=None, usd_per_million_tokens=None, kwh_per_million_tokens=None,
-        costs=None,
-    )  # fmt: skip
-
-
-def _same(one: Layout | None, other: Layout | None) -> bool:
-    return one is not None and other is not None and plan_key(one) == plan_key(other)
-
-
-def _relative(found: Best, base: Best | None) -> float | None:
-    if base is None or not (base.fits and found.fits) or base.prediction is None or found.prediction is None:
-        return None
-    return found.prediction.tokens_per_second_per_gpu / base.prediction.tokens_per_second_per_gpu
-
-
-def _why(variant: Variant, found: Best, base: Best | None) -> str:
-    """What a change does to the time that a GPU spends on a token, and the parts that it comes from."""
-    if not found.fits:
-        return found.why_not
-    ratio = _relative(found, base)
-    if base is None:
-        return "the job as it is"
-    if ratio is None or base.prediction is None or found.prediction is None:
-        return "fits, which the base does not"
-    gone, come = _moved(found.prediction, base.prediction)
-    words = []
-    work = found.resolved.job.workload
-    if "sequence_length" in variant.changed and work.sequence_length > work.model.max_sequence_length:
-        words.append(
-            f"longer than the {work.model.max_sequence_length} tokens that {work.model.name} was published for"
+def ask(resolved: ResolvedJob | None, flags: Mapping[str, Any], pins: Mapping[str, int] | None = None) -> Asked:
+    """What flags ask of a job: texts by name of INPUTS (several each) and the further flags of the command; those not given
+    are None, False or missing. Without a job the first text of each input describes it. ``pins``: fields of the layout that
+    hold for every row. Raises PlannerError with the sentence for what cannot be read."""
+    values = {name: read_values(name, flags[name]) for name in INPUTS if flags.get(name)}
+    tokens, budget = (_amount(name, flags.get(name)) for name in ("tokens", "budget"))
+    goal = Goal(tokens=tokens, days=flags.get("days"), budget=budget)
+    questions = tuple(name for name in QUESTIONS if flags.get(name))
+    if (goal.days is not None or goal.budget is not None) and not {"fewest_gpus", "cheapest"} & set(questions):
+        raise PlannerError("--days and --budget ask for something: add --fewest-gpus or --cheapest")
+    changes = [one for found in values.values() for one in found]
+    if resolved is None:
+        resolved, changes = _job_of(values)
+    base = base_variant(resolved)
+    candidates: tuple[str, ...] = ()
+    if "cheapest" in questions:
+        named = [one.text for one in changes if one.flag == "hardware"] or _priced(flags)
+        changes = [one for one in changes if one.flag != "hardware"]
+        candidates = tuple(dict.fromkeys([resolved.hardware, *named]))
+    variants = [apply(base, one) for one in changes]
+    if flags.get("together"):
+        first = {one.flag: one for one in reversed(changes)}
+        if len(first) < 2:
+            raise PlannerError("--together needs changes of two flags or more")
+        variants.append(reduce(apply, [first[name] for name in INPUTS if name in first], base))
+    if not variants and not questions:
+        raise PlannerError(
+            "nothing to change: give a change such as --network x2, several values such as --gpus 64,128 or 64..4096, or a "
+            f"question: {', '.join(flag_of(name) for name in QUESTIONS)}"
         )
-    if abs(ratio - 1.0) < NOTICED:
-        words.append(_no_effect(variant, base, _same(base.layout, found.layout)))
-    else:
-        words += [f"saves {text}" for text in gone[:2]] + [f"pays {text}" for text in come[:2]]
-        if (ratio > 1.0 and not gone) or (ratio < 1.0 and not come):
-            words.append("many small parts move")
-    return "; ".join(words)
+    return Asked(
+        resolved=resolved, base=base, variants=tuple(variants), pins=Pins(values=dict(pins or {})), goal=goal,
+        questions=questions, pricing=_pricing(flags, tokens), candidates=candidates,
+    )  # fmt: skip
 
 
-def _moved(found: Prediction, base: Prediction) -> tuple[list[str], list[str]]:
-    """Parts whose GPU time per token fell and rose, largest first, in percent of the base's whole time per token."""
-    gaps = []
-    for part in PARTS:
-        then, now = (one.time_s[part] / one.step_time_s / one.tokens_per_second_per_gpu for one in (base, found))
-        gaps.append(((now - then) * base.tokens_per_second_per_gpu, PART_TEXT[part]))
-    gaps.sort(key=lambda gap: -abs(gap[0]))
-    gone = [f"{100 * -gap:.1f} % of {text}" for gap, text in gaps if gap < -WORTH_SAYING]
-    come = [f"{100 * gap:.1f} % of {text}" for gap, text in gaps if gap > WORTH_SAYING]
-    return gone, come
+def _job_of(values: Mapping[str, Sequence[Value]]) -> tuple[ResolvedJob, list[Value]]:
+    """The first value of each input of the job describes the base; factors and further values are changes."""
+    said: dict[str, Any] = {}
+    changes: list[Value] = []
+    for flag, (first, *rest) in values.items():
+        one = INPUTS[flag]
+        if not one.field or first.factor is not None:
+            rest = [first, *rest]
+        else:
+            said[one.field] = first.text if first.number is None else first.number
+        changes += rest
+    for field, flag in (("model", "--model"), ("num_gpus", "--gpus")):
+        if field not in said:
+            raise PlannerError(f"which job? {flag} is missing: give a plan file, or at least --model and --gpus")
+    return resolve(Request(**said)), changes
 
 
-def _no_effect(variant: Variant, base: Best, same: bool) -> str:
-    """Why a change does not help: what it shortens is a small part of the step, or does not bind."""
-    changed = variant.changed[-1] if variant.changed else ""
-    cluster, one = base.resolved.job.cluster, base.prediction
-    plan = "the same plan" if same else "another plan as fast"
-    if changed.startswith("network") and cluster.num_gpus <= cluster.domain:
-        return f"no effect, {plan}: the job stays inside one node"
-    if changed in BOUND_BY and one is not None:
-        share = sum(one.time_s[part] for part in BOUND_BY[changed]) / one.step_time_s
-        what = "exposed communication is" if changed.startswith(("network", "scale_up")) else "what it shortens is"
-        return f"no effect, {plan}: {what} {100 * share:.1f} % of the step"
-    if changed == "memory":
-        return f"no effect, {plan}: memory does not bind"
-    return f"no effect, {plan}"
+def _amount(name: str, text: str | None) -> float | None:
+    """15T, 2M, 250k, $2M."""
+    if text is None:
+        return None
+    plain = text.strip().removeprefix("$").removesuffix("USD").strip()
+    if plain.endswith("k"):
+        plain = f"{plain[:-1]}K"
+    value = units.parse(plain, "tokens", what=flag_of(name))
+    if value < 1:
+        raise PlannerError(f"{flag_of(name)}: '{text}' must be at least 1")
+    return value
 
 
-__all__ = ["Pricing", "Row", "row_from", "row_of", "rows"]
+def _pricing(flags: Mapping[str, Any], tokens: float | None) -> Pricing:
+    prices: dict[str, float] = {}
+    for text in flags.get("price") or ():
+        name, _, amount = text.rpartition("=")
+        try:
+            value = float(amount.strip().removeprefix("$"))
+        except ValueError:
+            value = math.nan
+        if not (math.isfinite(value) and value > 0):
+            raise PlannerError(f"--price: '{text}' is not dollars per GPU-hour above 0; write 2.5 or h100-sxm=2.5")
+        if name:
+            load_hardware(name)
+        prices[name] = value
+    said = {name: flags[name] for name in ("power_share", "pue") if flags.get(name) is not None}
+    return Pricing(price=prices.pop("", None), prices=prices, tokens=tokens, **said)
+
+
+def _priced(flags: Mapping[str, Any]) -> list[str]:
+    """All hardware of the library whose price is known."""
+    given = {text.rpartition("=")[0] for text in flags.get("price") or ()}
+    return [name for name in library.names("hardware") if name in given or load_hardware(name).prices]

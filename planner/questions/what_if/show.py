@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -13,24 +11,39 @@ from rich.text import Text
 
 from planner.costs import LEFT_OUT
 from planner.explain import layout_text
-from planner.questions.what_if.numbers import Row
-from planner.terminal.tables import percent, seconds
+from planner.questions.what_if.numbers import WhatIf
+from planner.questions.what_if.rows import Row
+from planner.terminal.tables import percent, seconds, table
 from planner.units import KILO, format_count
 
 LEAST_SWEEP = 3
 """Points of one flag from which a sweep is drawn."""
-OWN_NUMBERS = {"gpus": "num_gpus", "sequence_length": "sequence_length", "global_batch_size": "global_batch_size"}
-"""Flags whose number the base has too: it is a point of the sweep."""
 
 
-def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for number, heading in enumerate(headings):
-        if number:
-            table.add_column(heading, justify="right", no_wrap=True)
-        else:
-            table.add_column(heading, overflow="fold", min_width=20)
-    return table
+def print_what_if(console: Console, found: WhatIf) -> None:
+    """The job, one row per change, totals, reasons, sweeps, and the sources of prices."""
+    resolved, rows, tokens = found.asked.resolved, found.rows, found.asked.pricing.tokens
+    work = resolved.job.workload
+    console.print(
+        f"[bold]{work.model.name}[/bold] on {resolved.job.cluster.num_gpus} x {resolved.hardware}, sequences of "
+        f"{work.sequence_length} tokens, {work.global_batch_size} per step, {work.precision}, {work.optimizer}, trainer "
+        f"{resolved.trainer}"
+    )
+    if resolved.assumptions:
+        said = ", ".join(f"{one.what} {one.value} ({one.flag})" for one in resolved.assumptions)
+        console.print(Text(f"Assumed: {said}", style="dim"))
+    console.print()
+    console.print(rows_table(rows, narrow=console.width < 100))
+    if tokens is not None:
+        console.print(costs_table(rows, tokens))
+    if found.warning:
+        console.print(Text(found.warning, style="yellow"))
+        console.print()
+    print_reasons(console, rows)
+    for flag, members in found.sweeps(LEAST_SWEEP).items():
+        _print_sweep(console, flag, members)
+    console.print()
+    print_basis(console, rows, with_energy=tokens is not None)
 
 
 def money(value: float | None) -> str:
@@ -44,50 +57,38 @@ def money(value: float | None) -> str:
 
 def rows_table(rows: Sequence[Row], narrow: bool) -> Table:
     """One row per change: step, throughput against the base, price of tokens, memory."""
-    headings = ("step", "tok/s/GPU" if narrow else "tokens/s/GPU", "of base", "USD/1M tok", "memory")
-    table = _table("Best plan each", "change", *headings, *([] if narrow else ["runs out"]))
+    headings = (">step", ">tok/s/GPU" if narrow else ">tokens/s/GPU", ">of base", ">USD/1M tok", ">memory")
+    found = table("change", *headings, *([] if narrow else [">runs out"]), title="Best plan each", least=20)
     for row in rows:
         one = row.prediction
         if one is None:
-            table.add_row(escape(row.label), "no plan", *["-"] * (4 if narrow else 5), style="red")
+            found.add_row(escape(row.label), "no plan", *["-"] * (4 if narrow else 5), style="red")
             continue
         limit = "GiB" if narrow else f"of {one.memory_limit_gib:.1f} GiB"
         chance = [] if narrow else [percent(one.out_of_memory_probability)]
-        table.add_row(
+        found.add_row(
             escape(row.label), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
             "" if row.throughput is None else f"x{row.throughput:.3f}", money(row.usd_per_million_tokens),
             f"{one.memory_peak_gib:.1f} {limit}", *chance, style="bold" if row is rows[0] else "",
         )  # fmt: skip
-    return table
+    return found
 
 
 def costs_table(rows: Sequence[Row], tokens: float) -> Table:
     """Totals for a number of tokens; energy is an upper bound where the share of the power limit is 1."""
-    headings = ("GPUs", "days", "GPU-hours", "USD/h", "USD", "MWh")
-    table = _table(f"Training on {format_count(tokens)} tokens", "change", *headings)
+    headings = ("change", ">GPUs", ">days", ">GPU-hours", ">USD/h", ">USD", ">MWh")
+    found = table(*headings, title=f"Training on {format_count(tokens)} tokens", least=20)
     for row in rows:
         if row.costs is None or row.rates is None:
-            table.add_row(escape(row.label), f"{row.num_gpus:,}", *["-"] * 5, style="red")
+            found.add_row(escape(row.label), f"{row.num_gpus:,}", *["-"] * 5, style="red")
             continue
         one, price = row.costs, row.rates.usd_per_gpu_hour
-        table.add_row(
+        found.add_row(
             escape(row.label), f"{row.num_gpus:,}", f"{one.days:,.1f}", format_count(one.gpu_hours),
             "-" if price is None else f"{price:.2f}", money(one.usd), f"{one.kwh / KILO:,.0f}",
             style="bold" if row is rows[0] else "",
         )  # fmt: skip
-    return table
-
-
-def price_warning(rows: Sequence[Row]) -> str:
-    """A sentence where the rows' prices are of different kinds: then the order may be that of the price lists; else ''."""
-    known = {row.hardware: row.rates.basis[0] for row in rows if row.rates is not None and row.prediction is not None}
-    sources = {one.source for one in known.values() if one.value != "unknown"}
-    if len(sources) < 2:
-        return ""
-    return (
-        f"Prices come from {len(sources)} lists of different kinds and dates (below), which differ by a factor of 2 to 3 for the "
-        "same GPU: compare kinds of hardware with your own, --price NAME=USD."
-    )
+    return found
 
 
 def print_reasons(console: Console, rows: Sequence[Row]) -> None:
@@ -103,71 +104,36 @@ def print_reasons(console: Console, rows: Sequence[Row]) -> None:
         console.print(Text(f"   {row.why}", style="" if row.fits else "red"))
 
 
-def print_sweeps(console: Console, rows: Sequence[Row]) -> None:
-    """Throughput per GPU over the numbers of each flag that was swept, as bars."""
-    for flag, members in sweeps(rows).items():
-        console.print()
-        console.print(Text(f"Tokens/s/GPU over {flag.replace('_', ' ')}", style="italic"))
-        rates = [0.0 if one.prediction is None else one.prediction.tokens_per_second_per_gpu for one in members]
-        best = max(rates) or 1.0
-        width = max(min(console.width, 110) - 34, 12)
-        for row, rate in zip(members, rates, strict=True):
-            bar = "#" * round(width * rate / best)
-            said = f"{rate:,.0f}" if rate else "no plan"
-            console.print(Text.assemble(f"{row.number:>12,g}  ", (f"{bar:<{width}}", "cyan"), f"  {said}"))
-
-
-def sweeps(rows: Sequence[Row], least: int = LEAST_SWEEP) -> dict[str, list[Row]]:
-    """Rows of flags with ``least`` numbers or more, the base's included, in the order of the numbers, each number once."""
-    found: dict[str, dict[float, Row]] = {}
-    for row in rows:
-        if len(row.changed) == 1 and row.number is not None and ":" not in row.label:
-            found.setdefault(row.changed[0], {})[row.number] = row
-    for flag, field in OWN_NUMBERS.items():
-        if flag in found and not rows[0].changed:
-            number = float(getattr(rows[0], field))
-            found[flag].setdefault(number, dataclasses.replace(rows[0], number=number))
-    return {flag: [byn[n] for n in sorted(byn)] for flag, byn in found.items() if len(byn) >= least}
+def _print_sweep(console: Console, flag: str, members: Sequence[Row]) -> None:
+    """Throughput per GPU over the numbers of a flag, as bars."""
+    console.print()
+    console.print(Text(f"Tokens/s/GPU over {flag.replace('_', ' ')}", style="italic"))
+    rates = [0.0 if one.prediction is None else one.prediction.tokens_per_second_per_gpu for one in members]
+    best = max(rates) or 1.0
+    width = max(min(console.width, 110) - 34, 12)
+    for row, rate in zip(members, rates, strict=True):
+        bar = "#" * round(width * rate / best)
+        text = f"{rate:,.0f}" if rate else "no plan"
+        console.print(Text.assemble(f"{row.number:>12,g}  ", (f"{bar:<{width}}", "cyan"), f"  {text}"))
 
 
 def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> None:
     """Where prices and power come from, one line per kind of hardware, and what is left out."""
-    seen: dict[str, Row] = {}
     documents: dict[str, list[str]] = {}
-    for row in rows:
-        if row.rates is not None and row.prediction is not None:
-            seen.setdefault(row.hardware, row)
-    for name, row in seen.items():
-        if row.rates is None:
-            continue
-        price, power, share, pue = row.rates.basis
+    priced = {row.hardware: row.rates for row in reversed(rows) if row.rates is not None and row.fits}
+    for name in dict.fromkeys(row.hardware for row in rows if row.hardware in priced and row.fits):
+        price, power, share, pue = priced[name].basis
         date = f", {price.date}" if price.date else ""
         text = f"{name}: {price.value} per GPU-hour ({price.source}{date})"
-        others = [one.usd_per_hour for one in row.rates.other_prices]
+        others = [one.usd_per_hour for one in priced[name].other_prices]
         if others:
             text += f"; other dated prices of the profile: {min(others):g} to {max(others):g} USD"
         console.print(Text(text, style="dim"))
         if with_energy:
-            console.print(
-                Text(
-                    f"   {power.value}; share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})",
-                    style="dim",
-                )
-            )
+            text = f"   {power.value}; share of it {share.value} ({share.source}); PUE {pue.value} ({pue.source})"
+            console.print(Text(text, style="dim"))
             documents.setdefault(power.source, []).append(name)
     for source, names in documents.items():
         console.print(Text(f"Power of {', '.join(names)}: {source}", style="dim"))
     if with_energy:
         console.print(Text(f"Left out. {'; '.join(LEFT_OUT)}.", style="dim"))
-
-
-__all__ = [
-    "costs_table",
-    "money",
-    "price_warning",
-    "print_basis",
-    "print_reasons",
-    "print_sweeps",
-    "rows_table",
-    "sweeps",
-]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from planner.errors import PlannerError
-from planner.questions.what_if.numbers import Row
+from planner.library import write_whole
+from planner.questions.what_if.numbers import WhatIf
 
 
-def sweep_plot(rows: Sequence[Row], flag: str, title: str, path: Path) -> None:
+def sweep_plot(found: WhatIf, path: Path) -> bool:
     """Write the picture as PNG, whole or not at all: left tokens/s of the job with the ideal line, right per GPU.
 
-    Numbers at which nothing fits are crosses on the axis. Raises PlannerError without matplotlib.
+    Numbers at which nothing fits are crosses on the axis. False where fewer than two points were found. Raises PlannerError
+    without matplotlib.
     """
+    flag, resolved = found.asked.sweep or "", found.asked.resolved
+    if flag not in (swept := found.sweeps(least=2)):
+        return False
+    rows = swept[flag]
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -50,20 +53,9 @@ def sweep_plot(rows: Sequence[Row], flag: str, title: str, path: Path) -> None:
         axes.set(xlabel=flag.replace("_", " "), ylabel=heading)
         axes.grid(alpha=0.25)
         axes.yaxis.set_major_formatter("{x:,.0f}")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(f"{resolved.job.model.name}, {resolved.hardware}, {resolved.trainer}", fontsize=10)
     FigureCanvasAgg(figure)
     drawn = io.BytesIO()
     figure.savefig(drawn, format="png", metadata={"Software": None})
-    _write(path, drawn.getvalue())
-
-
-def _write(path: Path, data: bytes) -> None:
-    temporary = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
-    try:
-        temporary.write_bytes(data)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be written ({error.strerror})") from error
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    write_whole(path, drawn.getvalue())
+    return True

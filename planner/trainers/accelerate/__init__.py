@@ -1,1 +1,10 @@
 """accelerate."""
+
+PLACE = 50
+TITLE = "accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)"
+TRAINERS = ("fsdp",)
+PACKAGE, VERSIONS = "accelerate", ">=1.15,<2"
+LEVEL = "groups built"
+SOURCE = (
+    "accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0"
+)

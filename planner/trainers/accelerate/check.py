@@ -5,29 +5,16 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import pretend_ranks
 
-
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far accelerate goes with one folder."""
-    return check_many([(job, folder)])[0]
+NEEDED = ("torch", "accelerate", "transformers", "trl")
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    requests = [request(job, folder, batch=job.workload.global_batch_size) for job, folder in pairs]
-    needed = ("torch", "accelerate", "transformers", "trl")
-    return ask("accelerate", "planner.trainers.accelerate.check", needed, requests)
-
-
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     import torch
 
     os.chdir(asked["folder"])
@@ -92,7 +79,3 @@ def _arguments(asked: Request, answer: Answer) -> None:
         SFTConfig(max_length=settings["sequence_length"], packing=True, **on_cpu)
     batch = found.per_device_train_batch_size * found.gradient_accumulation_steps * asked["layout"]["dp"]
     answer.same("global batch", batch, asked["batch"])
-
-
-if __name__ == "__main__":
-    serve(_one)

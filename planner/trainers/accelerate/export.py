@@ -2,30 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from planner import library
 from planner.layout import Recompute
-from planner.trainers.bundle.launchers import PORT
-from planner.trainers.bundle.target import ExportJob, Rendered, Target
-from planner.trainers.transformers.training_run import LAYERS, family, rendered, shared_refusals, training_arguments
+from planner.trainers.bundle.quoting import filled_yaml
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
+from planner.trainers.transformers.training_run import (
+    LAYERS,
+    OPTIMIZERS,
+    family,
+    rendered,
+    shared_refusals,
+    training_arguments,
+)
+
+PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
+"""Names of accelerate's mixed_precision, by precision."""
+LAUNCHER = (
+    "accelerate", "launch", "--config_file", "accelerate.yaml", "--machine_rank", "$NODE_RANK",
+    "--main_process_ip", "$MASTER_ADDR", "--main_process_port", "$MASTER_PORT",
+)  # fmt: skip
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What FSDP2 under accelerate cannot run, with its rule."""
-    layout, work, found = job.layout, job.workload, []
+    layout, found = job.layout, unknown_choices(job, "accelerate", OPTIMIZERS, PRECISIONS)
     for name in ("tp", "pp", "cp", "ep"):
-        if int(getattr(layout, name)) > 1:
+        if getattr(layout, name) > 1:
             found.append(f"{name} {getattr(layout, name)}: a plan of FSDP alone is data parallel only; use {name} 1")
-    if int(layout.zero) not in (0, 2, 3):
+    if layout.zero not in (0, 2, 3):
         found.append(f"zero {layout.zero}: FSDP2 shards states, gradients and weights alike; use 0, 2 or 3")
-    if int(layout.zero) and int(layout.shard) == 1 < int(layout.dp):
+    if layout.zero and job.shard == 1 < layout.dp:
         found.append(
             f"dp_shard 1 of dp {layout.dp}: FSDP2 needs a shard group of more than one rank [ParallelismConfig]; use zero 0"
         )
-    if work.precision not in PRECISIONS:
-        found.append(f"precision {work.precision}: mixed_precision knows {', '.join(PRECISIONS)}")
-    if int(layout.offload_optimizer):
+    if layout.offload_optimizer:
         found.append(
             f"offload_optimizer {layout.offload_optimizer}: fsdp_offload_params moves weights, gradients and states together, "
             "which the plan did not price; plan for trainer deepspeed"
@@ -33,43 +46,21 @@ def refusals(job: ExportJob) -> list[str]:
     return found + shared_refusals(job)
 
 
-PRECISIONS = {"bf16": "bf16", "fp16": "fp16", "fp32": "no", "fp8": "fp8"}
-"""Names of accelerate's mixed_precision, by precision."""
-
-
 def config(job: ExportJob) -> dict[str, Any]:
     """The YAML file of ``accelerate launch``."""
-    layout, work = job.layout, job.workload
-    data: dict[str, Any] = {
-        "compute_environment": "LOCAL_MACHINE",
-        "distributed_type": "FSDP" if int(layout.zero) else "MULTI_GPU",
-        "mixed_precision": PRECISIONS[work.precision],
-        "num_machines": job.num_nodes,
-        "num_processes": job.cluster.num_gpus,
-        "rdzv_backend": "c10d" if job.num_nodes > 1 else "static",
-        "same_network": False,
-        "main_training_function": "main",
-        "use_cpu": False,
-        "downcast_bf16": "no",
-        "debug": False,
-        "enable_cpu_affinity": False,
-    }
-    if int(layout.zero):
-        data["fsdp_config"] = {
-            "fsdp_version": 2,
-            "fsdp_reshard_after_forward": int(layout.zero) == 3,
-            "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-            "fsdp_offload_params": False,
-            "fsdp_activation_checkpointing": int(layout.recompute) == Recompute.FULL,
-            "fsdp_activation_checkpointing_offload": bool(layout.offload_activations),
-            "fsdp_state_dict_type": "SHARDED_STATE_DICT",
-            "fsdp_cpu_ram_efficient_loading": False,
-        }
-        kind = family(job.model)
+    layout, work, kind = job.layout, job.workload, family(job.model)
+    data: dict[str, Any] = filled_yaml(
+        job, "accelerate", "accelerate.txt", kind="FSDP" if layout.zero else "MULTI_GPU", precision=PRECISIONS[work.precision],
+        rendezvous="c10d" if job.num_nodes > 1 else "static", reshard=layout.zero == 3,
+        recompute=layout.recompute == Recompute.FULL, offload=bool(layout.offload_activations),
+    )  # fmt: skip
+    if layout.zero:
         if kind:
             data["fsdp_config"]["fsdp_transformer_layer_cls_to_wrap"] = LAYERS[kind]
         sizes = {**parallelism(job), "tp_size": 1, "cp_size": 1, "sp_size": 1}
         data["parallelism_config"] = {f"parallelism_config_{name}": value for name, value in sizes.items()}
+    else:
+        del data["fsdp_config"]
     if work.precision == "fp8":
         data["fp8_config"] = {"backend": "AO", "enable_fsdp_float8_all_gather": False, "pad_inner_dim": True}
     return data
@@ -77,42 +68,20 @@ def config(job: ExportJob) -> dict[str, Any]:
 
 def parallelism(job: ExportJob) -> dict[str, int]:
     """Sizes of accelerate's ParallelismConfig: replicas of the shard group, and the shard group."""
-    shard = int(job.layout.shard)
-    return {"dp_replicate_size": int(job.layout.dp) // shard, "dp_shard_size": shard}
+    return {"dp_replicate_size": job.layout.dp // job.shard, "dp_shard_size": job.shard}
 
 
 def render(job: ExportJob) -> Rendered:
     """accelerate.yaml, training.json, train.py, and config.json of the model where its family is known."""
-    layout = job.layout
-    arguments = training_arguments(job)
-    if int(layout.zero) == 0 and int(layout.recompute) == Recompute.FULL:
+    layout, work, arguments = job.layout, job.workload, training_arguments(job)
+    if layout.zero == 0 and layout.recompute == Recompute.FULL:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    launcher = ["accelerate", "launch", "--config_file", "accelerate.yaml", "--machine_rank", "${NODE_RANK:-0}"]
-    launcher += ["--main_process_ip", "${MASTER_ADDR:-127.0.0.1}", "--main_process_port", f"${{MASTER_PORT:-{PORT}}}"]
-    hybrid = parallelism(job) if int(layout.zero) else None
-    return rendered(
-        job,
-        {"accelerate.yaml": library.dump_yaml(config(job))},
-        arguments,
-        more={"parallelism": hybrid},
-        launcher=tuple(launcher),
-        notes=("accelerate starts one process per GPU itself; with several nodes set NODE_RANK on each.",),
-        install=("pip install torchao",) if _needs_torchao(job) else (),
+    training = {"training_arguments": arguments, "parallelism": parallelism(job) if layout.zero else None}
+    found = rendered(job, {"accelerate.yaml": library.dump_yaml(config(job))}, training, LAUNCHER)
+    needs_torchao = work.precision == "fp8" or work.optimizer == "adam_8bit"
+    note = "accelerate starts one process per GPU itself; with several nodes set NODE_RANK on each."
+    return dataclasses.replace(
+        found,
+        notes=(*found.notes, note),
+        install=(*found.install, *(("pip install torchao",) if needs_torchao else ())),
     )
-
-
-def _needs_torchao(job: ExportJob) -> bool:
-    return job.workload.precision == "fp8" or job.workload.optimizer == "adam_8bit"
-
-
-TARGET = Target(
-    name="accelerate",
-    title="accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)",
-    trainers=("fsdp",),
-    versions=">=1.15,<2",
-    package="accelerate",
-    level="groups built",
-    source="accelerate 1.15.0: commands/launch.py, utils/launch.py, parallelism_config.py; transformers 5.23.0; TRL 1.16.0",
-    refusals=refusals,
-    render=render,
-)

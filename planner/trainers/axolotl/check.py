@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking import setting_names as names
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import settle_torch, stand_in
 
+NEEDED = ("torch", "transformers", "axolotl", "pydantic")
 ABSENT = (
     "triton", "ring_flash_attn", "axolotl_contribs_lgpl", "axolotl_contribs_mit", "lm_eval", "bitsandbytes", "posthog",
     "fire", "art", "wandb", "colorama", "evaluate", "addict",
@@ -19,21 +19,13 @@ ABSENT = (
 """What its modules import and its schema never calls."""
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far axolotl goes with one folder."""
-    return check_many([(job, folder)])[0]
+def asks(job: ExportJob) -> dict[str, Any]:
+    """The machines."""
+    return {"nodes": job.num_nodes, "per_node": job.gpus_per_node}
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    requests = [
-        request(job, folder, batch=job.workload.global_batch_size, nodes=job.num_nodes, per_node=job.gpus_per_node)
-        for job, folder in pairs
-    ]
-    return ask("axolotl", "planner.trainers.axolotl.check", ("torch", "transformers", "axolotl", "pydantic"), requests)
-
-
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     os.chdir(asked["folder"])
     settle_torch()
     stand_in(*ABSENT)
@@ -86,5 +78,21 @@ def _known(where: str, data: dict[str, Any], schema: Any) -> None:
         raise ValueError(f"{where}: unknown keys {', '.join(unknown)}")
 
 
-if __name__ == "__main__":
-    serve(_one)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Keys of its YAML file, of fsdp_config and of an entry of datasets."""
+    schemas = root / "axolotl" / "utils" / "schemas"
+    found: names.Names = {}
+    for path in sorted(schemas.glob("*.py")):
+        if path.stem not in ("fsdp", "datasets"):
+            found |= names.fields(path)
+    data = names.fields(schemas / "datasets.py")
+    return {"config": found, "fsdp_config": names.fields(schemas / "fsdp.py", "FSDPConfig"), "datasets": data}
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of everything that the exported folder sets."""
+    for file in ("axolotl.yaml", "axolotl-smoke.yaml"):
+        data = names.load(folder / file)
+        yield from (("config", name) for name in data)
+        yield from (("fsdp_config", name) for name in data.get("fsdp_config", {}))
+        yield from (("datasets", name) for one in data["datasets"] for name in one)

@@ -5,10 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import yaml
-
 from planner.errors import PlannerError
-from planner.trainers.bundle.launchers import job_name
+from planner.trainers.bundle.quoting import yaml_blocks
 from planner.trainers.bundle.target import ExportJob, Rendered
 
 LARGEST_CONFIG_MAP = 900_000
@@ -38,48 +36,28 @@ def train_job(job: ExportJob, rendered: Rendered, name: str, files: dict[str, st
             f"the bundle's files are {size} bytes, more than the {LARGEST_CONFIG_MAP} of a ConfigMap; use another launcher, "
             "and put the files on a volume"
         )
-    title = job_name(job, name)
+    title = job.name_of(name)
     keys = {file: re.sub(r"[^\w.-]", "__", file) for file in files}
     config = {
         "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": f"{title}-files"},
         "data": {keys[file]: text for file, text in files.items()},
     }  # fmt: skip
-    needed = [variable for variable, one in rendered.variables.items() if one.value is None]
+    needed = rendered.needed
     header = [
         "# Submit: kubectl apply -f " + f"{name}.trainjob.yaml",
         "# Before: set spec.trainer.image to an image with the trainer (below it is not a legal name), "
         + (f"and the values of {', '.join(needed)}." if needed else "nothing else."),
         "# A runtime other than the cluster's torch-distributed goes into spec.runtimeRef.",
     ]
-    documents = [_dump(config), _dump(_job_object(job, needed, name, keys, rendered))]
+    documents = [yaml_blocks(config), yaml_blocks(_job_object(job, needed, name, keys, rendered))]
     return "\n".join(header) + "\n" + "---\n".join(documents)
-
-
-class _Dumper(yaml.SafeDumper):
-    """Texts of several lines as blocks; nothing is written as a reference to something above."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
-
-
-def _dump(data: dict[str, Any]) -> str:
-    return str(yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=140))
 
 
 def _job_object(
     job: ExportJob, needed: list[str], name: str, keys: dict[str, str], rendered: Rendered
 ) -> dict[str, Any]:
-    title, gpus = (
-        job_name(job, name),
-        {GPU_RESOURCES.get(job.cluster.hardware.vendor, "nvidia.com/gpu"): job.gpus_per_node},
-    )
+    title = job.name_of(name)
+    gpus = {GPU_RESOURCES.get(job.cluster.hardware.vendor, "nvidia.com/gpu"): job.gpus_per_node}
     volumes = [
         {"name": "plan", "configMap": {
             "name": f"{title}-files", "items": [{"key": key, "path": file} for file, key in keys.items()]}},
@@ -114,10 +92,10 @@ def _job_object(
 def sky_task(job: ExportJob, rendered: Rendered, name: str, files: dict[str, str]) -> str:
     """A SkyPilot task: this folder is its work directory; variables without a value are asked for at launch."""
     del files
-    needed = [variable for variable, one in rendered.variables.items() if one.value is None]
+    needed = rendered.needed
     flags = "".join(f" --env {variable}=..." for variable in needed)
     task: dict[str, Any] = {
-        "name": job_name(job, name),
+        "name": job.name_of(name),
         "workdir": ".",
         "num_nodes": job.num_nodes,
         "resources": {"accelerators": f"{_sky_name(job)}:{job.gpus_per_node}", "use_spot": False},
@@ -131,7 +109,7 @@ def sky_task(job: ExportJob, rendered: Rendered, name: str, files: dict[str, str
         ]) + "\n",
     }  # fmt: skip
     kept = {key: value for key, value in task.items() if value not in ({}, "\n")}
-    return f"# Submit in this folder: sky launch{flags} {name}.skypilot.yaml\n" + _dump(kept)
+    return f"# Submit in this folder: sky launch{flags} {name}.skypilot.yaml\n" + yaml_blocks(kept)
 
 
 def _sky_name(job: ExportJob) -> str:

@@ -55,7 +55,7 @@ def plan_hash(plan: str) -> str:
 
 
 def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
-    """Write the folder whole or not at all: into a temporary one beside it, then renamed. Raises PlannerError.
+    """Write the folder whole or not at all: into a temporary one next to it, then renamed. Raises PlannerError.
 
     A folder that holds anything is replaced only with ``force``.
     """

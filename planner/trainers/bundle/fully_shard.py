@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from planner.layout import NAMES, Schedule
+from planner.model import ModelSpec
 from planner.trainers.bundle.target import ExportJob
 
 SCHEDULES = {
@@ -15,13 +16,33 @@ SCHEDULES = {
 """Names of torch.distributed.pipelining, as parallelism.pipeline_parallel_schedule of torchtitan takes them too."""
 
 
+def beyond_llama(model: ModelSpec, **more: bool) -> list[str]:
+    """What a model has that Llama's decoder layers have not: RMS norms, rotary positions, SwiGLU, no biases.
+
+    ``more``: further conditions by what they are called, with _ for blanks.
+    """
+    wrong = {
+        f"norm {model.norm}": model.norm != "rmsnorm",
+        f"position {model.position}": model.position != "rope",
+        f"activation {model.activation}": model.activation != "silu" or not model.gated,
+        "biases": model.linear_bias or model.expert_bias or model.router_bias,
+        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
+        "attention parallel to the MLP": model.parallel_attention,
+        "a norm after the embedding": model.embedding_norm,
+        f"a sliding window of {model.window} tokens": model.num_windowed_layers > 0,
+        "multi-token prediction": model.mtp_layers > 0,
+        **{name.replace("_", " "): there for name, there in more.items()},
+    }
+    return [text for text, there in wrong.items() if there]
+
+
 def shared_refusals(job: ExportJob) -> list[str]:
     """Sharding and schedules that torch itself does not have."""
     layout, found = job.layout, []
-    schedule = int(layout.schedule)
-    if int(layout.zero) not in (2, 3):
+    schedule = layout.schedule
+    if layout.zero not in (2, 3):
         found.append(f"zero {layout.zero}: fully_shard always shards the states; use 2 (never reshards) or 3 (always)")
-    if int(layout.zero) == 3 and schedule in (Schedule.ZBV, Schedule.DUALPIPE_V):
+    if layout.zero == 3 and schedule in (Schedule.ZBV, Schedule.DUALPIPE_V):
         found.append(
             f"schedule {NAMES['schedule'][schedule]} with zero 3: weights that FSDP frees between the two halves of "
             "the backward pass lose their gradient, without an error [measured, torch 2.13]; use zero 2"

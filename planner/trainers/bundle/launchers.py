@@ -1,6 +1,6 @@
 """How the processes of a bundle are started: one set of files per launcher, around the words that the trainer gave.
 
-``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only tell it its place. Nodes have fixed
+``run.sh`` runs on every node, whatever starts it; SLURM, Kubernetes and SkyPilot only give it its place. Nodes have fixed
 ranks (torchrun's static rendezvous): the dynamic one sorts nodes by host name, which need not be the order that puts
 neighbouring pipeline stages next to each other. Which host gets which rank is the user's to say, in ``hosts.txt``, where
 hosts are known before the job runs and the trainer keeps the order (``has_host_order``).
@@ -8,12 +8,10 @@ hosts are known before the job runs and the trainer keeps the order (``has_host_
 
 from __future__ import annotations
 
-import re
-
-import numpy as np
-
 from planner.layout import Order
+from planner.trainers.bundle import cloud
 from planner.trainers.bundle.environment import environment
+from planner.trainers.bundle.quoting import shell_command, shell_message
 from planner.trainers.bundle.target import ExportJob, Rendered
 
 LAUNCHERS = ("torchrun", "slurm", "kubernetes", "skypilot")
@@ -34,8 +32,6 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
     if launcher == "slurm":
         files |= {f"{name}.sbatch": slurm(job, rendered, name, what) for name, what in RUNS}
     elif launcher != "torchrun":
-        from planner.trainers.bundle import cloud
-
         make = cloud.train_job if launcher == "kubernetes" else cloud.sky_task
         ending = {"kubernetes": "trainjob", "skypilot": "skypilot"}[launcher]
         carried = {**rendered.files, **files}
@@ -49,7 +45,7 @@ def environment_script(job: ExportJob, rendered: Rendered) -> str:
     for name, one in rendered.variables.items():
         lines += ["", f"# {one.why}"]
         if one.value is None:
-            lines += [f': "${{{name}:?set {name}: {_inside_quotes(one.why)}}}"', f"export {name}"]
+            lines += [f': "${{{name}:?set {name}: {shell_message(one.why)}}}"', f"export {name}"]
         else:
             lines.append(f'export {name}="${{{name}:-{one.value}}}"')
     for name, one in environment(job, rendered).items():
@@ -57,38 +53,11 @@ def environment_script(job: ExportJob, rendered: Rendered) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _inside_quotes(text: str) -> str:
-    """A sentence that can stand between double quotes and braces of bash."""
-    return re.sub(r'["$`\\{}]', "", text)
-
-
-def quoted(words: tuple[str, ...]) -> str:
-    """Words as one shell command over several lines; ``$NAME`` and ``${NAME[@]}`` stay expansions."""
-    escaped = [word.replace("\\", "\\\\").replace('"', '\\"').replace("`", "\\`") for word in words]
-    lines: list[str] = []
-    for word in escaped:
-        text = word if re.fullmatch(r"[\w./:=,+@%-]+", word) else f'"{word}"'
-        follows = lines and lines[-1].startswith("-") and " " not in lines[-1] and not word.startswith("-")
-        if follows:
-            lines[-1] += f" {text}"
-        else:
-            lines.append(text)
-    return " \\\n    ".join(lines)
-
-
 def torchrun(job: ExportJob) -> tuple[str, ...]:
     """torchrun and its flags: one process per GPU; on one node it finds a free port itself."""
     if job.num_nodes == 1:
-        return (
-            "torchrun",
-            "--standalone",
-            "--nnodes",
-            "1",
-            "--nproc-per-node",
-            str(job.gpus_per_node),
-            "--max-restarts",
-            "0",
-        )
+        one = f"torchrun --standalone --nnodes 1 --nproc-per-node {job.gpus_per_node} --max-restarts 0"
+        return tuple(one.split())
     return (
         "torchrun", "--nnodes", str(job.num_nodes), "--node-rank", "$NODE_RANK", "--nproc-per-node", "$GPUS_PER_NODE",
         "--rdzv-backend", "static", "--rdzv-endpoint", "$MASTER_ADDR:$MASTER_PORT", "--max-restarts", "0",
@@ -110,7 +79,7 @@ def has_host_order(job: ExportJob, rendered: Rendered, launcher: str) -> bool:
     """Whether a file with the hosts in rank order helps.
 
     Not on one node, not where the trainer does not keep it, and not on Kubernetes and SkyPilot, which choose the hosts when
-    the job starts: there the scheduler has to be told what belongs together.
+    the job starts: there the scheduler decides what lies together.
     """
     return job.num_nodes > 1 and rendered.keeps_ranks and launcher in ("torchrun", "slurm")
 
@@ -127,7 +96,7 @@ def host_order(job: ExportJob) -> str:
             f"# The plan counts on one NVLink domain in lines 1 to {domain}, one in the next {domain}, and so on: what is",
             "# priced on NVLink goes over the network where the hosts of a domain are apart here.",
         ]
-    if int(job.layout.pp) > 1:
+    if job.layout.pp > 1:
         lines.append(
             "# Neighbouring pipeline stages exchange activations: hosts that are near each other, one after the other."
         )
@@ -171,7 +140,7 @@ def node_script(job: ExportJob, rendered: Rendered, name: str, what: str, ordere
     if rendered.start == "once" and job.num_nodes > 1:
         lines += ['[ "$NODE_RANK" = 0 ] || exit 0']
     words = (*torchrun(job), *_ended(entry)) if rendered.start == "torchrun" else entry
-    return "\n".join([*lines, f"exec {quoted(words)}"]) + "\n"
+    return "\n".join([*lines, f"exec {shell_command(words)}"]) + "\n"
 
 
 def _place(job: ExportJob) -> list[str]:
@@ -208,21 +177,21 @@ def _how_to_start(job: ExportJob, rendered: Rendered, file: str) -> list[str]:
 
 def node_stages(job: ExportJob) -> list[tuple[int, int, str]]:
     """(first node, last node, pipeline stages that they hold) for runs of nodes that hold the same, in order of nodes."""
-    layout, ranks = job.layout, np.arange(job.cluster.num_gpus)
-    tp, cp, dp, pp = (int(value) for value in (layout.tp, layout.cp, layout.dp, layout.pp))
+    layout, gpus = job.layout, job.gpus_per_node
     inner = {
-        Order.TP_CP_EP_DP_PP: tp * cp * dp, Order.TP_CP_EP_PP_DP: tp * cp, Order.TP_CP_DP_PP_EP: tp * cp * dp // int(layout.ep),
-    }[Order(int(layout.order))]  # fmt: skip
-    stage = ranks // max(inner, 1) % pp
+        Order.TP_CP_EP_DP_PP: layout.tp * layout.cp * layout.dp, Order.TP_CP_EP_PP_DP: layout.tp * layout.cp,
+        Order.TP_CP_DP_PP_EP: layout.tp * layout.cp * layout.dp // layout.ep,
+    }[Order(layout.order)]  # fmt: skip
     found: list[tuple[int, int, str]] = []
     for node in range(job.num_nodes):
-        held = sorted(set(stage[node * job.gpus_per_node : (node + 1) * job.gpus_per_node].tolist()))
+        ranks = range(node * gpus, min((node + 1) * gpus, job.cluster.num_gpus))
+        held = sorted({rank // max(inner, 1) % layout.pp for rank in ranks})
         text = f"pipeline stage {held[0]}" if len(held) == 1 else f"pipeline stages {held[0]} to {held[-1]}"
-        if found and found[-1][2] == text:
-            found[-1] = (found[-1][0], node, text)
-        else:
-            found.append((node, node, text))
-    return found if len(found) <= _MOST_LINES else [(0, job.num_nodes - 1, f"all {pp} pipeline stages, in order")]
+        first = found.pop()[0] if found and found[-1][2] == text else node
+        found.append((first, node, text))
+    return (
+        found if len(found) <= _MOST_LINES else [(0, job.num_nodes - 1, f"all {layout.pp} pipeline stages, in order")]
+    )
 
 
 _MOST_LINES = 64
@@ -231,14 +200,13 @@ _MOST_LINES = 64
 
 def slurm(job: ExportJob, rendered: Rendered, name: str, what: str) -> str:
     """Batch script: one task per node, which starts ``run.sh`` or ``smoke.sh``."""
-    needed = [variable for variable, one in rendered.variables.items() if one.value is None]
-    given = ",".join(["ALL", *(f"{variable}=..." for variable in needed)])
-    export = f" --export={given}" if needed else ""
+    given = ",".join(["ALL", *(f"{variable}=..." for variable in rendered.needed)])
+    export = f" --export={given}" if rendered.needed else ""
     gpus = "" if job.cluster.hardware.is_cpu else f"#SBATCH --gpus-per-node={job.gpus_per_node}\n"
     return f"""#!/usr/bin/env bash
 # {what} Submit it in this folder, with what your site asks for:
 #   sbatch --partition=... --account=... --time=...{export} {name}.sbatch
-#SBATCH --job-name={job_name(job, name)}
+#SBATCH --job-name={job.name_of(name)}
 #SBATCH --nodes={job.num_nodes}
 #SBATCH --ntasks-per-node=1
 {gpus}#SBATCH --exclusive
@@ -251,10 +219,3 @@ export MASTER_ADDR="${{hosts[0]}}" MASTER_PORT="$((20000 + SLURM_JOB_ID % 10000)
 # shellcheck disable=SC2016
 exec srun --kill-on-bad-exit=1 --cpu-bind=none bash -c 'NODE_RANK=$SLURM_NODEID exec bash {name}.sh'
 """
-
-
-def job_name(job: ExportJob, name: str) -> str:
-    """Name of a job for schedulers: lower case letters, digits and hyphens, at most 50."""
-    model = re.sub(r"[^a-z0-9]+", "-", job.model.name.lower()).strip("-") or "model"
-    smoke = "-smoke" if name == "smoke" else ""
-    return f"plan-{model[:30].strip('-')}-{job.cluster.num_gpus}{smoke}"

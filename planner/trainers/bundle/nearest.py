@@ -49,9 +49,9 @@ def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
     """What a trainer file of the user's own says about memory and the target's configuration does not."""
     theirs = load_trainer(trainer)
     return [
-        f"the plan was priced with {name} {getattr(job.trainer, name)} of {job.plan.trainer}, and {target.name} runs with "
-        f"{getattr(theirs, name)} of trainer {trainer}; plan with the latter"
-        for name in STORED if name not in target.writes and getattr(job.trainer, name) != getattr(theirs, name)
+        f"the plan was priced with {name} {job.trainer.fact(name)} of {job.plan.trainer}, and {target.name} runs with "
+        f"{theirs.fact(name)} of trainer {trainer}; plan with the latter"
+        for name in STORED if name not in target.writes and job.trainer.fact(name) != theirs.fact(name)
     ]  # fmt: skip
 
 

@@ -1,8 +1,9 @@
-"""The README of a bundle: what runs, what it was priced for, and the numbers to hold against the trainer's log."""
+"""The README of a bundle: what runs, what it was priced for, and the numbers to compare with the trainer's log."""
 
 from __future__ import annotations
 
-from planner.layout import BOOLEANS, NAMES, module_names
+from typing import Any
+
 from planner.plan_file import Prediction
 from planner.trainers.bundle.target import ExportJob, Rendered, Target
 
@@ -33,7 +34,7 @@ def readme(target: Target, job: ExportJob, rendered: Rendered, files: tuple[str,
 
 def _start(job: ExportJob, rendered: Rendered, files: tuple[str, ...]) -> str:
     """How to install, what to set, what to run."""
-    needed = [f"- `{name}`: {one.why}" for name, one in rendered.variables.items() if one.value is None]
+    needed = [f"- `{name}`: {rendered.variables[name].why}" for name in rendered.needed]
     lines = ["## Start", ""]
     if rendered.install:
         lines += ["```sh", *rendered.install, "```", ""]
@@ -57,16 +58,13 @@ def _start(job: ExportJob, rendered: Rendered, files: tuple[str, ...]) -> str:
 
 
 def _layout_rows(job: ExportJob) -> list[tuple[str, str]]:
-    rows = []
-    for name, value in job.layout.columns().items():
-        text = NAMES[name][int(value)] if name in NAMES else str(int(value))
-        if name in BOOLEANS:
-            text = "yes" if value else "no"
-        if name == "recompute_modules":
-            text = ", ".join(module_names(int(value))) or "none"
-        rows.append((name.replace("_", " "), text))
-    dealt = job.layers_per_chunk()
-    return [*rows, ("layers per stage", "; ".join("+".join(map(str, rank)) for rank in dealt))]
+    def text(value: Any) -> str:
+        if isinstance(value, bool):
+            return "yes" if value else "no"
+        return ", ".join(value) or "none" if isinstance(value, list) else str(value)
+
+    rows = [(name.replace("_", " "), text(value)) for name, value in job.layout.to_dict().items()]
+    return [*rows, ("layers per stage", "; ".join("+".join(map(str, rank)) for rank in job.layers_per_chunk()))]
 
 
 def _expected(found: Prediction) -> str:

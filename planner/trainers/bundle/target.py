@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
@@ -22,7 +24,7 @@ LEVELS = ("name known", "parsed", "validated", "groups built", "model built")
 """How far a trainer's own code has gone with an exported file, least first."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Setting:
     """A value and the reason for it; both are written into the bundle."""
 
@@ -58,10 +60,15 @@ class ExportJob:
         """The architecture."""
         return self.plan.workload.model
 
+    @cached_property
+    def layout(self) -> Any:
+        """How it is split: the plan's Layout, in plain integers."""
+        return Layout(**{name: int(value) for name, value in self.plan.layout.columns().items()})
+
     @property
-    def layout(self) -> Layout:
-        """How it is split; plain integers."""
-        return self.plan.layout
+    def shard(self) -> int:
+        """Data parallel ranks over which states are sharded."""
+        return int(self.layout.shard)
 
     @property
     def rules_job(self) -> Job:
@@ -78,20 +85,25 @@ class ExportJob:
         """Hosts in the job."""
         return self.cluster.num_nodes
 
+    def name_of(self, run: str) -> str:
+        """Name of a run ('run' or 'smoke') for schedulers: lower case letters, digits and hyphens, at most 50."""
+        model = re.sub(r"[^a-z0-9]+", "-", self.model.name.lower()).strip("-") or "model"
+        return f"plan-{model[:30].strip('-')}-{self.cluster.num_gpus}{'-smoke' if run == 'smoke' else ''}"
+
     def layers_per_chunk(self) -> list[list[int]]:
         """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced.
 
-        A rank's layers are dealt to its chunks as evenly as it goes: on the last stage the remainder goes to its first
+        A rank's layers are partitioned over its chunks as evenly as it goes: on the last stage the remainder goes to its first
         chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
         """
         layout = assign_layers(self.model, self.trainer, self.layout)
         parts, ranks = int(layout.vpp), stage_layers(self.model.num_layers, layout)
-        dealt = []
+        partition = []
         for rank, layers in enumerate(ranks):
             share, extra = divmod(layers, parts)
             ends = [share + (i < extra) for i in range(parts)]
-            dealt.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
-        return dealt
+            partition.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+        return partition
 
     def virtual_stages(self) -> list[tuple[int, int, range]]:
         """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them.
@@ -99,13 +111,13 @@ class ExportJob:
         Looping schedules pass all ranks chunk by chunk; V-shaped ones go down the ranks with the first chunk and back up
         with the second.
         """
-        dealt = self.layers_per_chunk()
+        partition = self.layers_per_chunk()
         v_shaped = int(self.layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
-        ranks, found, start = list(range(len(dealt))), [], 0
-        for chunk in range(len(dealt[0])):
+        ranks, found, start = list(range(len(partition))), [], 0
+        for chunk in range(len(partition[0])):
             for rank in reversed(ranks) if v_shaped and chunk == 1 else ranks:
-                found.append((rank, chunk, range(start, start + dealt[rank][chunk])))
-                start += dealt[rank][chunk]
+                found.append((rank, chunk, range(start, start + partition[rank][chunk])))
+                start += partition[rank][chunk]
         return found
 
     def parameters(self, vocab_rows: int | None = None) -> list[int]:
@@ -167,6 +179,11 @@ class Rendered:
     install: tuple[str, ...] = ()
     """Shell lines that install the trainer."""
 
+    @property
+    def needed(self) -> list[str]:
+        """Variables that have no default: the user must set them."""
+        return [name for name, one in self.variables.items() if one.value is None]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
@@ -196,6 +213,23 @@ class Target:
 
 STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
 """Facts of a trainer that a file of one's own may change, and that a run would not follow unless its configuration says so."""
+
+
+def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], precisions: Collection[str]) -> list[str]:
+    """Optimizer and precision that an exporter has no word for: refused, never written as something else."""
+    return [
+        f"{field} {value}: the export to {who} knows {_listed(known)}; choose {'one of them' if len(known) > 1 else 'it'}"
+        for field, value, known in (
+            ("optimizer", job.workload.optimizer, optimizers), ("precision", job.workload.precision, precisions)
+        )
+        if value not in known
+    ]  # fmt: skip
+
+
+def _listed(names: Collection[str]) -> str:
+    """a, b or c."""
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last
 
 
 def library_trainer(name: str) -> str:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from dataclasses import dataclass
-from pathlib import Path
-
-from planner.trainers.bundle.target import ExportJob, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,7 +11,7 @@ class Checked:
 
     target: str
     """Name of the target."""
-    level: str
+    level: str = ""
     """Of target.LEVELS; empty: nothing was checked."""
     details: tuple[str, ...] = ()
     """What was compared."""
@@ -33,12 +28,3 @@ class Checked:
             return f"check: NOT CHECKED by {self.target}: {self.missing}"
         more = f"; not further: {self.missing}" if self.missing else ""
         return f"check: {self.target} reached '{self.level}'" + "".join(f"; {one}" for one in self.details) + more
-
-
-def check_folder(target: Target, job: ExportJob, folder: Path) -> Checked:
-    """The trainer's own code on the files in ``folder``. Each trainer's module runs it in a process of its own."""
-    module = target.name.replace("-", "_")
-    if importlib.util.find_spec(f"planner.trainers.{module}.check") is None:
-        return Checked(target=target.name, level="", missing="planner has no check for this trainer")
-    found: Checked = importlib.import_module(f"planner.trainers.{module}.check").check(job, folder)
-    return found

@@ -82,7 +82,7 @@ def hide(*names: str) -> None:
 
 
 def settle_torch() -> None:
-    """Import the parts of torch that ask whether Triton is there, before a stand-in could tell them that it is."""
+    """Import the parts of torch that ask whether Triton is there, before a stand-in could seem to be it."""
     import torch._dynamo
     import torch._functorch.aot_autograd
     import torch._inductor.codecache

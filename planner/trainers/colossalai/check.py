@@ -4,12 +4,22 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.setting_names import check_names
+from planner.trainers.checking import setting_names as names
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """Whether every name exists. The job says nothing more: the layout is in the files."""
-    del job
-    return check_names("colossalai", folder)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Parameters of both plugins."""
+    plugins = root / "colossalai" / "booster" / "plugin"
+    return {
+        "HybridParallelPlugin": names.parameters(plugins / "hybrid_parallel_plugin.py", "HybridParallelPlugin"),
+        "MoeHybridParallelPlugin": names.parameters(
+            plugins / "moe_hybrid_parallel_plugin.py", "MoeHybridParallelPlugin"
+        ),
+    }
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of everything that the exported folder sets."""
+    data = names.load(folder / "plan.json")
+    section = "MoeHybridParallelPlugin" if data["moe"] else "HybridParallelPlugin"
+    return ((section, name) for name in data["plugin"])

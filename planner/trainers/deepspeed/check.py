@@ -5,29 +5,26 @@ from __future__ import annotations
 import json
 import os
 import warnings
-from collections.abc import Sequence
-from pathlib import Path
+from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.child import Answer, Request
+
+NEEDED = ("torch", "deepspeed", "transformers")
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far DeepSpeed goes with one folder."""
-    return check_many([(job, folder)])[0]
+def asks(job: ExportJob) -> dict[str, Any]:
+    """Whether the model has experts."""
+    return {"moe": job.model.is_moe}
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    requests = [
-        request(job, folder, batch=job.workload.global_batch_size, moe=job.model.is_moe) for job, folder in pairs
-    ]
-    needed = ("torch", "deepspeed", "transformers")
-    return ask("deepspeed", "planner.trainers.deepspeed.check", needed, requests, {"DS_ACCELERATOR": "cpu"})
+def environment(_: ExportJob) -> dict[str, str]:
+    """No accelerator is looked for."""
+    return {"DS_ACCELERATOR": "cpu"}
 
 
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     import deepspeed.comm as communication
     from deepspeed.runtime.config import DeepSpeedConfig
 
@@ -69,7 +66,7 @@ def _experts(asked: Request, found: object, answer: Answer) -> None:
 
 
 def _arguments(asked: Request, answer: Answer) -> None:
-    """transformers accepts its arguments beside the JSON; precision and batch are those of the JSON."""
+    """transformers accepts its arguments next to the JSON; precision and batch are those of the JSON."""
     from transformers import TrainingArguments
 
     with open("training.json", encoding="utf-8") as file:
@@ -85,7 +82,3 @@ def _arguments(asked: Request, answer: Answer) -> None:
         warnings.simplefilter("ignore")
         found = TrainingArguments(**arguments)
     answer.same("gradient checkpointing", found.gradient_checkpointing, asked["layout"]["recompute"] == 2)
-
-
-if __name__ == "__main__":
-    serve(_one)

@@ -16,6 +16,7 @@ import re
 
 from planner.trainers.reading.log_facts import Log, Step, lines, whole
 
+WRITER = "DeepSpeed"
 _STEP = re.compile(r"(?:global_step=|\b\d+/)(\d+), (?:RunningAvg)?SamplesPerSec=[^,]*, CurrSamplesPerSec=([\d.eE+-]+)")
 _MEMORY = re.compile(r"MaxMemAllocated=([\d.]+)\s*GB")
 _CONFIG = re.compile(r"\] {3}(\w+) (?:\.{2,} | )\s*(.+)$")

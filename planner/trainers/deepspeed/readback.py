@@ -31,7 +31,7 @@ NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit":
 def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a DeepSpeed configuration. Raises PlannerError.
 
-    Recompute and the sequence length stand in the script: they are taken from a training.json beside the file, as the
+    Recompute and the sequence length stand in the script: they are taken from a training.json next to the file, as the
     export writes it, else no recompute is assumed and said.
     """
     data = json_mapping(path, read_text(path), "a DeepSpeed configuration")
@@ -63,16 +63,16 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
         "sequence_parallel": 0, **({"cp_method": int(CpMethod.A2A)} if cp > 1 else {}),
     }  # fmt: skip
     script = path.with_name("training.json")
-    beside = json_mapping(script, read_text(script), "training.json") if script.is_file() else {}
-    arguments = _block(script, beside, "training_arguments")
-    length = beside.get("sequence_length")
+    settings = json_mapping(script, read_text(script), "training.json") if script.is_file() else {}
+    arguments = _block(script, settings, "training_arguments")
+    length = settings.get("sequence_length")
     if length is not None:
         length = whole_number(length, f"{script}: sequence_length")
     notes = []
     optimizer = _optimizer(path, data) or NAMES.get(str(arguments.get("optim")), "adam")
     if arguments:
         fields["recompute"] = int(Recompute.FULL if arguments.get("gradient_checkpointing") else Recompute.NONE)
-        fields["offload_activations"] = int(bool(beside.get("offload_activations")))
+        fields["offload_activations"] = int(bool(settings.get("offload_activations")))
     else:
         notes = [
             "recompute stands in the script (gradient_checkpointing); none is taken: say --recompute full where it is on"

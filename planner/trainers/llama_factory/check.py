@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking import setting_names as names
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import pretend_ranks
 
-
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far LLaMA-Factory goes with one folder."""
-    return check_many([(job, folder)])[0]
+NEEDED = ("torch", "transformers", "llamafactory", "omegaconf", "peft")
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    requests = [request(job, folder, batch=job.workload.global_batch_size) for job, folder in pairs]
-    needed = ("torch", "transformers", "llamafactory", "omegaconf", "peft")
-    return ask(
-        "llama-factory", "planner.trainers.llama_factory.check", needed, requests, {"DISABLE_VERSION_CHECK": "1"}
-    )
+def environment(_: ExportJob) -> dict[str, str]:
+    """Versions of libraries are not looked at."""
+    return {"DISABLE_VERSION_CHECK": "1"}
 
 
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
     """The parser builds transformers' arguments, which join the (pretended) ranks; precision needs a GPU and is left out."""
     os.chdir(asked["folder"])
     os.environ.update(
@@ -56,5 +48,17 @@ def _one(asked: Request, answer: Answer) -> None:
         answer.same("DeepSpeed's file", Path(precision["deepspeed"]).is_file(), True)
 
 
-if __name__ == "__main__":
-    serve(_one)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Its own arguments, and those of transformers, whose package must be unpacked into the same folder."""
+    found: names.Names = {}
+    for file in ("training_args.py", "training_args_seq2seq.py"):
+        found |= names.fields(root / "transformers" / file)
+    for name in ("model_args", "data_args", "training_args", "finetuning_args", "generating_args"):
+        found |= names.fields(root / "llamafactory" / "hparams" / f"{name}.py")
+    return {"arguments": found}
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of everything that the exported folder sets."""
+    yield from (("arguments", name) for name in names.load(folder / "llama_factory.yaml"))
+    yield from (("arguments", name) for name in names.script_settings(folder))

@@ -3,44 +3,29 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.layout import Layout
 from planner.trainers.bundle.process_groups import group_of
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking import setting_names as names
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import stand_in
 
+NEEDED = ("jax", "maxtext", "omegaconf")
 MOST_DEVICES = 1024
 """JAX on a CPU pretends that many devices within seconds."""
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far MaxText goes with one folder."""
-    return check_many([(job, folder)])[0]
+def environment(job: ExportJob) -> dict[str, str]:
+    """The number of devices is fixed when JAX starts."""
+    devices = min(job.cluster.num_gpus, MOST_DEVICES)
+    return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many: the number of devices is fixed when JAX starts, so there is a process for each number."""
-    found: dict[int, Checked] = {}
-    for world in sorted({job.cluster.num_gpus for job, _ in pairs}):
-        rows = [row for row, (job, _) in enumerate(pairs) if job.cluster.num_gpus == world]
-        requests = [request(*pairs[row], batch=pairs[row][0].workload.global_batch_size) for row in rows]
-        environment = {
-            "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={min(world, MOST_DEVICES)}",
-        }
-        answers = ask(
-            "maxtext", "planner.trainers.maxtext.check", ("jax", "maxtext", "omegaconf"), requests, environment
-        )
-        found |= dict(zip(rows, answers, strict=True))
-    return [found[row] for row in range(len(pairs))]
-
-
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     os.chdir(asked["folder"])
     stand_in("aqt")  # deprecated quantisation, imported and not used by any setting of an export
     from maxtext.configs import pyconfig
@@ -83,5 +68,13 @@ def _mesh(asked: Request, found: Any, answer: Answer) -> None:
         answer.same(f"{name} group of the last rank", ranks, group_of(layout, name, last))
 
 
-if __name__ == "__main__":
-    serve(_one)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Keys of base.yml."""
+    data = names.load(root / "maxtext" / "configs" / "base.yml")
+    return {"base.yml": {name: type(value).__name__ for name, value in data.items()}}
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of everything that the exported folder sets."""
+    yield from (("base.yml", name) for name in names.load(folder / "maxtext.yml") if name != "base_config")
+    yield from (("base.yml", name) for name in names.script_settings(folder))

@@ -1,1 +1,10 @@
 """Megatron-LM and Megatron Core."""
+
+PLACE = 10
+TITLE = "Megatron-LM (arguments of pretrain_gpt.py)"
+TRAINERS = ("megatron", "nemo")
+PACKAGE, VERSIONS = "megatron-core", ">=0.18,<0.20"
+LEVEL = "model built"
+SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"
+WRITES = ("gradient_bytes", "gradient_reduce_bytes")
+FORM = ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers")

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,7 +12,7 @@ from planner.errors import PlannerError
 from planner.trainers.bundle.process_groups import GROUPS, group_of
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
-from planner.trainers.checking.child import limit
+from planner.trainers.checking.child import run_child
 from planner.trainers.megatron.core_settings import environment, vocab_rows
 
 CAPABILITY = {"Volta": (7, 0), "Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": (10, 0)}
@@ -24,11 +21,6 @@ MANY = 24
 """Cases from which two processes share the work."""
 MODEL_RANKS = 4
 """Pipeline stages whose model is built: first, last and some between."""
-
-
-def check(job: ExportJob, folder: Path) -> Checked:
-    """Megatron's code on the arguments of ``folder``; as far as the installed version goes."""
-    return check_many([(job, read_arguments(folder / "arguments.sh"))])[0]
 
 
 def check_many(cases: list[tuple[ExportJob, list[str]]], *, level: str = "model built") -> list[Checked]:
@@ -56,36 +48,27 @@ def dump_arguments(cases: list[tuple[ExportJob, list[str]]]) -> list[str]:
 def _check_here(cases: list[tuple[ExportJob, list[str]]], level: str) -> list[Checked]:
     answers = _answers([_question(job, words, level) for job, words in cases])
     if isinstance(answers, str):
-        return [Checked(target="megatron", level="", missing=answers) for _ in cases]
+        return [Checked(target="megatron", missing=answers) for _ in cases]
     return [_judged(job, answer, level) for (job, _), answer in zip(cases, answers, strict=True)]
 
 
 def _answers(questions: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
     """What the worker answers, or why it does not."""
-    code = "planner.trainers.megatron.check_worker"
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", code], input=json.dumps(questions), capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": path}, timeout=limit(len(questions)),
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its process was ended after {limit(len(questions)):g} s with {len(questions)} cases"
+    done = run_child(("planner.trainers.megatron.check_worker",), json.dumps(questions), len(questions))
+    if isinstance(done, str):
+        return done
     if done.returncode:
-        return _reason((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
+        if "No module named" in said:
+            return f"{said.split(': ', 1)[-1]}; install megatron-core, or set PYTHONPATH to a Megatron-LM checkout"
+        return said
     answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return answers
 
 
-def _reason(said: str) -> str:
-    if "No module named" in said:
-        return f"{said.split(': ', 1)[-1]}; install megatron-core, or set PYTHONPATH to a Megatron-LM checkout"
-    return said
-
-
-def read_arguments(path: Path) -> list[str]:
-    """The words of the array ARGUMENTS in a file that the export wrote. Raises PlannerError."""
+def words_of(folder: Path) -> list[str]:
+    """The words of the array ARGUMENTS in a folder that the export wrote. Raises PlannerError."""
+    path = folder / "arguments.sh"
     try:
         words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
     except (OSError, ValueError) as error:
@@ -116,7 +99,7 @@ def probe_rank(job: ExportJob) -> int:
 
 def model_stages(job: ExportJob) -> list[int]:
     """Pipeline stages whose model is built."""
-    pp = int(job.layout.pp)
+    pp = job.layout.pp
     return sorted({0, pp - 1, pp // 2, min(1, pp - 1)})[:MODEL_RANKS]
 
 
@@ -130,7 +113,7 @@ def _judged(job: ExportJob, answer: dict[str, Any], level: str) -> Checked:
     if answer["problem"]:
         return Checked(target="megatron", level=answer["level"], problem=answer["problem"])
     problems = []
-    expected: dict[str, Any] = {"microbatches": int(job.layout.num_microbatches)}
+    expected: dict[str, Any] = {"microbatches": job.layout.num_microbatches}
     expected["groups"] = {name: group_of(job.layout, name, probe_rank(job)) for name in GROUPS}
     if not job.model.is_moe:  # Megatron then calls all ranks of a stage expert data parallel, whatever tp is
         for name in ("etp", "ep", "edp"):

@@ -17,7 +17,7 @@ from typing import Any
 from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
 
 TE_VERSION = "2.17.0"
-"""Transformer Engine's version that the validator is told: it asks for it, and cannot ask where no GPU is."""
+"""Transformer Engine's version that the validator sees: it asks for it, and cannot ask where no GPU is."""
 NEED_KERNELS = {"--moe-permute-fusion"}
 """Arguments that a machine without Transformer Engine refuses; left out of the check, and only of the check."""
 MODEL_ONLY = (

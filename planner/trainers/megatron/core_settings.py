@@ -7,14 +7,13 @@ Read in NVIDIA/Megatron-LM, megatron/training/arguments.py (validate_args) and m
 from __future__ import annotations
 
 from itertools import groupby
+from typing import Any
 
-from planner.layout import CpMethod, Module, Order, Recompute, module_names
+from planner.layout import CpMethod, Module, Recompute
 from planner.model import ModelSpec
 from planner.rules import LEAN_OPTIMIZERS
+from planner.trainers.bundle.quoting import Expression
 from planner.trainers.bundle.target import ExportJob, Setting, library_trainer
-
-VERSIONS = ">=0.18,<0.20"
-SOURCE = "NVIDIA/Megatron-LM, megatron-core 0.18.2 and 0.19.2: arguments.py, transformer_config.py, parallel_state.py"
 
 MODULES = {
     Module.CORE_ATTENTION: "core_attn", Module.NORM: "layernorm", Module.MLP_ACTIVATION: "moe_act", Module.MLP: "mlp",
@@ -23,7 +22,120 @@ MODULES = {
 """Names after --recompute-modules."""
 CP_TYPES: dict[int, str] = {CpMethod.RING: "p2p", CpMethod.A2A: "a2a", CpMethod.ALLGATHER: "all_gather"}
 """Transformer Engine's names; its check knows all_gather, while the help of --cp-comm-type says allgather."""
+OPTIMIZERS = {
+    "adam": ("adam", "fp32"), "adam_bf16": ("adam", "bf16"), "adam_8bit": ("adam", "fp8"), "muon": ("muon", "fp32"),
+    "sgd": ("sgd", "fp32"),
+}  # fmt: skip
+"""Optimizer -> Megatron's name for it and the type of its moments."""
+RECIPES = {
+    "fp8": ("hybrid", "tensorwise"), "fp8_block": ("e4m3", "blockwise"), "mxfp8": ("e4m3", "mxfp8"), "nvfp4": ("e2m1", "nvfp4"),
+}  # fmt: skip
+"""Precision -> format and recipe of the low-precision linear layers."""
+PRECISIONS = ("bf16", "fp16", "fp32", *RECIPES)
 NEED_FUSED_ATTENTION = ("Hopper", "Blackwell")
+FLEX_BACKENDS = {"deduplicated": "hybridep", "deepep": "deepep"}
+"""Dispatch of experts that sends a token once per place -> back end of the flex dispatcher."""
+Fields = dict[str, Any]
+"""Field of Megatron Core's configuration -> value. Megatron-LM writes them as flags, Megatron-Bridge and verl as they are."""
+
+
+def sizes(job: ExportJob) -> Fields:
+    """Dimensions of the model."""
+    m = job.model
+    reach = max(m.num_position_embeddings, m.max_sequence_length, job.workload.sequence_length)
+    return {
+        "num_layers": m.num_layers, "hidden_size": m.hidden_size, "ffn_hidden_size": m.ffn_size,
+        "seq_length": job.workload.sequence_length,
+        "max_position_embeddings": m.num_position_embeddings if m.position == "learned" else reach,
+        "position_embedding_type": "yarn" if m.scaled_rope else {"learned": "learned_absolute"}.get(m.position, m.position),
+        "normalization": "RMSNorm" if m.norm == "rmsnorm" else "LayerNorm", "padded_vocab_size": vocab_rows(job),
+        "vocab_size": m.vocab_size, "hidden_dropout": 0.0, "attention_dropout": 0.0,
+    }  # fmt: skip
+
+
+def attention(m: ModelSpec) -> Fields:
+    """Heads, latent attention, windows."""
+    fields: Fields = {"num_attention_heads": m.num_heads}
+    if m.is_mla:
+        fields |= {
+            "multi_latent_attention": True, "rope_type": "yarn", "qk_layernorm": True, "q_lora_rank": m.q_lora_rank or None,
+            "kv_lora_rank": m.kv_lora_rank, "qk_head_dim": m.qk_nope_head_dim, "qk_pos_emb_head_dim": m.qk_rope_head_dim,
+            "v_head_dim": m.v_head_dim,
+        }  # fmt: skip
+    else:
+        fields |= {
+            "kv_channels": m.head_dim, "group_query_attention": True, "num_query_groups": m.num_kv_heads, "qk_layernorm": m.qk_norm,
+        }  # fmt: skip
+    if m.window:
+        fields["window_size"] = (m.window, 0)
+        if m.num_windowed_layers < m.num_layers:
+            fields["window_attn_skip_freq"] = window_pattern(m.num_layers, m.num_windowed_layers)
+    return fields
+
+
+def window_pattern(layers: int, windowed: int) -> Expression:
+    """1 for a layer with the window: as many as the model has, spread evenly, the full ones last of each run."""
+    full = layers - windowed
+    flags = [1 - int((layer + 1) * full // layers > layer * full // layers) for layer in range(layers)]
+    return Expression(str(flags).replace(" ", ""))
+
+
+def experts(job: ExportJob) -> Fields:
+    """Experts, their router and their dispatch; empty for a dense model."""
+    m, layout = job.model, job.layout
+    if not m.is_moe:
+        return {}
+    fields: Fields = {
+        "num_moe_experts": m.num_experts, "moe_router_topk": m.top_k, "moe_ffn_hidden_size": m.expert_ffn_size,
+        "moe_layer_freq": Expression(moe_layer_pattern(m)), "expert_model_parallel_size": layout.ep,
+        "expert_tensor_parallel_size": layout.etp, "moe_grouped_gemm": True, "moe_permute_fusion": True,
+        "moe_router_dtype": "fp32", "moe_router_load_balancing_type": "aux_loss", "moe_aux_loss_coeff": 0.001,
+    }  # fmt: skip
+    if m.shared_expert_ffn_size:
+        fields["moe_shared_expert_intermediate_size"] = m.shared_expert_ffn_size
+    backend = FLEX_BACKENDS.get(job.trainer.kernels.expert_dispatch)
+    fields |= {"moe_router_pre_softmax": m.top_k == 1, "moe_token_dispatcher_type": "flex" if backend else "alltoall"}
+    return fields | ({"moe_flex_dispatcher_backend": backend} if backend else {})
+
+
+def degrees(job: ExportJob) -> Fields:
+    """How the model is split over GPUs."""
+    layout = job.layout
+    return {
+        "tensor_model_parallel_size": layout.tp, "pipeline_model_parallel_size": layout.pp,
+        "context_parallel_size": layout.cp, "sequence_parallel": bool(layout.sequence_parallel),
+        "cp_comm_type": CP_TYPES[layout.cp_method] if layout.cp > 1 else None,
+        "pipeline_model_parallel_layout": pipeline_layout(job) if layout.pp > 1 else None,
+    }  # fmt: skip
+
+
+def recompute(job: ExportJob) -> Fields:
+    """What is computed again in the backward pass."""
+    if job.layout.recompute == Recompute.SELECTIVE:
+        return {"recompute_granularity": "selective", "recompute_modules": recompute_modules(job)}
+    if job.layout.recompute == Recompute.FULL:
+        number = layers_to_recompute(job)
+        return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": number}
+    return {"recompute_granularity": None}
+
+
+def overlaps(job: ExportJob) -> tuple[bool, bool]:
+    """Whether gradients, and whether weights after the step, are communicated during computation."""
+    layout, overlap = job.layout, job.trainer.traffic.overlap
+    reduce = layout.dp * layout.cp > 1 and "gradients" in overlap
+    return reduce, reduce and layout.zero == 1 and "parameters" in overlap
+
+
+def offload(job: ExportJob) -> Fields:
+    """States on the host."""
+    share = job.layout.offload_optimizer
+    fraction = Expression(f"{share / 100:g}")
+    return {"optimizer_cpu_offload": True, "optimizer_offload_fraction": fraction} if share else {}
+
+
+def overlaps_tensor(job: ExportJob) -> bool:
+    """The plan was priced with tensor-parallel collectives that overlap the GEMM they feed."""
+    return "tp" in job.trainer.traffic.overlap and bool(job.layout.sequence_parallel)
 
 
 def pipeline_layout(job: ExportJob) -> str:
@@ -63,13 +175,13 @@ def moe_layer_pattern(model: ModelSpec) -> str:
 def vocab_rows(job: ExportJob) -> int:
     """Rows of the embedding table: the model's own when every rank gets a multiple of 8, which tensor cores want, else
     Megatron's padding to 128 tp."""
-    rows, tp = job.model.vocab_size, int(job.layout.tp)
+    rows, tp = job.model.vocab_size, job.layout.tp
     return rows if rows % (8 * tp) == 0 else -(-rows // (128 * tp)) * 128 * tp
 
 
 def recompute_modules(job: ExportJob) -> list[str]:
     """Names after --recompute-modules, in the order of Module."""
-    mask = int(job.layout.recompute_modules)
+    mask = job.layout.recompute_modules
     return [name for module, name in MODULES.items() if mask & module]
 
 
@@ -79,10 +191,10 @@ def layers_to_recompute(job: ExportJob) -> int:
     Megatron recomputes the first N layers of every virtual stage [TransformerBlock._checkpointed_forward], the plan says
     how many of each rank.
     """
-    dealt = job.layers_per_chunk()
-    wanted = int(job.layout.recompute_layers)
-    most = max(max(rank) for rank in dealt)
-    return most if wanted == 0 else -(-wanted // len(dealt[0]))
+    partition = job.layers_per_chunk()
+    wanted = job.layout.recompute_layers
+    most = max(max(rank) for rank in partition)
+    return most if wanted == 0 else -(-wanted // len(partition[0]))
 
 
 def precision_recipe(job: ExportJob) -> tuple[str, str]:
@@ -91,12 +203,9 @@ def precision_recipe(job: ExportJob) -> tuple[str, str]:
     fp8 is priced with one scale per tensor: of the current tensor (tensorwise), in NeMo's recipes of the last ones
     (delayed). [profiles/trainers, quantise_bytes]
     """
-    delayed = library_trainer(job.plan.trainer) == "nemo"
-    recipes = {
-        "fp8": ("hybrid", "delayed" if delayed else "tensorwise"), "fp8_block": ("e4m3", "blockwise"),
-        "mxfp8": ("e4m3", "mxfp8"), "nvfp4": ("e2m1", "nvfp4"),
-    }  # fmt: skip
-    return recipes.get(job.workload.precision, ("", ""))
+    form, recipe = RECIPES.get(job.workload.precision, ("", ""))
+    delayed = job.workload.precision == "fp8" and library_trainer(job.plan.trainer) == "nemo"
+    return form, "delayed" if delayed else recipe
 
 
 def sums_in_fp32(job: ExportJob) -> bool:
@@ -119,173 +228,29 @@ def attention_backend(job: ExportJob) -> str:
 
 def shards_states(job: ExportJob) -> bool:
     """The distributed optimizer: the plan's zero 1; on one data parallel rank also where other settings need it."""
-    return int(job.layout.zero) == 1 or (_alone(job) and _lean_optimizer(job))
+    return job.layout.zero == 1 or (alone(job) and lean_optimizer(job))
 
 
 def lean_optimizer(job: ExportJob) -> bool:
     """--use-precision-aware-optimizer: moments of less than 32 bits, or states on the host."""
-    return _lean_optimizer(job)
+    return job.workload.optimizer in LEAN_OPTIMIZERS or job.layout.offload_optimizer > 0
 
 
-def _lean_optimizer(job: ExportJob) -> bool:
-    return job.workload.optimizer in LEAN_OPTIMIZERS or int(job.layout.offload_optimizer) > 0
-
-
-def _alone(job: ExportJob) -> bool:
-    return int(job.layout.dp) * int(job.layout.cp) == 1
+def alone(job: ExportJob) -> bool:
+    """One data parallel rank."""
+    return job.layout.dp * job.layout.cp == 1
 
 
 def environment(job: ExportJob) -> dict[str, Setting]:
     """Variables that Megatron's validator asks for."""
     layout = job.layout
-    if int(layout.tp) * int(layout.cp) == 1 or job.cluster.hardware.arch.startswith("Blackwell"):
+    if layout.tp * layout.cp == 1 or job.cluster.hardware.arch.startswith("Blackwell"):
         return {}
     why = (
         "Before Blackwell, tensor and context parallelism need one hardware queue: communication is then issued in "
         "program order and runs beside the GEMM that does not wait for it (validate_args asserts it)."
     )
-    return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting(value="1", why=why)}
-
-
-def refusals(job: ExportJob) -> list[str]:
-    """What Megatron Core cannot run of this job, each with the rule's place."""
-    return [*_layout_refusals(job), *_model_refusals(job), *_optimizer_refusals(job), *_precision_refusals(job)]
-
-
-def _layout_refusals(job: ExportJob) -> list[str]:
-    layout, found = job.layout, []
-    if int(layout.order) == Order.TP_CP_DP_PP_EP:
-        found.append(
-            "rank order tp-cp-dp-pp-ep puts experts outermost; Megatron's groups are tp-cp-ep-dp-pp or tp-cp-ep-pp-dp "
-            "(parallel_state.RankGenerator); price the plan with --order tp-cp-ep-dp-pp"
-        )
-    if int(layout.zero) > 1:
-        found.append(f"zero {layout.zero}: the distributed optimizer shards optimizer states only (zero 1); use zero 1")
-    if int(layout.dp_shard) not in (0, int(layout.dp)):
-        found.append(f"dp_shard {layout.dp_shard}: states are sharded over all {layout.dp} data parallel ranks; use 0")
-    per_stage = min(sum(rank) for rank in job.layers_per_chunk())
-    if int(layout.recompute_layers) > per_stage > 0:
-        found.append(
-            f"recompute_layers {layout.recompute_layers} exceeds the {per_stage} layers of the smallest stage: "
-            "--recompute-num-layers counts layers of each stage; choose at most that many"
-        )
-    parts = len(job.layers_per_chunk()[0])
-    if int(layout.recompute_layers) % parts:
-        found.append(
-            f"recompute_layers {layout.recompute_layers} with vpp {parts}: --recompute-num-layers counts layers of each virtual "
-            f"stage (TransformerBlock._checkpointed_forward), so it must be a multiple of {parts}; "
-            f"the nearest is {max(parts, round(int(layout.recompute_layers) / parts) * parts)}"
-        )
-    if int(layout.offload_activations):
-        found.append("offload_activations: --cpu-offloading-num-layers excludes pipelines and recompute; leave it off")
-    if int(layout.cp) > 1 and int(layout.cp_method) == CpMethod.ALLGATHER and job.model.is_mla:
-        found.append(
-            "cp_method allgather with MLA: Transformer Engine gathers keys and values of equal head sizes only; "
-            "use --cp-method ring"
-        )
-    return [*found, *_recompute_refusals(job)]
-
-
-def _recompute_refusals(job: ExportJob) -> list[str]:
-    """Modules that Megatron accepts and then repeats nothing, or refuses."""
-    mask, model = int(job.layout.recompute_modules), job.model
-    if int(job.layout.recompute) != Recompute.SELECTIVE:
-        return []
-    found = []
-    unknown = [name for name in module_names(mask) if name not in {module_names(int(m))[0] for m in MODULES}]
-    if unknown:
-        found.append(f"recompute of {', '.join(unknown)}: --recompute-modules knows {', '.join(MODULES.values())}")
-    if mask & Module.MLP_ACTIVATION and not model.is_moe:
-        found.append(
-            f"recompute of mlp_activation: moe_act repeats the activation of grouped experts only (experts.py), and {model.name} "
-            "has none; recompute mlp, or layers with --recompute full --recompute-layers N"
-        )
-    if mask & Module.NORM and not (model.is_moe or model.is_mla):
-        found.append(
-            f"recompute of norm: in {model.name} every norm is part of the linear layer that follows it "
-            "(TELayerNormColumnParallelLinear), so --recompute-modules layernorm repeats nothing; recompute mlp, or layers with "
-            "--recompute full --recompute-layers N"
-        )
-    delayed = precision_recipe(job)[1] == "delayed"
-    if delayed and mask & (Module.NORM | Module.MLP_ACTIVATION):
-        found.append(
-            "recompute of norm or mlp_activation: not with delayed scaling (transformer_config.py); recompute mlp"
-        )
-    return found
-
-
-def _optimizer_refusals(job: ExportJob) -> list[str]:
-    layout, work, found = job.layout, job.workload, []
-    if work.lora_rank:
-        found.append(
-            f"lora_rank {work.lora_rank}: Megatron-LM has no flag for adapters; plan without --lora-rank, or use another target"
-        )
-    if _lean_optimizer(job) and int(layout.zero) == 0 and not _alone(job):
-        found.append(
-            f"optimizer {work.optimizer} with offload_optimizer {layout.offload_optimizer} and zero 0: the precision-aware "
-            "optimizer, which also offloads, is a part of the distributed optimizer (optimizer_config.py); use --zero 1"
-        )
-    if int(layout.offload_optimizer) and work.optimizer not in ("adam", "adam_bf16", "adam_8bit"):
-        found.append(f"offload_optimizer with {work.optimizer}: optimizer offload is Adam's only; use --optimizer adam")
-    if work.optimizer == "muon" and work.precision == "fp16":
-        found.append("muon with fp16: Megatron's emerging optimizers refuse fp16; use --precision bf16")
-    return found
-
-
-def _precision_refusals(job: ExportJob) -> list[str]:
-    work, arch, found = job.workload, job.cluster.hardware.arch, []
-    if work.precision == "fp32":
-        found.append(
-            "precision fp32: no fused attention kernel computes in fp32, and the plan was priced with one; use bf16"
-        )
-    if work.precision in ("mxfp8", "nvfp4") and not arch.startswith("Blackwell"):
-        found.append(f"precision {work.precision} needs Blackwell, not {arch}; use fp8 or bf16")
-    if precision_recipe(job)[0]:
-        found += _shape_refusals(job)
-    return found
-
-
-def _shape_refusals(job: ExportJob) -> list[str]:
-    """Transformer Engine's low-precision GEMMs want both sides of every matrix on one rank in multiples of 16 (mx: 32)."""
-    model, layout, tp = job.model, job.layout, int(job.layout.tp)
-    unit = 32 if job.workload.precision == "mxfp8" else 16
-    tokens = job.workload.sequence_length * int(layout.micro_batch_size) // int(layout.cp)
-    sizes = {
-        "hidden size": model.hidden_size, "attention width per rank": model.attention_output_size / tp,
-        "tokens per rank": tokens / (tp if layout.sequence_parallel else 1),
-    }  # fmt: skip
-    if model.num_plain_layers:
-        sizes["MLP width per rank"] = model.ffn_size / tp
-    if model.is_moe:
-        sizes["expert width per rank"] = model.expert_ffn_size / int(layout.etp)
-    wrong = [f"{name} {size:g}" for name, size in sizes.items() if size % unit]
-    return (
-        [f"{job.workload.precision} needs multiples of {unit}: {', '.join(wrong)}; choose a smaller tp or bf16"]
-        if wrong
-        else []
-    )
-
-
-def _model_refusals(job: ExportJob) -> list[str]:
-    """Models that Megatron Core's GPT layers do not have."""
-    m, layout = job.model, job.layout
-    bias_mixed = m.is_moe and m.linear_bias != m.expert_bias
-    rules = (
-        (m.position == "alibi", "ALiBi positions"),
-        (m.parallel_attention, "attention and MLP side by side"),
-        (m.norms_per_layer != 2, f"{m.norms_per_layer} norms per layer"),
-        (m.embedding_norm, "a norm after the embedding"),
-        (bias_mixed, "biases in experts but not in attention, or the other way round"),
-        (m.is_moe and m.router_bias != m.linear_bias, "a router bias that differs from the other biases"),
-    )
-    found = [f"{m.name} has {what}, which Megatron's GPT layers do not have" for wrong, what in rules if wrong]
-    if m.expert_bias and int(layout.etp) > 1:
-        found.append(f"etp {layout.etp} with biases in experts: Megatron allows them only with etp 1; use --etp 1")
-    return found
-
-
-FLEX_BACKENDS = {"deduplicated": "hybridep", "deepep": "deepep"}
-"""Dispatch of experts that sends a token once per place -> back end of the flex dispatcher."""
+    return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("1", why)}
 
 
 def fused_loss(job: ExportJob) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 from planner import units
 from planner.trainers.reading.log_facts import Log, Step, lines, whole
 
+WRITER = "Megatron-LM"
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 _STEP = re.compile(r"iteration\s+(\d+)\s*/\s*\d+ \|.*?elapsed time per iteration \(ms\):\s*([\d.]+)")
 _BATCH = re.compile(r"g(?:lobal|loabl) batch size:\s*(\d+)")

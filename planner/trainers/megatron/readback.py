@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.errors import PlannerError, shown
-from planner.layout import CpMethod, Module, Order, Recompute, Schedule
+from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
+from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments, number, read_arguments, sure
 from planner.trainers.reading.configuration import Reading, known_model
 from planner.trainers.reading.values import MOST, MOST_LAYERS, percent, read_text, whole_number
@@ -57,13 +58,10 @@ COUNTS = {
 """Arguments of a dump that change time or memory and that a plan does not hold, with the value at which they do not."""
 NO_FUSION = "no_bias_dropout_fusion"
 """Experts with biases run without this fusion, whatever is said."""
-MODULES = {
-    "core_attn": Module.CORE_ATTENTION, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp": Module.MLP,
-    "moe": Module.MOE, "mla_up_proj": Module.MLA_UP_PROJECTION, "shared_experts": Module.SHARED_EXPERTS,
-}  # fmt: skip
-CP_METHODS = {
-    "p2p": CpMethod.RING, "a2a": CpMethod.A2A, "all_gather": CpMethod.ALLGATHER, "allgather": CpMethod.ALLGATHER
-}  # fmt: skip
+MODULES = {name: module for module, name in core_settings.MODULES.items()}
+CP_METHODS = {name: method for method, name in core_settings.CP_TYPES.items()} | {"allgather": CpMethod.ALLGATHER}
+MOMENTS = {"bfloat16": "bf16", "uint8": "fp8"}
+"""Types of moments as a dump prints them -> as flags say them."""
 
 
 def read(path: Path, num_gpus: int | None = None) -> Reading:
@@ -324,12 +322,9 @@ def _recompute(found: Arguments, model: ModelSpec, layout: dict[str, int], where
 
 def _optimizer(found: Arguments) -> str:
     name = str(found.get("optimizer", "adam")).removeprefix("dist_")
-    if name == "adam" and found.get("use_precision_aware_optimizer"):
-        moments = str(found.get("exp_avg_dtype", "fp32"))
-        return {"bf16": "adam_bf16", "bfloat16": "adam_bf16", "fp8": "adam_8bit", "uint8": "adam_8bit"}.get(
-            moments, name
-        )
-    return name
+    moments = str(found.get("exp_avg_dtype", "fp32")) if found.get("use_precision_aware_optimizer") else "fp32"
+    known = {pair: optimizer for optimizer, pair in core_settings.OPTIMIZERS.items()}
+    return known.get((name, MOMENTS.get(moments, moments)), name)
 
 
 def _precision(found: Arguments, where: str) -> str:
@@ -337,7 +332,7 @@ def _precision(found: Arguments, where: str) -> str:
         return "nvfp4"
     if found.get("fp8"):
         recipe = str(found.get("fp8_recipe", "delayed"))
-        known = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8_block", "mxfp8": "mxfp8"}
+        known = {"delayed": "fp8", **{name: one for one, (_, name) in core_settings.RECIPES.items() if one != "nvfp4"}}
         if recipe not in known:
             raise PlannerError(f"{where}: fp8_recipe is {shown(recipe)}; a plan knows {', '.join(known)}")
         return known[recipe]

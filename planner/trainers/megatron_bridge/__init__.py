@@ -1,1 +1,9 @@
 """Megatron-Bridge."""
+
+PLACE = 20
+TITLE = "Megatron-Bridge (Python configuration)"
+TRAINERS = ("megatron-bridge", "megatron", "nemo")
+PACKAGE, VERSIONS = "megatron-bridge", ">=0.6,<0.7"
+LEVEL = "validated"
+SOURCE = "NVIDIA-NeMo/Megatron-Bridge 0.6.2: models/gpt_provider.py, training/config.py, training/mixed_precision.py"
+WRITES = ("gradient_bytes", "gradient_reduce_bytes")

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import os
 import runpy
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import hide, modern_typing, pretend_gpu, settle_torch, stand_in
-from planner.trainers.megatron.core_settings import environment
+from planner.trainers.megatron.core_settings import environment as core_environment
 
+NEEDED = ("megatron.bridge", "torch", "omegaconf", "hydra", "transformers", "datasets", "peft", "einops")
 KERNELS = ("transformer_engine", "nvidia_resiliency_ext", "modelopt", "diffusers", "megatron.energon")
 """What its modules import and a machine without a GPU does not have."""
 APART = ("megatron.bridge.diffusion",)
 """Recipes of image models, which its package of language models imports: they subclass what diffusers would bring."""
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far Megatron-Bridge goes with one folder."""
-    return check_many([(job, folder)])[0]
+def asks(job: ExportJob) -> dict[str, Any]:
+    """Layers of every virtual stage, and variables that the validator looks at."""
+    return {
+        "layers": job.layers_per_chunk(),
+        "environment": {name: one.value for name, one in core_environment(job).items()},
+    }
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.bridge") is None:
-        missing = "megatron-bridge is not installed here, or not beside megatron-core"
-        return [Checked(target="megatron-bridge", level="", missing=missing) for _ in pairs]
-    requests = [
-        request(job, folder, batch=job.workload.global_batch_size, layers=job.layers_per_chunk(),
-                environment={name: one.value for name, one in environment(job).items()})
-        for job, folder in pairs
-    ]  # fmt: skip
-    needed = ("torch", "omegaconf", "hydra", "transformers", "datasets", "peft", "einops")
-    return ask("megatron-bridge", "planner.trainers.megatron_bridge.check", needed, requests)
-
-
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     from megatron.core.transformer.enums import LayerType
 
     pretend_gpu(*asked["capability"])
@@ -73,7 +59,8 @@ def _validated(config: Any) -> None:
     config.validate()
 
 
-def _prepare() -> None:
+def prepare() -> None:
+    """Once, before the first folder."""
     settle_torch()
     modern_typing()
     stand_in("triton")
@@ -104,9 +91,3 @@ class FusedAdam:
         use_decoupled_grad: bool = False,
     ) -> None:
         raise NotImplementedError("a stand-in: no optimizer is built")
-
-
-if __name__ == "__main__":
-    sys.argv = sys.argv[:1]
-    _prepare()
-    serve(_one)

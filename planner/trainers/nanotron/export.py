@@ -6,170 +6,76 @@ from typing import Any
 
 from planner import library
 from planner.layout import NAMES, Recompute, Schedule
-from planner.model import ModelSpec
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.fully_shard import beyond_llama
+from planner.trainers.bundle.quoting import filled_yaml
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
-LEARNING_RATE = 3e-4
+FACTORIES: dict[str, dict[str, Any]] = {
+    "adam": {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True},
+    "sgd": {"name": "sgd"},
+}
+"""optimizer_factory, by optimizer."""
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What nanotron cannot run, with its rule."""
-    layout, model, work, found = job.layout, job.model, job.workload, []
-    wrong = {
-        f"norm {model.norm}": model.norm != "rmsnorm",
-        f"position {model.position}": model.position != "rope",
-        f"activation {model.activation}": model.activation != "silu" or not model.gated,
-        "experts": model.is_moe,
-        "MLA": model.is_mla,
-        "query and key norms": model.qk_norm,
-        "biases": model.linear_bias,
-        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
-        "attention parallel to the MLP": model.parallel_attention,
-        "a sliding window": model.num_windowed_layers > 0,
-        "multi-token prediction": model.mtp_layers > 0,
-        f"heads of {model.head_dim}": model.head_dim * model.num_heads != model.hidden_size,
-    }
-    has = [text for text, bad in wrong.items() if bad]
+    layout, model, found = job.layout, job.model, unknown_choices(job, "nanotron", FACTORIES, DTYPES)
+    has = beyond_llama(model, experts=model.is_moe, MLA=model.is_mla, query_and_key_norms=model.qk_norm)
+    if model.head_dim * model.num_heads != model.hidden_size:
+        has.append(f"heads of {model.head_dim}")
     if has:
         found.append(
             f"{model.name} has {', '.join(has)}, and nanotron's LlamaConfig and Qwen2Config say dense layers with RMS norms, "
             "rotary positions, SwiGLU and heads of hidden size / heads; use another trainer"
         )
-    if model.num_kv_heads < int(layout.tp) or model.num_kv_heads % int(layout.tp):
+    if model.num_kv_heads < layout.tp or model.num_kv_heads % layout.tp:
         found.append(
             f"tp {layout.tp}: num_key_value_heads ({model.num_kv_heads}) must be >= tp and divide by it [Config]"
         )
-    if int(layout.cp) > 1 or int(layout.ep) > 1:
+    if layout.cp > 1 or layout.ep > 1:
         found.append(f"cp {layout.cp}, ep {layout.ep}: the plan's trainer has neither; use 1")
-    if int(layout.vpp) > 1 or int(layout.schedule) not in ENGINES:
+    if layout.vpp > 1 or layout.schedule not in ENGINES:
         found.append(
-            f"schedule {NAMES['schedule'][int(layout.schedule)]} with vpp {layout.vpp}: pp_engine is afab (gpipe) or 1f1b, without "
+            f"schedule {NAMES['schedule'][layout.schedule]} with vpp {layout.vpp}: pp_engine is afab (gpipe) or 1f1b, without "
             "virtual stages"
         )
-    if int(layout.first_stage_layers) or int(layout.last_stage_layers):
+    if layout.first_stage_layers or layout.last_stage_layers:
         found.append(
             "first_stage_layers and last_stage_layers: nanotron deals blocks by its own cost estimate; leave both at 0"
         )
-    if int(layout.zero) not in (0, 1):
+    if layout.zero not in (0, 1):
         found.append(
             f"zero {layout.zero}: zero_stage is 0 or 1; larger numbers are accepted and shard no more [optimizer/zero.py]"
         )
-    if int(layout.recompute) == Recompute.SELECTIVE or int(layout.recompute_layers):
+    if layout.recompute == Recompute.SELECTIVE or layout.recompute_layers:
         found.append("recompute of a part: recompute_layer covers every layer whole; use full or none")
-    if work.precision not in DTYPES:
-        found.append(f"precision {work.precision}: model.dtype is bfloat16, float16 or float32")
-    if work.optimizer not in ("adam", "sgd"):
-        found.append(f"optimizer {work.optimizer}: nanotron has adamW and sgd")
     return found
 
 
 def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
     """The YAML file; the smoke run has no data set, so nanotron makes data up."""
     layout, work, model = job.layout, job.workload, job.model
-    steps = 5 if smoke else 1000
     split = bool(layout.sequence_parallel)
-    kind = "is_qwen2_config" if model.qkv_bias else "is_llama_config"
-    adam = {"name": "adamW", "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "torch_adam_is_fused": True}
     text = {"hf_dataset_or_datasets": "@DATASET@", "hf_dataset_splits": "train", "text_column_name": "text"}
-    data: dict[str, Any] = {
-        "general": {"project": "plan", "run": "plan", "seed": 42, "ignore_sanity_checks": True},
-        "parallelism": {
-            "dp": int(layout.dp), "pp": int(layout.pp), "tp": int(layout.tp),
-            "pp_engine": ENGINES[Schedule(int(layout.schedule))], "tp_mode": "REDUCE_SCATTER" if split else "ALL_REDUCE",
-            "tp_linear_async_communication": split, "tp_recompute_allgather": True,
-            "recompute_layer": int(layout.recompute) == Recompute.FULL,
-            "expert_parallel_size": 1, "context_parallel_size": 1,
-        },
-        "model": {
-            "dtype": DTYPES[work.precision], "init_method": {"std": 0.02}, "make_vocab_size_divisible_by": 1,
-            "ddp_bucket_cap_mb": 25, "model_config": model_config(model, kind, work.sequence_length),
-        },
-        "tokens": {
-            "sequence_length": work.sequence_length, "train_steps": steps,
-            "micro_batch_size": int(layout.micro_batch_size),
-            "batch_accumulation_per_replica": int(layout.num_microbatches), "val_check_interval": -1,
-        },
-        "optimizer": {
-            "zero_stage": int(layout.zero), "accumulate_grad_in_fp32": True, "clip_grad": 1.0, "weight_decay": 0.1,
-            "optimizer_factory": {"name": "sgd"} if work.optimizer == "sgd" else adam,
-            "learning_rate_scheduler": {
-                "learning_rate": LEARNING_RATE, "lr_warmup_steps": 2, "lr_warmup_style": "linear",
-                "lr_decay_style": "cosine", "min_decay_lr": LEARNING_RATE / 10,
-            },
-        },
-        "checkpoints": {"checkpoints_path": "checkpoints", "checkpoint_interval": 500, "save_final_state": not smoke},
-        "data_stages": [{
-            "name": "stage", "start_training_step": 1,
-            "data": {"dataset": None if smoke else text, "seed": 42, "num_loading_workers": 1},
-        }],
-        "logging": {"iteration_step_info_interval": 1 if smoke else 10, "log_level": "info", "log_level_replica": "info"},
-    }  # fmt: skip
-    if not smoke:
-        data["tokenizer"] = {"tokenizer_name_or_path": "@TOKENIZER@"}
-    return data
-
-
-def model_config(model: ModelSpec, kind: str, sequence_length: int) -> dict[str, Any]:
-    """Sizes in the words of LlamaConfig or Qwen2Config."""
-    return {
-        kind: True, "hidden_size": model.hidden_size, "intermediate_size": model.ffn_size, "hidden_act": "silu",
-        "num_hidden_layers": model.num_layers, "num_attention_heads": model.num_heads,
-        "num_key_value_heads": model.num_kv_heads, "vocab_size": model.vocab_size,
-        "max_position_embeddings": max(model.max_sequence_length, sequence_length),
-        "tie_word_embeddings": model.tied_embeddings, "attention_bias": model.qkv_bias, "rope_theta": 500000.0,
-        "rope_interleaved": False, "rms_norm_eps": 1e-5,
-    }  # fmt: skip
+    found: dict[str, Any] = filled_yaml(
+        job, "nanotron", "nanotron.txt", engine=ENGINES[Schedule(layout.schedule)],
+        mode="REDUCE_SCATTER" if split else "ALL_REDUCE", split=split, recompute=layout.recompute == Recompute.FULL,
+        dtype=DTYPES[work.precision], kind="is_qwen2_config" if model.qkv_bias else "is_llama_config",
+        positions=max(model.max_sequence_length, work.sequence_length), steps=5 if smoke else 1000, full=not smoke,
+        factory=FACTORIES[work.optimizer], dataset=None if smoke else text, interval=1 if smoke else 10,
+    )  # fmt: skip
+    return found if smoke else {**found, "tokenizer": {"tokenizer_name_or_path": "@TOKENIZER@"}}
 
 
 def render(job: ExportJob) -> Rendered:
     """nanotron.yaml and smoke.yaml."""
-    name = {False: "nanotron.yaml", True: "smoke.yaml"}
-    waits = int(job.layout.tp) > 1 and not int(job.layout.sequence_parallel)
-    return Rendered(
-        files={name[smoke]: library.dump_yaml(config(job, smoke=smoke)) for smoke in (False, True)},
-        entry=("$NANOTRON/run_train.py", "--config-file", "run.yaml"),
-        smoke=("$NANOTRON/run_train.py", "--config-file", "smoke.yaml"),
-        prepare=('sed "s|@DATASET@|$DATASET|; s|@TOKENIZER@|$TOKENIZER|" nanotron.yaml > run.yaml',),
-        environment={
-            "CUDA_DEVICE_MAX_CONNECTIONS": Setting(
-                value="1",
-                why="Launches kernels in order, so that collectives of tensor parallelism start before their GEMM.",
-            )
-        },
-        variables={
-            "NANOTRON": Setting(
-                value=None, why="clone of github.com/huggingface/nanotron: run_train.py is not in the package"
-            ),
-            "DATASET": Setting(value="", why="hub name of the data set; the smoke run needs none"),
-            "TOKENIZER": Setting(value="", why="hub name of the tokenizer; the smoke run needs none"),
-        },
-        notes=(
-            *(
-                (
-                    "Tensor-parallel all-reduces are not asynchronous: tp_mode REDUCE_SCATTER (sequence_parallel) hides a part.",
-                )
-                if waits
-                else ()
-            ),
-            "nanotron deals layers to pipeline ranks by its own cost estimate, as the plan was priced.",
-            "Its repository moves slowly: checked against commit 2411b02, best effort.",
-            "The planner does not know the base of the rotary positions: rope_theta is 500000; set your model's.",
-            "examples/llama/convert_hf_to_nanotron.py of the repository converts weights from Hugging Face.",
-        ),
-        install=("git clone https://github.com/huggingface/nanotron && pip install -e nanotron flash-attn",),
-    )
-
-
-TARGET = Target(
-    name="nanotron",
-    title="nanotron (YAML)",
-    trainers=("nanotron",),
-    versions=">=0.4,<0.5",
-    package="nanotron",
-    level="validated",
-    source="huggingface/nanotron 2411b02: config/config.py, config/parallelism_config.py, config/models_config.py",
-    refusals=refusals,
-    render=render,
-)
+    files = {
+        name: library.dump_yaml(config(job, smoke=name == "smoke.yaml")) for name in ("nanotron.yaml", "smoke.yaml")
+    }
+    prepare = ('sed "s|@DATASET@|$DATASET|; s|@TOKENIZER@|$TOKENIZER|" nanotron.yaml > run.yaml',)
+    waits = job.layout.tp > 1 and not job.layout.sequence_parallel
+    note = "Tensor-parallel all-reduces are not asynchronous: tp_mode REDUCE_SCATTER (sequence_parallel) hides a part."
+    return run_of(job, "nanotron", files, {"prepare": prepare, "notes": (note,) if waits else ()})

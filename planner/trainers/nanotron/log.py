@@ -18,6 +18,7 @@ from typing import Any
 from planner import units
 from planner.trainers.reading.log_facts import Log, Step, lines, number, whole
 
+WRITER = "nanotron"
 _STEP = re.compile(r"iteration: (\d+) / \d+ \|.*?elapsed_time_per_iteration_ms: ([\d.]+[KM]?)")
 _SPEED = re.compile(r"tokens_per_sec_per_gpu: ([\d.]+[KM]?)")
 _BATCH = re.compile(r"global_batch_size: ([\d.]+[KM]?)")

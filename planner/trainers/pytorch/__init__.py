@@ -1,1 +1,8 @@
 """PyTorch itself: one script, no framework."""
+
+PLACE = 70
+TITLE = "PyTorch alone (a script with DeviceMesh, DTensor, fully_shard, pipelining)"
+TRAINERS = ("torchtitan", "fsdp")
+PACKAGE, VERSIONS = "torch", ">=2.13,<2.14"
+LEVEL = "model built"
+SOURCE = "torch 2.13.0: distributed/fsdp, distributed/tensor/parallel, distributed/pipelining"

@@ -2,37 +2,29 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
 from planner.errors import PlannerError, UnknownNameError
+from planner.trainers import having, load
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.values import read_text
-
-FORMS: dict[str, tuple[str, str]] = {
-    "megatron": ("any", r"tensor[-_]model[-_]parallel[-_]size|--num-layers"),
-    "torchtitan": ("py toml json any", r"ParallelismConfig|\[parallelism\]|--parallelism\.|data_parallel_shard_degree"),
-    "deepspeed": ("json", r"\"(zero_optimization|train_micro_batch_size_per_gpu|train_batch_size)\""),
-    "nanotron": ("yaml yml", r"(?s)(?=.*^parallelism:)(?=.*^tokens:)"),
-}
-"""Name after --from, folder of planner.trainers -> endings of such files and what stands in them, tried in this order."""
 
 
 def read(path: Path, name: str | None = None, num_gpus: int | None = None) -> Reading:
     """The configuration in a file, by the named reader or by the first that knows its form. Raises PlannerError."""
-    if name is not None and name not in FORMS:
-        raise UnknownNameError("reader", name, FORMS)
+    readers = having("readback")
+    if name is not None and name not in readers:
+        raise UnknownNameError("reader", name, readers)
     text = read_text(path)
-    for one in [name] if name else FORMS:
-        if name or _looks_like(one, path, text):
-            module = importlib.import_module(f"planner.trainers.{one}.readback")
-            found: Reading = module.read(path, num_gpus)
+    for one in [name] if name else readers:
+        if name or _looks_like(readers[one].FORM, path, text):
+            found: Reading = load(one, "readback").read(path, num_gpus)
             return found
-    raise PlannerError(f"{path}: looks like no configuration of {', '.join(FORMS)}; say which with --from")
+    raise PlannerError(f"{path}: looks like no configuration of {', '.join(readers)}; say which with --from")
 
 
-def _looks_like(name: str, path: Path, text: str) -> bool:
-    endings, expression = FORMS[name]
+def _looks_like(form: tuple[str, str], path: Path, text: str) -> bool:
+    endings, expression = form
     fits = "any" in endings.split() or path.suffix.removeprefix(".").lower() in endings.split()
     return fits and re.search(expression, text, re.MULTILINE) is not None

@@ -45,7 +45,7 @@ class Log:
     memory_kind: str = ""
     """'allocated' or 'reserved'."""
     other_memory_gib: dict[str, float] = field(default_factory=dict)
-    """Peaks of other kinds that the log prints beside it: 'reserved', 'device'."""
+    """Peaks of other kinds that the log prints in addition: 'reserved', 'device'."""
     gpu: str = ""
     """The device's name as the log prints it; '' = not said."""
     notes: list[str] = field(default_factory=list)

@@ -63,10 +63,10 @@ def uneven(layers: Sequence[int]) -> dict[str, int]:
     tries = [(0, 0), (layers[0], 0), (0, layers[-1]), (layers[0], layers[-1])]
     for first, last in tries:
         try:
-            dealt = stage_layers(total, Layout(pp=pp, first_stage_layers=first, last_stage_layers=last))
+            partition = stage_layers(total, Layout(pp=pp, first_stage_layers=first, last_stage_layers=last))
         except (ValueError, ZeroDivisionError):
             continue
-        if dealt == list(layers):
+        if partition == list(layers):
             return {
                 name: value for name, value in (("first_stage_layers", first), ("last_stage_layers", last)) if value
             }

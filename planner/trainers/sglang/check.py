@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.setting_names import check_names
+from planner.trainers.checking import setting_names as names
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """Whether every name exists. The job says nothing more: the layout is in the files."""
-    del job
-    return check_names("sglang", folder)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Its flags are the fields of its argument groups; aliases stand in their metadata."""
+    found: names.Names = {}
+    for path in sorted((root / "sglang" / "srt" / "arg_groups" / "fields").glob("*.py")):
+        for name, text in names.fields(path).items():
+            if not name.startswith("_"):
+                found[f"--{name.replace('_', '-')}"] = "flag" if text == "bool" else text
+        for word in re.findall(r"aliases=\[([^\]]*)\]", path.read_text(encoding="utf-8")):
+            found |= {alias: "alias" for alias in re.findall(r"--[\w-]+", word)}
+    return {"launch_server": found}
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of every flag of the exported scripts."""
+    return (("launch_server", word) for word in names.script_words(folder) if word.startswith("--"))

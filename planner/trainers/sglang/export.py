@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from planner import library
-from planner.trainers.bundle.model_config import config_text
-from planner.trainers.bundle.serving import STEP_TOKENS, Serving, serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
-from planner.trainers.vllm.export import server_place, serving_notes, serving_refusals
+from planner.trainers.bundle.served import served, serving_refusals
+from planner.trainers.bundle.serving import STEP_TOKENS, UTILISATION, Serving
+from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.sglang import VERSIONS
 
 PORT = 30000
 
@@ -25,56 +24,19 @@ def flags(one: Serving, model: str, moe: bool) -> list[str]:
     the experts are spread over it. Copies of a dense model are ``--dp-size``, each with tp-size ranks of its own.
     """
     attention = one.dp if moe else 1
-    fraction = (one.weights + one.cache) / one.budget * _UTILISATION
+    fraction = (one.weights + one.cache) / one.budget * UTILISATION
     words = [
         "python", "-m", "sglang.launch_server", "--model-path", model, "--tp-size", str(one.tp * attention),
         "--pp-size", str(one.pp), "--dp-size", str(1 if moe else one.dp), "--attn-dp-size", str(attention),
         "--ep-size", str(one.ep), "--dtype", "bfloat16", "--context-length", str(one.length),
         "--max-running-requests", str(one.sequences * one.dp), "--chunked-prefill-size", str(STEP_TOKENS * attention),
-        "--mem-fraction-static", f"{math.ceil(100 * min(max(fraction, 0.5), _UTILISATION)) / 100:.2f}", "--nnodes", str(one.nodes),
+        "--mem-fraction-static", f"{math.ceil(100 * min(max(fraction, 0.5), UTILISATION)) / 100:.2f}", "--nnodes", str(one.nodes),
     ]  # fmt: skip
     if one.nodes > 1:
         words += ["--node-rank", "$SERVER_NODE_RANK", "--dist-init-addr", "$SERVER_ADDR:$MASTER_PORT"]
     return [*words, "--host", "0.0.0.0", "--port", str(PORT)]
 
 
-_UTILISATION = 0.90
-
-
 def render(job: ExportJob) -> Rendered:
     """The flags, once with the trained weights and once with random ones."""
-    one = serving(job)
-    assert one is not None, "refusals come first"
-    config = config_text(job.model)
-    smoke = [
-        *flags(one, "./model" if config else "$MODEL", job.model.is_moe),
-        "--load-format",
-        "dummy",
-        "--skip-tokenizer-init",
-    ]
-    return Rendered(
-        files={} if config is None else {"model/config.json": config},
-        entry=tuple(flags(one, "$MODEL", job.model.is_moe)),
-        smoke=tuple(smoke),
-        prepare=server_place(one),
-        start="node",
-        keeps_ranks=False,
-        variables={
-            "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
-        },
-        notes=serving_notes(job, one),
-        install=(f"pip install 'sglang{TARGET.versions}'",),
-    )
-
-
-TARGET = Target(
-    name="sglang",
-    title="SGLang (serves the plan's model: command line)",
-    trainers=tuple(library.names("trainers")),
-    versions=">=0.5.23,<0.6",
-    package="sglang",
-    level="name known",
-    source="sglang 0.5.23: srt/arg_groups/fields/parallel.py, parallel_hook.py, validation_hook.py",
-    refusals=refusals,
-    render=render,
-)
+    return served(job, lambda one, model: flags(one, model, job.model.is_moe), f"sglang{VERSIONS}")

@@ -1,1 +1,11 @@
 """torchtitan."""
+
+PLACE = 30
+TITLE = "torchtitan (Python configuration and command line)"
+TRAINERS = ("torchtitan",)
+PACKAGE, VERSIONS = "torchtitan", ">=0.3,<0.4"
+LEVEL = "model built"
+SOURCE = (
+    "torchtitan 0.3.0: config/configs.py, trainer.py, distributed/parallel_dims.py, distributed/pipeline_parallel.py"
+)
+FORM = ("py toml json any", r"ParallelismConfig|\[parallelism\]|--parallelism\.|data_parallel_shard_degree")

@@ -5,34 +5,33 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from planner.cost.parameters import total_parameters
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
 
-
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far torchtitan goes with one folder."""
-    return check_many([(job, folder)], deep=True)[0]
+NEEDED = ("torch", "torchtitan", "tyro")
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]], *, deep: bool = False) -> list[Checked]:
-    """The same for many; ``deep`` builds the model on the meta device and counts its parameters."""
-    requests = [
-        request(job, folder, deep=deep, stages=[len(layers) for _, _, layers in job.virtual_stages()],
-                ranks=[rank for rank, _, _ in job.virtual_stages()], total=round(total_parameters(job.model)),
-                batch=job.workload.global_batch_size)
-        for job, folder in pairs
-    ]  # fmt: skip
-    return ask("torchtitan", "planner.trainers.torchtitan.check", ("torch", "torchtitan", "tyro"), requests)
+def asks(job: ExportJob) -> dict[str, Any]:
+    """Virtual stages and parameters of the model, which are counted on the meta device where ``deep`` asks for it."""
+    stages = job.virtual_stages()
+    return {
+        "stages": [len(layers) for _, _, layers in stages], "ranks": [rank for rank, _, _ in stages],
+        "total": round(total_parameters(job.model)),
+    }  # fmt: skip
 
 
-def _one(asked: Request, answer: Answer) -> None:
+def prepare() -> None:
+    """Once, before the first folder."""
+    settle_torch()
+    stand_in("triton")
+
+
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     pretend_gpu(*asked["capability"])
     sys.path.insert(0, asked["folder"])
     sys.modules.pop("plan_config", None)
@@ -66,7 +65,7 @@ def _one(asked: Request, answer: Answer) -> None:
         if mesh is not None:
             answer.same(f"{name} group of the last rank", sorted(mesh.mesh.flatten().tolist()), ranks)
     answer.reached("groups built")
-    if asked["deep"]:
+    if asked.get("deep"):
         import torch
 
         with torch.device("meta"):
@@ -133,9 +132,3 @@ def _groups(asked: Request) -> dict[str, list[int]]:
     return {
         name: sorted(last - (size - 1 - i) * stride for i in range(size)) for name, (size, stride) in strides.items()
     }
-
-
-if __name__ == "__main__":
-    settle_torch()
-    stand_in("triton")
-    serve(_one)

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 from planner.layout import Schedule
 from planner.model import ModelSpec
-from planner.trainers.bundle.environment import GROWING_SEGMENTS
-from planner.trainers.bundle.fully_shard import shared_refusals
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
+from planner.trainers.bundle.fully_shard import beyond_llama, shared_refusals
+from planner.trainers.bundle.quoting import Expression
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 from planner.trainers.torchtitan.config_module import CONVERTERS, config_module
 
-OPTIMIZERS = {"adam": "AdamW"}
-
+OPTIMIZERS = ("adam",)
 MASK_BLOCK = 128
 """Tokens of a block of FlexAttention's mask (_DEFAULT_SPARSE_BLOCK_SIZE of torch), which context-parallel ranks share out whole."""
-NEEDS_TORCH = (
-    "torchtitan 0.3 pins no torch and is built on nightly ones: after its first step it calls torch.distributed.set_timeout, which "
-    "torch 2.13 and older have not. Install a newer torch; the release notes of your torchtitan name the one of its tests."
-)
-"""[torchtitan 0.3.0: distributed/utils.py set_pg_timeouts, docs/release.md; pytorch/pytorch#187387 of 2026-06]"""
 
 
 def refusals(job: ExportJob) -> list[str]:
@@ -27,19 +22,8 @@ def refusals(job: ExportJob) -> list[str]:
 
 def _model_refusals(model: ModelSpec) -> list[str]:
     """Its decoder layers: RMS norms, rotary positions, SwiGLU, no biases; GQA or MLA; experts with or without shared ones."""
-    wrong = {
-        f"norm {model.norm}": model.norm != "rmsnorm",
-        f"position {model.position}": model.position != "rope",
-        f"activation {model.activation}": model.activation != "silu" or not model.gated,
-        "biases": model.linear_bias or model.qkv_bias or model.expert_bias or model.router_bias,
-        f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
-        "attention parallel to the MLP": model.parallel_attention,
-        "a norm after the embedding": model.embedding_norm,
-        f"a sliding window of {model.window} tokens": model.num_windowed_layers > 0,
-        "multi-token prediction": model.mtp_layers > 0,
-        "query and key norms with MLA": model.qk_norm and model.is_mla,
-    }
-    found = [text for text, bad in wrong.items() if bad]
+    found = beyond_llama(model, biases=model.linear_bias or model.qkv_bias or model.expert_bias or model.router_bias,
+                         query_and_key_norms_with_MLA=model.qk_norm and model.is_mla)  # fmt: skip
     if not found:
         return []
     return [
@@ -50,8 +34,8 @@ def _model_refusals(model: ModelSpec) -> list[str]:
 
 def _layout_refusals(job: ExportJob) -> list[str]:
     layout, model, found = job.layout, job.model, []
-    tp, cp, shard = int(layout.tp), int(layout.cp), int(layout.shard)
-    if int(layout.pp) > 1 and model.tied_embeddings:
+    tp, cp, shard = layout.tp, layout.cp, job.shard
+    if layout.pp > 1 and model.tied_embeddings:
         found.append(
             f"{model.name} ties its embeddings, and with pp {layout.pp} they lie on two stages: weight tying is not "
             "supported with pipeline parallelism [Decoder.Config.update_from_config]; use pp 1"
@@ -60,12 +44,12 @@ def _layout_refusals(job: ExportJob) -> list[str]:
         found.append(
             f"tp {tp} must divide the {model.num_kv_heads} key-value heads [Decoder.Config.update_from_config]; use a divisor"
         )
-    if model.is_moe and int(layout.ep) == 1 and tp > 1:
+    if model.is_moe and layout.ep == 1 and tp > 1:
         found.append(
             f"ep 1 with tp {tp} splits every expert over tp [moe_sharding.expert_param_placement_dense], which the plan did "
             "not price (etp 1); use ep > 1 or tp 1"
         )
-    if model.is_moe and shard * cp * tp % int(layout.ep):
+    if model.is_moe and shard * cp * tp % layout.ep:
         found.append(
             f"ep {layout.ep} must divide dp_shard {shard} x cp {cp} x tp {tp} = {shard * cp * tp}, whose ranks it borrows "
             "[ParallelDims]; choose a larger dp_shard"
@@ -75,7 +59,7 @@ def _layout_refusals(job: ExportJob) -> list[str]:
 
 def _sequence_refusals(job: ExportJob) -> list[str]:
     """Parts of the sequence: blocks of FlexAttention's mask over cp, and both halves of a rank's chunks over tp."""
-    tp, cp, length = int(job.layout.tp), int(job.layout.cp), job.workload.sequence_length
+    tp, cp, length = job.layout.tp, job.layout.cp, job.workload.sequence_length
     found = []
     if cp > 1 and length % (MASK_BLOCK * cp):
         found.append(
@@ -92,15 +76,12 @@ def _sequence_refusals(job: ExportJob) -> list[str]:
 
 
 def _batch_refusals(job: ExportJob) -> list[str]:
-    layout, work, found = job.layout, job.workload, []
-    if work.optimizer not in OPTIMIZERS:
-        found.append(f"optimizer {work.optimizer}: OptimizersContainer knows Adam, AdamW and DistMuon; use adam")
-    if work.precision not in ("bf16", "fp32", *CONVERTERS):
-        found.append(f"precision {work.precision}: training runs in bf16, fp32, fp8 or mxfp8; choose one of them")
+    layout, work = job.layout, job.workload
+    found = unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
     if work.lora_rank:
         found.append(f"lora_rank {work.lora_rank}: the plan trains adapters, and this export trains every weight")
-    rounds = max(1, int(layout.num_microbatches) // int(layout.pp))
-    if int(layout.schedule) == Schedule.INTERLEAVED and int(layout.num_microbatches) % rounds:
+    rounds = max(1, layout.num_microbatches // layout.pp)
+    if layout.schedule == Schedule.INTERLEAVED and layout.num_microbatches % rounds:
         found.append(
             f"{layout.num_microbatches} microbatches over pp {layout.pp} make {rounds} rounds, which must divide them "
             "[ScheduleInterleaved1F1B]; use a multiple of pp"
@@ -110,46 +91,8 @@ def _batch_refusals(job: ExportJob) -> list[str]:
 
 def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
-    entry = ("-m", "torchtitan.train", "--module", "plan_config")
-    notes = [
-        NEEDS_TORCH,
-        "0.3 trains language models with FlexAttention (flash attention compiled by inductor); documents do not see each other.",
-        "The planner does not know the base of the rotary positions: THETA in plan_config.py is 500000; set your model's.",
-        "Weights start random; initial_load_in_hf of the checkpoint section loads safetensors of Hugging Face.",
-    ]
-    if job.workload.precision == "fp8":
-        notes.append("0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer.")
-    options = ("--hf_assets_path", "$HF_ASSETS", "--training.steps", "$STEPS", "--dataloader.dataset", "$DATASET")
-    low = job.workload.precision in CONVERTERS
-    return Rendered(
-        files={"plan_config.py": config_module(job)},
-        entry=(*entry, "--config", "plan", *options),
-        smoke=(*entry, "--config", "smoke"),
-        environment={
-            "PYTHONPATH": Setting(value='"$PWD${PYTHONPATH:+:$PYTHONPATH}"', why="plan_config.py lies in this folder."),
-            "PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS,
-        },
-        variables={
-            "HF_ASSETS": Setting(value=None, why="folder with the tokenizer files of the model"),
-            "DATASET": Setting(value="c4", why="a name in torchtitan.hf_datasets.text_datasets.DATASETS"),
-            "STEPS": Setting(value="1000", why="optimizer steps"),
-        },
-        notes=tuple(notes),
-        install=(
-            "pip install 'torchtitan>=0.3,<0.4'" + (" torchao" if low else ""),
-            "python -c 'from torch.distributed import set_timeout'  # fails where torch is too old for torchtitan 0.3: see Notes",
-        ),
-    )
-
-
-TARGET = Target(
-    name="torchtitan",
-    title="torchtitan (Python configuration and command line)",
-    trainers=("torchtitan",),
-    versions=">=0.3,<0.4",
-    package="torchtitan",
-    level="model built",
-    source="torchtitan 0.3.0: config/configs.py, trainer.py, distributed/parallel_dims.py, distributed/pipeline_parallel.py",
-    refusals=refusals,
-    render=render,
-)
+    precision = job.workload.precision
+    note = "0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer."
+    extra = Expression(" torchao" if precision in CONVERTERS else "")
+    files = {"plan_config.py": config_module(job)}
+    return run_of(job, "torchtitan", files, {"notes": (note,) if precision == "fp8" else ()}, extra=extra)

@@ -23,6 +23,7 @@ from typing import Any
 
 from planner.trainers.reading.log_facts import Log, Step, lines, number
 
+WRITER = "torchtitan"
 _STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([\d.]*).*?memory:\s*([\d.]+)GiB.*?\b[tw]ps:\s*([\d,]+)")
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[(.*?)\], \[(.*?)\]")

@@ -18,6 +18,7 @@ from typing import Any
 
 from planner.trainers.reading.log_facts import Log, Step, lines
 
+WRITER = "the transformers Trainer"
 _DICTIONARY = re.compile(r"\{[^{}]*'train_runtime'[^{}]*\}")
 _PAIR = re.compile(r"'(\w+)': '?([\d.eE+-]+)'?")
 

@@ -1,1 +1,8 @@
 """verl."""
+
+PLACE = 110
+TITLE = "verl (Hydra overrides, Megatron or FSDP2 actor)"
+TRAINERS = ("megatron", "fsdp")
+PACKAGE, VERSIONS = "verl", ">=0.9.1,<0.10"
+LEVEL = "validated"
+SOURCE = "verl 0.9.1: trainer/config, workers/config/engine.py, workers/config/actor.py, utils/config.py"

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob, library_trainer
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import Answer, Request, ask, request, serve
+from planner.trainers.checking import setting_names as names
+from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import settle_torch, stand_in
 
-
-def check(job: ExportJob, folder: Path) -> Checked:
-    """How far verl goes with one folder."""
-    return check_many([(job, folder)])[0]
+NEEDED = ("torch", "transformers", "verl", "hydra", "ray", "tensordict", "codetiming")
 
 
-def check_many(pairs: Sequence[tuple[ExportJob, Path]]) -> list[Checked]:
-    """The same for many."""
-    requests = [
-        request(
-            job, folder, batch=job.workload.global_batch_size, megatron=library_trainer(job.plan.trainer) == "megatron"
-        )
-        for job, folder in pairs
-    ]
-    needed = ("torch", "transformers", "verl", "hydra", "ray", "tensordict", "codetiming")
-    return ask("verl", "planner.trainers.verl.check", needed, requests)
+def asks(job: ExportJob) -> dict[str, Any]:
+    """The engine below."""
+    return {"megatron": library_trainer(job.plan.trainer) == "megatron"}
 
 
-def _one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder."""
     settle_torch()
     stand_in("triton")
     import verl.trainer
@@ -76,5 +66,20 @@ def _degrees(asked: Request, actor: Any, answer: Answer) -> None:
     answer.same("sequence parallel", int(engine.sequence_parallel), layout["sequence_parallel"])
 
 
-if __name__ == "__main__":
-    serve(_one)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Keys of its composed Hydra configurations."""
+    folder = root / "verl" / "trainer" / "config"
+    return {
+        name: dict(names.keys(names.load(folder / f"_generated_{name}.yaml")))
+        for name in ("ppo_trainer", "ppo_megatron_trainer")
+    }
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of everything that the exported folder sets."""
+    lines = (folder / "overrides.txt").read_text(encoding="utf-8").splitlines()
+    section = (
+        "ppo_megatron_trainer" if "--config-name=ppo_megatron_trainer" in names.script_words(folder) else "ppo_trainer"
+    )
+    yield from ((section, line.split("=")[0]) for line in lines)
+    yield from ((section, name) for name in names.script_settings(folder))

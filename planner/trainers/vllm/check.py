@@ -4,12 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.setting_names import check_names
+from planner.trainers.checking import setting_names as names
 
 
-def check(job: ExportJob, folder: Path) -> Checked:
-    """Whether every name exists. The job says nothing more: the layout is in the files."""
-    del job
-    return check_names("vllm", folder)
+def known_names(root: Path) -> dict[str, names.Names]:
+    """Flags of vllm serve."""
+    package = root / "vllm"
+    return {
+        "serve": {
+            **names.flags(package / "engine" / "arg_utils.py"),
+            **names.flags(package / "entrypoints" / "common" / "cli_args.py"),
+        }
+    }
+
+
+def used_names(folder: Path) -> names.Uses:
+    """(section, name) of every flag of the exported scripts."""
+    return (("serve", word) for word in names.script_words(folder) if word.startswith("--"))

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
-from planner import library
-from planner.trainers.bundle.model_config import config_text
-from planner.trainers.bundle.serving import STEP_TOKENS, UTILISATION, Serving, serving
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting, Target
-from planner.units import GIB
+import dataclasses
 
-VENDORS = ("NVIDIA", "AMD")
+from planner.trainers.bundle.served import served, serving_refusals
+from planner.trainers.bundle.serving import STEP_TOKENS, UTILISATION, Serving
+from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.vllm import VERSIONS
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What vLLM cannot serve here."""
     return serving_refusals(job, "vLLM")
-
-
-def serving_refusals(job: ExportJob, name: str) -> list[str]:
-    """What neither server can serve: no room, no device, layers that are no whole part of a node."""
-    hardware = job.cluster.hardware
-    if hardware.vendor not in VENDORS:
-        return [f"{name} is exported for {' and '.join(VENDORS)} GPUs, and {hardware.name} is from {hardware.vendor}"]
-    if serving(job) is None:
-        return [
-            f"{job.cluster.num_gpus} x {hardware.usable_memory / GIB:.0f} GiB do not hold the bf16 weights of "
-            f"{job.model.name} and the KV cache of one sequence of {job.workload.sequence_length} tokens with a tensor "
-            f"parallel degree that divides its {job.model.num_heads} heads; plan for more GPUs"
-        ]
-    return []
 
 
 def flags(one: Serving, model: str) -> list[str]:
@@ -48,76 +33,14 @@ def flags(one: Serving, model: str) -> list[str]:
     return words
 
 
-def render(job: ExportJob) -> Rendered:
-    """The flags, once with the trained weights and once with random ones."""
-    one = serving(job)
-    assert one is not None, "refusals come first"
-    config = config_text(job.model)
-    files = {} if config is None else {"model/config.json": config}
-    words = flags(one, "$MODEL")
-    dummy = ["--load-format", "dummy", "--skip-tokenizer-init"]
-    return Rendered(
-        files=files,
-        entry=tuple(words),
-        smoke=(*flags(one, "./model" if config else "$MODEL"), *dummy),
-        prepare=(*server_place(one), *(_HEADLESS if one.nodes > 1 else ())),
-        start="node",
-        keeps_ranks=False,
-        variables={
-            "MODEL": Setting(value=None, why="Trained model in Hugging Face format: a folder, or a name on the hub.")
-        },
-        notes=serving_notes(job, one),
-        install=(f"pip install 'vllm{TARGET.versions}'",),
-    )
-
-
-def server_place(one: Serving) -> tuple[str, ...]:
-    """Shell lines that say which node of its server this one is; the servers are groups of neighbouring nodes."""
-    idle = f"# {one.servers} servers of {one.nodes} nodes: nodes beyond them stay idle."
-    used = (idle, f'[ "$NODE_RANK" -lt {one.servers * one.nodes} ] || exit 0')
-    if one.nodes == 1:
-        return used
-    if one.servers == 1:
-        return (*used, 'export SERVER_NODE_RANK="$NODE_RANK" SERVER_ADDR="$MASTER_ADDR"')
-    return (
-        *used,
-        f"export SERVER_NODE_RANK=$(( NODE_RANK % {one.nodes} ))",
-        f': "${{SERVER_ADDR:?set SERVER_ADDR to the address of the first of the {one.nodes} nodes of this server}}"',
-        "export SERVER_ADDR",
-    )
-
-
 _HEADLESS = (
     "# The first node of a server answers requests, the others compute for it.",
     'if [ "$SERVER_NODE_RANK" = 0 ]; then headless=(); else headless=(--headless); fi',
 )
 
 
-def serving_notes(job: ExportJob, one: Serving) -> tuple[str, ...]:
-    """What was counted, how many servers there are, what serving does not take from the plan."""
-    where = f"{one.nodes} nodes" if one.nodes > 1 else "one node"
-    notes = [
-        f"{one.servers} server{'s' if one.servers > 1 else ''} of {one.tp * one.pp * one.dp} GPUs on {where} each: tp "
-        f"{one.tp}, pp {one.pp}, dp {one.dp}, experts over {one.ep} ranks; {one.text}.",
-        "Serving does not use the training layout of the plan: it takes its model, its GPUs and its sequence length.",
-        "Speed was not priced: measure it with your requests.",
-    ]
-    idle = job.cluster.num_gpus - one.servers * one.nodes * job.gpus_per_node
-    if idle:
-        notes.append(f"{idle} of the {job.cluster.num_gpus} GPUs are left over and stay idle.")
-    if one.servers > 1:
-        notes.append("The servers do not know each other: put a router or a load balancer in front of them.")
-    return tuple(notes)
-
-
-TARGET = Target(
-    name="vllm",
-    title="vLLM (serves the plan's model: command line)",
-    trainers=tuple(library.names("trainers")),
-    versions=">=0.33,<0.34",
-    package="vllm",
-    level="name known",
-    source="vllm 0.33.0: vllm/config/parallel.py, vllm/config/model.py, vllm/engine/arg_utils.py",
-    refusals=refusals,
-    render=render,
-)
+def render(job: ExportJob) -> Rendered:
+    """The flags, once with the trained weights and once with random ones."""
+    found = served(job, flags, f"vllm{VERSIONS}")
+    many = "--nnodes" in found.entry
+    return dataclasses.replace(found, prepare=(*found.prepare, *_HEADLESS)) if many else found

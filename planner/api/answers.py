@@ -1,0 +1,208 @@
+"""Questions about plans, profiles and runs: each call gives the numbers of one question with its tables and its JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
+from os import PathLike, fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from planner.api.results import Imported, Plan
+from planner.api.shown import Answer
+from planner.errors import PlannerError, shown
+from planner.keywords import (
+    JOB,
+    SEARCHED,
+    JobKeywords,
+    Keywords,
+    flag_of,
+    layout_values,
+    request_fields,
+    require_known,
+)
+from planner.units import parse
+
+if TYPE_CHECKING:  # each call imports what it needs
+    from planner.questions.compare.numbers import Comparison
+    from planner.questions.doctor.numbers import Diagnosis
+    from planner.questions.hardware.diff import ProfileDiff
+    from planner.questions.sensitivity.numbers import Sensitivity
+    from planner.questions.what_if.numbers import WhatIf
+
+File = str | PathLike[str]
+Progress = Callable[[str], None]
+"""Told what is being looked at."""
+
+
+def silent(_: str) -> None:
+    """No progress is shown."""
+
+
+def load(path: File) -> Plan:
+    """The plan of a plan file. Raises PlannerError when it is damaged, or newer than this planner."""
+    from planner.plan_file import load_plan
+
+    return Plan(load_plan(Path(path)), name=str(path))
+
+
+def loaded(one: Plan | File) -> Plan:
+    """A plan, or that of a plan file."""
+    return one if isinstance(one, Plan) else load(one)
+
+
+def compare(*plans: Plan | File) -> Answer[Comparison]:
+    """Plans, or plan files, with the first: what differs, and what each difference does to time and memory.
+
+    Raises PlannerError for fewer than two plans, and for one that no longer prices as it says.
+    """
+    from planner.questions.compare.numbers import compare as compare_plans
+    from planner.questions.compare.show import print_comparison
+
+    read = [loaded(one) for one in plans]
+    names = [one.name or f"plan {number}" for number, one in enumerate(read, 1)]
+    return Answer(compare_plans([one.file for one in read], names), print_comparison)
+
+
+def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, **changes: Any) -> Answer[WhatIf]:
+    """The same job with one thing changed, the best plan each: ``what_if(plan, network="x2", gpus=[64, 128])``.
+
+    Keywords are the flags of ``plan what-if``: values or lists of values, in base units (bytes/s, bytes, seconds) or as text
+    with a unit, factors like 'x2', ranges like '64..512'; ``fewest_gpus=True`` and the other questions; ``price`` a number or
+    one by hardware. Without a base the first value of each describes the job. Raises PlannerError.
+    """
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.what_if.changes import INPUTS
+    from planner.questions.what_if.numbers import QUESTIONS, ask
+    from planner.questions.what_if.numbers import what_if as answer
+    from planner.questions.what_if.show import print_what_if
+
+    further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
+    require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
+    flags: dict[str, Any] = {
+        name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
+    }
+    flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
+    price = changes.get("price")
+    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
+    for name in ("tokens", "budget"):
+        flags[name] = None if changes.get(name) is None else str(changes[name])
+    for name in ("days", "power_share", "pue"):
+        value = changes.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise PlannerError(f"{name} is {shown(value)}; it must be a number")
+    resolved = None if base is None else resolved_of(loaded(base).file)
+    return Answer(answer(ask(resolved, flags, layout_values(changes)), progress), print_what_if)
+
+
+def _texts(values: Any, kind: str = "") -> list[str]:
+    """One value or several as flags write them; numbers are in base units."""
+    unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
+    several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
+    return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
+
+
+def sensitivity(
+    base: Plan | File | None = None, /, *, reach: float = 2.0, progress: Progress = silent, **keywords: Unpack[Keywords]
+) -> Answer[Sensitivity]:
+    """Which measured number the choice of a plan hangs on, each looked at from 1/``reach`` to ``reach`` times its value.
+
+    ``base`` is a plan or its file; without one, the keywords say the job. Fields of a layout hold. Raises PlannerError.
+    """
+    from planner.defaults import Request, resolve
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.sensitivity.numbers import sensitivity as look
+    from planner.questions.sensitivity.show import print_sensitivity
+    from planner.search import Pins
+
+    require_known("sensitivity", keywords, (*JOB, *SEARCHED))
+    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    if base is not None and said:
+        flag = flag_of(next(iter(said)))
+        name = base.name or "the plan" if isinstance(base, Plan) else base
+        raise PlannerError(f"{name} says the whole job, and so does {flag}; to look at a changed job, plan it first")
+    if base is None and not {"model", "num_gpus"} <= said.keys():
+        raise PlannerError("which job? give a plan file, or --model and --gpus")
+    resolved = resolve(Request(**said)) if base is None else resolved_of(loaded(base).file)
+    found = look(resolved, pins=Pins(values=layout_values(keywords)), reach=reach, progress=progress)
+    return Answer(found, print_sensitivity)
+
+
+def doctor(
+    plan: Plan | File,
+    *,
+    measured: str | float | None = None,
+    memory: str | float | None = None,
+    memory_kind: str = "device",
+) -> Answer[Diagnosis]:
+    """What was measured against a plan, and what would explain the gap.
+
+    ``measured``: time of one optimizer step, '14.2s' or seconds. ``memory``: peak of one GPU, '71GiB' or bytes, of the
+    ``memory_kind`` device, reserved or allocated. Raises PlannerError.
+    """
+    from planner.questions.doctor.numbers import diagnose
+    from planner.questions.doctor.show import print_diagnosis
+
+    seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
+    size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
+    return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+
+
+def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:
+    """Published runs, or those of files and folders, predicted; errors are predicted / measured - 1. Raises PlannerError."""
+    from planner.questions.accuracy.numbers import accuracy as report
+    from planner.questions.accuracy.show import print_accuracy
+
+    return Answer(report(None if paths is None else [Path(one) for one in paths]), print_accuracy)
+
+
+def show_profile(name: File) -> Answer[dict[str, Any]]:
+    """What a hardware profile says: figures read off its curves, where they come from, and what is assumed.
+
+    ``name``: of the library, or a YAML file. Raises PlannerError.
+    """
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.numbers import shown_profile
+    from planner.questions.hardware.show import print_profile
+
+    return Answer(shown_profile(load_hardware(fspath(name))), print_profile)
+
+
+def compare_profiles(first: File, second: File, *, everything: bool = False) -> Answer[ProfileDiff]:
+    """Where two hardware profiles differ by more than chance; the tables show the 30 largest, or ``everything``."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.diff import profile_diff
+    from planner.questions.hardware.show import print_diff
+
+    names = fspath(first), fspath(second)
+    found = profile_diff(load_hardware(names[0]), load_hardware(names[1]), names)
+    return Answer(found, partial(print_diff, everything=everything))
+
+
+def plot_profile(name: File, picture: File) -> None:
+    """Draw the curves of a hardware profile to a .png, .svg or .pdf file. Raises PlannerError."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.profile_plot import plot
+
+    path = Path(picture)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise PlannerError(f"{path}: name a picture that ends in .png, .svg or .pdf")
+    plot(load_hardware(fspath(name)), path)
+
+
+def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
+    """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
+    sequence_length, global_batch_size.
+
+    ``format``: 'megatron', 'torchtitan', 'deepspeed' or 'nanotron'; None = by its content. Raises PlannerError for what
+    neither says.
+    """
+    from planner.trainers.reading import read
+    from planner.trainers.reading.configuration import Said, to_plan
+
+    names = [one.name for one in dataclasses.fields(Said)]
+    require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in names])
+    fields = {name: value for name, value in request_fields(said).items() if name in names}
+    reading = read(Path(file), format, fields["num_gpus"])
+    return Imported(to_plan(reading, Said(**fields)), unread=reading.unread, notes=reading.notes)

@@ -1,0 +1,105 @@
+"""From a search to its plans: each with the reason for its place, advice where none fits, an error where none is legal."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from planner.api.results import Plan, Plans
+from planner.defaults import ResolvedJob
+from planner.errors import PlannerError
+from planner.explain import differences, misses_by, why_first
+from planner.explicit import complete
+from planner.keywords import flag_of
+from planner.model import ModelSpec
+from planner.plan_file import Plan as PlanFile
+from planner.plan_file import predict
+from planner.rules import check
+from planner.search import Finding, Pins, search
+
+
+def plans_of(
+    resolved: ResolvedJob, pins: Pins, top: int, keywords: Mapping[str, Any], progress: Callable[[str], None]
+) -> Plans:
+    """The ``top`` best plans of a job; ``keywords`` are what its user said, for the command lines of the advice."""
+    finding = search(resolved.job, pins, top)
+    _require_legal(resolved, finding, pins.values)
+    advice = []
+    if not finding.fit:
+        from planner.advice import advise
+
+        advice = advise(
+            resolved.job, pins, lambda **changes: command_line({**keywords, **changes}),
+            lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
+        )  # fmt: skip
+    attempts = [
+        Plan(
+            PlanFile(
+                workload=resolved.job.workload, hardware=resolved.hardware, num_gpus=resolved.job.cluster.num_gpus,
+                trainer=resolved.trainer, layout=layout, prediction=predict(found, resolved.job, resolved.kind),
+                network_bandwidth=resolved.network_bandwidth, assumptions=resolved.assumptions,
+                why=_why(finding, number),
+            )
+        )
+        for number, (layout, found) in enumerate(zip(finding.layouts, finding.estimates, strict=True))
+    ]  # fmt: skip
+    return Plans(resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice))
+
+
+def _why(finding: Finding, number: int) -> str:
+    """Why a layout of a finding has its place."""
+    first, found = finding.estimates[0], finding.estimates[number]
+    if not finding.fit:
+        gib, component = misses_by(found)
+        return f"misses by {gib:.1f} GiB; the largest component is {component.replace('_', ' ')}"
+    if number == 0:
+        return why_first(finding)
+    pays, saves = differences(found, first)
+    behind = 100 * (float(found.step_time[0] / first.step_time[0]) - 1)
+    parts = [*pays[:2], *(f"saves {one}" for one in saves[:1])]
+    return f"{behind:.1f} % slower than the first: {'; '.join(parts) or 'no part differs much'}"
+
+
+def _require_legal(resolved: ResolvedJob, finding: Finding, values: dict[str, int]) -> None:
+    """Raise PlannerError when no layout meets the rules, with the rules that refuse most."""
+    if finding.layouts:
+        return
+    job = resolved.job
+    pinned = {name: values[name] for name in ("tp", "pp", "cp", "dp") if name in values}
+    if job.cluster.num_gpus % math.prod(pinned.values()):
+        degrees = " x ".join(f"{name} {value}" for name, value in pinned.items())
+        raise PlannerError(f"{degrees} does not divide {job.cluster.num_gpus} GPUs; choose degrees whose product does")
+    if values:  # the rule that the pinned values break on the one layout that they and the defaults make
+        check(job, complete(job, values)[0])
+    if not finding.searched:
+        raise PlannerError(
+            f"no layout of {job.cluster.num_gpus} GPUs shares out a global batch of {job.workload.global_batch_size} sequences "
+            "with the pinned degrees; choose a --global-batch-size that divides by a data parallel degree, or unpin a degree"
+        )
+    refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:4])
+    raise PlannerError(
+        f"none of the {finding.searched} layouts is legal for {job.model.name} on {job.cluster.num_gpus} GPUs with trainer "
+        f"{job.trainer.name}; rules that refuse most: {refused or 'the pinned degrees leave no layout'}; unpin a degree, or "
+        "change the number of GPUs or the batch"
+    )
+
+
+def command_line(keywords: Mapping[str, Any]) -> str:
+    """The keywords as the command line that gives them."""
+    words = ["plan"]
+    for name, value in keywords.items():
+        if value is None or (name == "lora_rank" and value == 0):
+            continue
+        flag = flag_of(name)
+        if isinstance(value, bool):
+            words.append(flag if value else flag.replace("--", "--no-", 1))
+            continue
+        if isinstance(value, ModelSpec):
+            value = value.name
+        if name == "network_bandwidth" and not isinstance(value, str):
+            value = f"{value!r} B/s"
+        text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+        words += [flag, shlex.quote(text)]
+    return " ".join(words)

@@ -1,0 +1,117 @@
+"""The node and the network of an accelerator: link figures, and the seconds of collectives inside and across nodes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+import numpy as np
+
+from planner import arrays as npt
+from planner.curves import COLLECTIVES, CollectiveCurve, Column, NetworkCurve, bus_factor, column, index, least_factor
+from planner.hardware.overlap import LINKS, MeasuredOverlap
+from planner.schema import Bandwidth, Bytes, Positive, Seconds, check_keys, keys, own_reader
+
+
+def _collective_curves(data: object, where: str) -> dict[str, CollectiveCurve]:
+    """One curve per collective. Raises PlannerError."""
+    found = check_keys(data, COLLECTIVES, where, required=COLLECTIVES)
+    return {op: CollectiveCurve.from_dict(op, found[op], f"{where} {op}") for op in COLLECTIVES}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links:
+    """What joins accelerators, and their host. Bytes, bytes/s, seconds; bandwidths in one direction."""
+
+    gpus_per_node: Positive
+    """GPUs in one host."""
+    scale_up_bandwidth: Bandwidth
+    """NVLink or like, bytes/s per GPU; PCIe where there is none."""
+    scale_up_domain: Positive
+    """GPUs in one NVLink domain: 8 in a box, 72 in a rack, 2 with bridges, 1 where only PCIe joins them."""
+    network_bandwidth: Bandwidth
+    """Line rate of the NICs per GPU, bytes/s."""
+    network_latency: Seconds
+    """Smallest message between two nodes, seconds: the scale for the latencies of scale_out_time."""
+    pcie_bandwidth: Bandwidth
+    """Between one GPU and its host, bytes/s."""
+    host_memory: Bytes
+    """Per node, bytes; an assumption that a user should replace."""
+    host_memory_bandwidth: Bandwidth
+    """Per node, all sockets, bytes/s; an assumption likewise."""
+    cpu_adam_bandwidth_fraction: Positive
+    """Part of host_memory_bandwidth that an optimizer step on the CPU reaches (28 bytes per parameter)."""
+    scale_up: Annotated[dict[str, CollectiveCurve], own_reader(_collective_curves)]
+    """Measured collectives inside one domain."""
+    scale_out: Annotated[dict[str, NetworkCurve], keys(COLLECTIVES)]
+    """Constants of collectives across nodes."""
+    overlap: Annotated[dict[str, MeasuredOverlap], keys(LINKS, required=False)] = field(default_factory=dict)
+    """By link (inside a domain, across): what computation and collectives cost each other; empty where not measured."""
+
+    def scale_up_time(self, op: str, size: npt.ArrayLike, n: npt.ArrayLike) -> Column:
+        """Seconds of a collective of n GPUs inside one NVLink domain, or over PCIe in a box without one.
+
+        ``op`` all_reduce, all_gather, reduce_scatter, all_to_all, broadcast or send_recv; ``size`` is the full buffer S
+        of nccl-tests: bytes of the reduced tensor, of the gathered result, of one rank's whole input to the exchange.
+        n = 1 or size 0: 0. Equation: ``curves.CollectiveCurve``; never faster than the link.
+        """
+        curve = self.scale_up[COLLECTIVES[index(op, COLLECTIVES, "collective")]]
+        size, n = np.broadcast_arrays(column(size), column(n))
+        link = np.where(
+            n <= self.scale_up_domain, self.scale_up_bandwidth, min(self.pcie_bandwidth, self.scale_up_bandwidth)
+        )
+        floor = np.where(n > 1.0, least_factor(op, n) * size / link, 0.0)
+        return np.maximum(curve.time(size, n), floor)[()]
+
+    def scale_out_time(
+        self,
+        op: str,
+        size: npt.ArrayLike,
+        n: npt.ArrayLike,
+        ranks_per_node: npt.ArrayLike,
+        bandwidth: float | None = None,
+        latency: float | None = None,
+    ) -> Column:
+        """Seconds of a collective of n ranks, ``ranks_per_node`` of them in each node (in each rack of an NVL72).
+
+        t = min over two protocols of a + x/e  (``curves.NetworkCurve``), x = F S / (r b) with r = ranks_per_node and b
+        the NIC of one GPU: a strided group owns only its ranks' NICs, its neighbours use the others at the same time.
+        all_to_all: x = S/n (n - r)/b. Never below the same transfer at the bus bandwidth inside a node. ``bandwidth``
+        and ``latency`` replace network_bandwidth (per GPU) and network_latency. A group in one node: scale_up_time.
+        """
+        curve = self.scale_out[COLLECTIVES[index(op, COLLECTIVES, "collective")]]
+        network = self.network_bandwidth if bandwidth is None else bandwidth
+        stretch = 1.0 if latency is None else latency / self.network_latency
+        size, n, r = np.broadcast_arrays(column(size), column(n), np.maximum(column(ranks_per_node), 1.0))
+        many = np.maximum(n, 2.0)
+        nodes = np.maximum(np.ceil(n / r), 2.0)
+        if op == "all_to_all":
+            transfer = size / many * np.maximum(many - r, 1.0) / network
+        elif op == "send_recv":
+            transfer = size / network
+        else:
+            transfer = bus_factor(op, many) * size / (r * network)
+        whole = column(r >= self.gpus_per_node)
+        time = curve.time(transfer, self._inside_transfer(op, size, many, r), many, nodes, whole, stretch)
+        time = np.where(n <= r, self.scale_up_time(op, size, np.minimum(n, r)), time)
+        return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)[()]
+
+    def _inside_transfer(self, op: str, size: Column, n: Column, r: Column) -> Column:
+        """What the same collective still moves inside a node, at the bus bandwidth of the link that its r ranks there share.
+
+        A ring runs at the rate of its slowest hop: ranks beyond the scale-up link (a box of PCIe cards, or of NVLink pairs) at
+        what a group of r reached over PCIe, all others at the best that was measured over the link.  [nccl-tests, PERFORMANCE.md]
+        """
+        curve = self.scale_up[op]
+        linked = curve.groups <= self.scale_up_domain
+        measured = curve.bus_bandwidth()
+        bus = column(np.max(measured[linked] if np.any(linked) else measured))
+        if not np.all(linked):
+            shared = np.interp(np.log2(np.maximum(r, 2.0)), np.log2(curve.groups[~linked]), measured[~linked])
+            bus = np.where(r > self.scale_up_domain, shared, bus)
+        if op == "all_to_all":
+            return size / n * (np.minimum(r, n) - 1.0) / bus
+        if op == "send_recv":
+            return np.zeros_like(size)
+        ring = bus_factor(op, n) * size / bus
+        return np.where(r > 1.0, ring, least_factor(op, n) * size / self.scale_up_bandwidth)

@@ -1,0 +1,125 @@
+"""Keywords of the API: the flags of ``plan`` in Python spelling, read as a request and as fields of a layout."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from planner.errors import PlannerError, nearest_first, shown
+from planner.layout import FIELDS, Layout
+
+if TYPE_CHECKING:
+    from planner.model import ModelSpec
+
+
+class JobKeywords(TypedDict, total=False):
+    """What is trained and where; None = not said, as if the keyword were missing."""
+
+    model: str | os.PathLike[str] | ModelSpec | None
+    """Preset, config.json, directory, hub id, or the model itself."""
+    gpus: int | None
+    hardware: str | os.PathLike[str] | None
+    """Profile or YAML file."""
+    trainer: str | os.PathLike[str] | None
+    """Trainer or YAML file."""
+    sequence_length: int | None
+    """Tokens."""
+    global_batch_size: int | None
+    """Sequences per optimizer step."""
+    precision: str | None
+    optimizer: str | None
+    lora_rank: int | None
+    lora_targets: str | None
+    document_length: int | None
+    """Tokens of a mean packed document."""
+    expert_imbalance: float | None
+    """Tokens of the busiest expert rank over the mean."""
+    network_bandwidth: str | float | None
+    """Per GPU, one direction: '400 Gb/s', or bytes/s."""
+
+
+class Keywords(JobKeywords, total=False):
+    """A job, and the fields of a layout that are fixed."""
+
+    tp: int | None
+    pp: int | None
+    dp: int | None
+    cp: int | None
+    ep: int | None
+    etp: int | None
+    vpp: int | None
+    dp_shard: int | None
+    micro_batch_size: int | None
+    """Sequences."""
+    num_microbatches: int | None
+    sequence_parallel: bool | None
+    cp_method: str | None
+    zero: int | None
+    schedule: str | None
+    order: str | None
+    recompute: str | None
+    recompute_layers: int | None
+    recompute_modules: str | Sequence[str] | None
+    """['mlp', 'norm'], or 'mlp,norm'."""
+    offload_optimizer: int | None
+    """Percent of the optimizer states."""
+    offload_activations: bool | None
+    first_stage_layers: int | None
+    last_stage_layers: int | None
+
+
+JOB = tuple(JobKeywords.__annotations__)
+WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
+NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
+SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
+"""Fields of a layout that a search can pin."""
+
+
+def flag_of(name: str) -> str:
+    """A field as it is written on the command line."""
+    return f"--{'gpus' if name == 'num_gpus' else name.replace('_', '-')}"
+
+
+def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> None:
+    """Raise PlannerError for a keyword that a call does not take."""
+    for name in keywords:
+        if name not in known:
+            raise PlannerError(f"{call}() takes no '{name}'; nearest: {', '.join(nearest_first(name, known)[:3])}")
+
+
+def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
+    """The keywords that describe the job, by field of Request; None = not said. Raises PlannerError."""
+    from planner.model import ModelSpec
+    from planner.units import parse
+
+    fields: dict[str, Any] = {}
+    for name in JOB:
+        value = keywords.get(name)
+        value = os.fspath(value) if isinstance(value, os.PathLike) else value
+        whole = name in WHOLE_NUMBERS
+        kinds = (int,) if whole else NUMBERS.get(name, (str, ModelSpec) if name == "model" else (str,))
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+            raise PlannerError(
+                f"{name} is {shown(value)}; it must be a {'whole number' if whole else 'text or a number'}"
+            )
+        fields["num_gpus" if name == "gpus" else name] = value
+    rate = fields["network_bandwidth"]
+    if rate is not None:
+        text = rate if isinstance(rate, str) else f"{float(rate)!r} B/s"
+        fields["network_bandwidth"] = bandwidth = parse(text, "bytes/s", what="--network-bandwidth")
+        if bandwidth <= 0:
+            raise PlannerError("--network-bandwidth must be above zero")
+    return fields
+
+
+def layout_values(keywords: Mapping[str, Any]) -> dict[str, int]:
+    """The fields of a layout among the keywords, as integers. Raises PlannerError."""
+    values: dict[str, int] = {}
+    for name in FIELDS:
+        value = keywords.get(name)
+        if value is not None:
+            plain = list(value) if isinstance(value, tuple) else value
+            checked = Layout.from_dict({name: plain}, where=flag_of(name))
+            values[name] = int(getattr(checked, name))
+    return values

@@ -1,0 +1,67 @@
+"""Every optimizer and precision that a trainer's file names is written by each exporter that runs its plans, or refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from trainers.plans import Wanted, found
+
+from planner import workload
+from planner.trainer import load_trainer
+from planner.trainers.bundle.target import ExportJob
+from planner.trainers.targets import TARGETS, load_target
+
+SERVERS = ("vllm", "sglang")
+"""They serve the model: what it was trained with does not matter to them."""
+PAIRS = [(name, trainer) for name in TARGETS if name not in SERVERS for trainer in load_target(name).trainers]
+REFUSED: dict[str, tuple[str, ...]] = {
+    "megatron-bridge": ("muon",),
+    "torchtitan": ("fp8_row",),
+    "pytorch": ("fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit"),
+    "verl": ("muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8"),
+}
+"""What a trainer's file names and a target has no word for: a new name is written by the exporter, or stands here on purpose."""
+
+
+def job_of(trainer: str, **work: str) -> ExportJob:
+    """A plan of a trainer with another precision or optimizer, on devices that have every precision."""
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer=trainer, hardware="b200-sxm", top=1))[0]
+    return ExportJob.of(dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, **work)))
+
+
+def no_word(name: str, job: ExportJob, choice: str) -> bool:
+    """The target says that it does not know a choice."""
+    return any(
+        one.startswith((f"optimizer {choice}: ", f"precision {choice}: ")) for one in load_target(name).refusals(job)
+    )
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+@pytest.mark.parametrize("field", ("optimizer", "precision"))
+def test_choices_are_written_or_refused(name: str, trainer: str, field: str) -> None:
+    """And no two of them are written as the same files."""
+    written: dict[str, str] = {}
+    facts = load_trainer(trainer)
+    for choice in facts.optimizers if field == "optimizer" else facts.legal.precisions:
+        job = job_of(trainer, **{field: choice})
+        if no_word(name, job, choice):
+            assert choice in REFUSED.get(name, ()), (
+                f"the exporter '{name}' has no word for the {field} {choice} of {trainer}.yaml"
+            )
+            continue
+        text = str(sorted(load_target(name).render(job).files.items()))
+        assert text not in written, f"'{name}' writes {field} {choice} as it writes {written[text]}"
+        written[text] = choice
+    assert written
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+@pytest.mark.parametrize(("field", "table"), (("optimizer", "OPTIMIZERS"), ("precision", "PRECISIONS")))
+def test_what_no_exporter_knows_is_refused(
+    name: str, trainer: str, field: str, table: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(getattr(workload, table), "lion", "made up")
+    assert no_word(name, job_of(trainer, **{field: "lion"}), "lion"), (
+        f"the exporter '{name}' writes a {field} that it does not know"
+    )
