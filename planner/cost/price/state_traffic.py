@@ -20,7 +20,7 @@ TRAFFIC_FIELDS = (
 )  # fmt: skip
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 MATRICES = 4.0
-"""Weights of a layer beside its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
+"""Weights of a layer without its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class _Part:
 
 
 def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
-    """Collectives beside those of experts in which the weights of a stage are gathered or its gradients reduced once, one after
+    """Collectives, without those of experts, in which the weights of a stage are gathered or its gradients reduced once, one after
     the other.
 
     1, or where units are gathered one by one (``end_tables``) a layer each, and the ends: one root, or embedding and head,
