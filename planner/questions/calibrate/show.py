@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from planner.questions.calibrate.numbers import Calibration, Moved
-from planner.questions.calibrate.replan import Replanned
+from planner.questions.calibrate.numbers import Moved
+from planner.questions.calibrate.output import Calibrated
 
 
-def print_calibration(console: Console, calibration: Calibration) -> None:
-    """Tables of factors, of those that stay, and of the errors."""
+def print_calibrated(console: Console, found: Calibrated) -> None:
+    """Tables of factors, of those that stay, of the errors and of validated plans; the files, and how to use them."""
+    _print_factors(console, found)
+    _print_plans(console, found)
+    names = [str(path) for path in found.files]
+    use = " ".join(f"{flag} {name}" for flag, name in zip(("--hardware", "--trainer"), names, strict=False))
+    console.print(f"wrote {' and '.join(names)}; use it with {use}", soft_wrap=True, markup=False)
+
+
+def _print_factors(console: Console, calibrated: Calibrated) -> None:
+    calibration = calibrated.calibration
     for note in calibration.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}")
     if calibration.moved:
@@ -37,8 +44,9 @@ def print_calibration(console: Console, calibration: Calibration) -> None:
         console.print("Nothing was changed: the profile is written as it was.")
 
 
-def print_replanned(console: Console, plans: Sequence[Replanned]) -> None:
+def _print_plans(console: Console, calibrated: Calibrated) -> None:
     """The validated plans before and after, whether another layout is the best now, and the command that plans again."""
+    plans = calibrated.plans
     if not plans:
         return
     from planner.units import format_seconds
