@@ -209,7 +209,7 @@ def calibrate(
     output: File,
     trainer: File | None = None,
     progress: Progress = silent,
-    **said: Unpack[Keywords],
+    **said: Any,
 ) -> Answer[Calibrated]:
     """Correct a hardware profile with measured runs and write it to ``output``, a YAML file; then plan validated jobs again.
 

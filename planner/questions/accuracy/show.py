@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from planner.questions.accuracy.page import worst_table
 from planner.questions.accuracy.prediction import Pair
 from planner.questions.accuracy.tables import summary_rows, sweeps_table
+from planner.terminal.tables import table
 
 
 def print_accuracy(
@@ -23,9 +22,5 @@ def print_accuracy(
     found += [sweeps_table(summary["ranking"])] if sweeps else []
     found += [worst_table(pairs, worst)] if worst else []
     for one in found:
-        table = Table(title=one.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-        for number, heading in enumerate(one.headings):
-            table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
-        for row in one.rows:
-            table.add_row(*row)
-        console.print(table)
+        first, *others = one.headings
+        console.print(table(first, *(f"~{heading}" for heading in others), title=one.title, rows=one.rows))

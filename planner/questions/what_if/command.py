@@ -53,7 +53,7 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -> None:
-    """The same job with one thing changed: the best plan each, beside the job as it is, and why it helps or does not.
+    """The same job with one thing changed: the best plan each, next to the job as it is, and why it helps or does not.
 
     The base is FILE, a plan written by --output: then every value of a flag is a change, a row of its own. Without a
     file, the first value of each flag describes the base, further values are changes. A value like x2 multiplies what the
