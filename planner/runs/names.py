@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from planner import library
-from planner.runs.schema import Row
+from planner.runs.row_schema import Row
 
 
 class UnsupportedError(Exception):
