@@ -7,9 +7,10 @@ from typing import Any
 
 import click
 
+from planner.errors import listed
 from planner.trainers import having
 
-READERS = " or ".join(", ".join(having("readback")).rsplit(", ", 1))
+READERS = listed(having("readback"))
 
 
 @click.command("import")

@@ -11,9 +11,9 @@ import numpy as np
 
 from planner import library
 from planner.errors import PlannerError
+from planner.questions.accuracy.page_tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import statistics
-from planner.questions.accuracy.page_tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 
 WORST = 20
 """Rows shown one by one."""
