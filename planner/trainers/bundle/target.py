@@ -219,7 +219,7 @@ STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_
 def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], precisions: Collection[str]) -> list[str]:
     """Optimizer and precision that an exporter has no word for: refused, never written as something else."""
     return [
-        f"{field} {value}: the export to {who} knows {listed(known)}; choose {'one of them' if len(known) > 1 else 'it'}"
+        f"{field} {value}: the export to {who} knows {listed(known)}; choose {_of(known)}"
         for field, value, known in (
             ("optimizer", job.workload.optimizer, optimizers), ("precision", job.workload.precision, precisions)
         )
@@ -227,13 +227,18 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
     ]  # fmt: skip
 
 
+def _of(known: Collection[str]) -> str:
+    return "one of them" if len(known) > 1 else "it"
+
+
 def unknown_modules(job: ExportJob, who: str, known: Module) -> list[str]:
     """Modules of selective recompute that an exporter has no word for: refused, never left out in silence."""
     unknown = module_names(job.layout.recompute_modules & ~int(known))
     if job.layout.recompute != Recompute.SELECTIVE or not unknown:
         return []
+    names = module_names(int(known))
     return [
-        f"recompute of {', '.join(unknown)}: the export to {who} knows {listed(module_names(int(known)))}; choose of them, or full"
+        f"recompute of {', '.join(unknown)}: the export to {who} knows {listed(names)}; choose {_of(names)}, or full recompute"
     ]
 
 
