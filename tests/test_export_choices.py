@@ -1,4 +1,4 @@
-"""Every optimizer, precision and recompute module of a trainer's file is written by each exporter that runs its plans, or refused."""
+"""Every optimizer, precision and recompute module of a trainer is written by each exporter that runs its plans, or refused."""
 
 from __future__ import annotations
 

@@ -34,7 +34,6 @@ def any_profile() -> st.SearchStrategy[HardwareProfile]:
 
 
 def test_every_device_is_there() -> None:
-    assert len(NAMES) == 28
     assert {"h100-sxm", "a100-sxm-80gb", "mi300x", "gb200-nvl72", "rtx-4090", "gaudi3"} <= set(NAMES)
 
 
