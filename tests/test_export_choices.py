@@ -10,19 +10,13 @@ from trainers.plans import Wanted, found
 from planner import layout, library, workload
 from planner.layout import Module, Recompute, module_mask
 from planner.trainer import load_trainer
+from planner.trainers import having
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import TARGETS, load_target, targets_of
 
 SERVERS = ("vllm", "sglang")
 """They serve the model: what it was trained with does not matter to them."""
 PAIRS = [(name, trainer) for name in TARGETS if name not in SERVERS for trainer in load_target(name).trainers]
-REFUSED: dict[str, tuple[str, ...]] = {
-    "megatron-bridge": ("muon",),
-    "torchtitan": ("fp8_row",),
-    "pytorch": ("fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit"),
-    "verl": ("muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8"),
-}
-"""What a trainer's file names and a target has no word for: a new name is written by the exporter, or stands here on purpose."""
 
 
 def job_of(trainer: str, **work: str) -> ExportJob:
@@ -47,8 +41,8 @@ def test_choices_are_written_or_refused(name: str, trainer: str, field: str) -> 
     for choice in facts.optimizers if field == "optimizer" else facts.legal.precisions:
         job = job_of(trainer, **{field: choice})
         if no_word(name, job, choice):
-            assert choice in REFUSED.get(name, ()), (
-                f"the exporter '{name}' has no word for the {field} {choice} of {trainer}.yaml"
+            assert choice in getattr(having("export")[name], "NO_WORD", ()), (
+                f"the exporter '{name}' has no word for the {field} {choice} of {trainer}.yaml: give it one, or say NO_WORD"
             )
             continue
         text = str(sorted(load_target(name).render(job).files.items()))

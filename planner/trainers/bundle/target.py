@@ -237,9 +237,12 @@ def unknown_modules(job: ExportJob, who: str, known: Module) -> list[str]:
     if job.layout.recompute != Recompute.SELECTIVE or not unknown:
         return []
     names = module_names(int(known))
-    return [
-        f"recompute of {', '.join(unknown)}: the export to {who} knows {listed(names)}; choose {_of(names)}, or full recompute"
-    ]
+    use = (
+        f"knows {listed(names)}; choose {_of(names)}, or full recompute"
+        if names
+        else "knows no modules; use full or none"
+    )
+    return [f"recompute of {', '.join(unknown)}: the export to {who} {use}"]
 
 
 def library_trainer(name: str) -> str:
