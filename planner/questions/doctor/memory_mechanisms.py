@@ -23,9 +23,9 @@ from planner.rules import Job
 from planner.timeline.priced_plan import Priced
 
 EAGER_LOGITS = 14.0
-"""Bytes per logit of a loss in plain torch: bf16, fp32 copy, log softmax, gradient (docs/log.md, torchtitan)."""
+"""Bytes per logit of a loss in plain torch: bf16, fp32 copy, log softmax, gradient (docs/log, torchtitan)."""
 GATHERED_LOGITS = 20.0
-"""The same where shards are gathered first (docs/log.md, Hagemann)."""
+"""The same where shards are gathered first (docs/log, Hagemann)."""
 FP32 = 4.0
 ARGUMENTS = "the arguments that the trainer prints"
 SNAPSHOT = "torch.cuda.memory._record_memory_history and _dump_snapshot: what is alive at the peak"
