@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.api import accuracy
+from planner.questions.accuracy.page_tables import summary_rows
 from planner.questions.accuracy.prediction import predict
 from planner.questions.accuracy.ranking import kendall_tau
 from planner.questions.accuracy.summary import bias_interval
-from planner.questions.accuracy.tables import summary_rows
 from planner.runs import Run
 
 RUNS = Path(__file__).parent.parent / "profiles" / "runs"

@@ -7,10 +7,11 @@ from typing import Any
 
 import click
 
+from planner.errors import listed
 from planner.terminal.flags import emit
 from planner.trainers import having
 
-READERS = " or ".join(", ".join(having("readback")).rsplit(", ", 1))
+READERS = listed(having("readback"))
 
 
 @click.command("import")

@@ -16,12 +16,12 @@ from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.runs.hardware import hardware_of
 from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_of
-from planner.runs.layout import layout_of
 from planner.runs.measured import Measured, measured_of
-from planner.runs.model import model_of
 from planner.runs.names import Reading, UnsupportedError, family_of, reading_of
 from planner.runs.planned import planned_fields
-from planner.runs.schema import Row, read_rows
+from planner.runs.row_layout import layout_of
+from planner.runs.row_model import model_of
+from planner.runs.row_schema import Row, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from planner import library
+from planner.questions.accuracy.page_tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import statistics
-from planner.questions.accuracy.tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 from planner.terminal.pictures import new_figure, write_picture
 
 WORST = 20

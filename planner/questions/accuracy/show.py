@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 
 from planner.questions.accuracy.page import worst_table
+from planner.questions.accuracy.page_tables import summary_rows, sweeps_table
 from planner.questions.accuracy.prediction import Pair
-from planner.questions.accuracy.tables import summary_rows, sweeps_table
 from planner.terminal.tables import table
 
 
