@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from planner.api import accuracy
 from planner.questions.accuracy.page_tables import summary_rows
 from planner.questions.accuracy.prediction import predict
 from planner.questions.accuracy.ranking import kendall_tau
