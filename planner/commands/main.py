@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "doctor": (
         "questions.doctor.command",
-        "What was measured against a plan: what would explain the gap, and the check that tells.",
+        "What was measured against a plan: what would explain the gap, and the check that shows it.",
     ),
     "export": ("commands.export", "Write a plan as a folder that a trainer runs."),
     "import": ("commands.import_", "Read a trainer's configuration as a plan."),

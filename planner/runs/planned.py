@@ -119,7 +119,7 @@ def planned(row: Row) -> tuple[Workload, Trainer, Layout]:
         ).items():
             said = row.get(path)
             if said is not None and said != mine:
-                raise UnsupportedError(f"it says {path.partition('.')[2] or path} {said} beside a plan with {mine}")
+                raise UnsupportedError(f"it says {path.partition('.')[2] or path} {said}, its plan {mine}")
     return workload, _trainer(data["trainer"], f"{where}: trainer"), layout
 
 

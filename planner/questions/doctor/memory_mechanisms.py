@@ -93,7 +93,7 @@ def _more(base: Priced) -> list[Mechanism]:
         (trainer.stored.gradient_bytes < FP32, "gradients", "gradients are kept in fp32",
          f"4 instead of {trainer.stored.gradient_bytes:.0f} bytes per parameter",
          trainer_facts(gradient_bytes=FP32, fp16_gradient_bytes=lambda old, _: (FP32, old[1])), 1,
-         "buckets and main gradients beside the states (nanotron: 20 bytes per parameter)",
+         "buckets and main gradients on top of the states (nanotron: 20 bytes per parameter)",
          f"{ARGUMENTS} (Megatron: accumulate_allreduce_grads_in_fp32)"),
         (int(layout.pp) > 1, "in_flight", "all microbatches are in flight", "forward passes of the whole step first",
          layout_fields(schedule=int(Schedule.GPIPE), vpp=1), 0, "no published run is known for it",
