@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from planner.api import (
+        Accuracy,
         Answer,
+        Changes,
         Estimate,
         Exported,
         Imported,
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
         Plans,
         Result,
         accuracy,
+        calibrate,
         compare,
         compare_profiles,
         doctor,
@@ -48,7 +51,7 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
-    "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
-    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile", "sensitivity",
-    "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy",
+    "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile",
+    "sensitivity", "show_profile", "what_if",
 ]  # fmt: skip

@@ -59,7 +59,7 @@ class _Change:
 def advise(job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> list[Advice]:
     """Changes in the order: more GPUs, other GPUs, shorter sequence, smaller optimizer states, adapters.
 
-    ``command`` renders the user's command with some flags replaced; ``progress`` is told what is being tried.
+    ``command`` renders the user's command with some flags replaced; ``progress`` hears what is being tried.
     """
     found: list[Advice] = []
     for changes in (_more_gpus, _other_gpus, _shorter_sequence, _smaller_states, _adapters):

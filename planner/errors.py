@@ -26,6 +26,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+def listed(names: Iterable[str]) -> str:
+    """Names as alternatives: a, b or c."""
+    *some, last = names
+    return f"{', '.join(some)} or {last}" if some else last
+
+
 def nearest_first(name: str, known: Iterable[str]) -> list[str]:
     """The known names, sorted by likeness to ``name`` (most alike first, ties alphabetically)."""
 

@@ -121,7 +121,7 @@ def binding(finding: Finding) -> str:
     if share < 0.02:
         return f"Computation binds: {100 * float(first.time['compute'][0] / first.step_time[0]):.0f} % of the step are kernels."
     what = "The network binds" if "communication" in part else "Time is lost"
-    return f"{what}: the largest loss beside computation is {PART_TEXT[part]}, {100 * share:.1f} % of the step."
+    return f"{what}: the largest loss after computation is {PART_TEXT[part]}, {100 * share:.1f} % of the step."
 
 
 def misses_by(found: Estimate) -> tuple[float, str]:

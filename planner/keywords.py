@@ -74,6 +74,8 @@ WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "d
 NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
 SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
 """Fields of a layout that a search can pin."""
+LOGGED = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute")
+"""Fields of a layout that the log of a run may leave open."""
 
 
 def flag_of(name: str) -> str:

@@ -214,8 +214,15 @@ def recompute_options(job: Job, pins: Pins) -> list[MemoryOption]:
     return options
 
 
+COMBINED = (
+    Module.CORE_ATTENTION | Module.NORM | Module.MLP_ACTIVATION | Module.MLP | Module.MOE | Module.MLA_UP_PROJECTION
+    | Module.SHARED_EXPERTS | Module.EVERY_SECOND_MATMUL
+)  # fmt: skip
+"""Modules whose sets ``_module_sets`` chooses by what each is worth."""
+
+
 def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
-    """Sets of modules worth repeating: cheap ones alone, cheap ones together, the whole MLP."""
+    """Sets of modules worth repeating: cheap ones alone, cheap ones together, the whole MLP; any other alone and with the cheap."""
     core = Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module(0)
     cheap = Module.NORM | Module.MLP_ACTIVATION | core
     up = Module.MLA_UP_PROJECTION if model.is_mla else Module(0)
@@ -230,6 +237,8 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
         block | core,
         block | Module.NORM | core | up,
     ]
+    others = [one for one in Module if not one & COMBINED]
+    sets += others + [one | cheap for one in others]
     unique = {int(one): None for one in sets if one}
     return list(unique)
 

@@ -9,13 +9,13 @@ from planner.layout import MODULE_NAMES, NAMES
 from planner.schema import Positive, Seconds, keys, one_of, within
 
 OVERLAPS: dict[str, str] = {
-    "tp_backward": "tensor-parallel collectives of the column-parallel layers run beside the backward GEMMs",
+    "tp_backward": "tensor-parallel collectives of the column-parallel layers overlap with the backward GEMMs",
     "tp": "tensor-parallel collectives are split and pipelined with the GEMM they feed",
     "cp": "key and value blocks travel the ring while attention works on the previous block",
-    "ep": "expert all-to-all runs beside the computation of another microbatch",
+    "ep": "expert all-to-all overlaps with the computation of another microbatch",
     "gradients": "gradient buckets are reduced while the backward pass goes on",
     "parameters": "weights are gathered while the computation goes on",
-    "pipeline": "pipeline sends and receives run beside the computation",
+    "pipeline": "pipeline sends and receives overlap with the computation",
 }
 UNFUSED: dict[str, str] = {
     "norm": "an RMS norm of plain operations saves an fp32 copy of its input and the scaled input in half precision",
@@ -275,7 +275,7 @@ class Traffic:
     1 = the embedding's own, 2 = the root's, which holds the head as well; 0 = buckets of ``bucket_parameters``."""
     zero1_all_reduces: bool
     """ZeRO 1 all-reduces whole gradients when the backward pass has ended and drops what other ranks own, instead of a
-    reduce-scatter beside it."""
+    overlapped reduce-scatter."""
     copy_bytes: Annotated[dict[str, float], keys(COPIES, required=False)]
     """Bytes per parameter that kernels move: to bring gathered weights into their places ('gather', each time), gradients into
     the buffer that is reduced ('reduce', each time); to add gradients to the accumulated ones ('accumulate', each microbatch;

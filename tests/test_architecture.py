@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -230,6 +231,71 @@ def test_everything_public_has_a_docstring(path: Path) -> None:
 
     visit(tree(path), "")
     assert not missing, f"without a docstring: {', '.join(missing)}"
+
+
+# ------------------------------------------------------------------------------------------------ sizes
+
+LONGEST_FUNCTION, LONGEST_FILE = 60, 400
+MANY_PARAMETERS, FUNCTIONS_WITH_MANY = 6, 10
+LARGEST_CLASS, MOST_FACTS = 30, 60
+SHARED_FILE_NAMES = 12
+"""Limits that hold today: they may fall, not rise."""
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    """Functions and methods of a file, also those inside of others."""
+    return [node for node in ast.walk(tree(path)) if isinstance(node, ast.FunctionDef)]
+
+
+def is_command(node: ast.FunctionDef) -> bool:
+    """A command of click: its parameters are its flags."""
+    return any("click" in ast.unparse(one) or ".command(" in ast.unparse(one) for one in node.decorator_list)
+
+
+def named(path: Path, node: Any) -> str:
+    """Where a function or class stands."""
+    return f"{path.relative_to(ROOT)}:{node.name}"
+
+
+def test_files_and_functions_are_short() -> None:
+    files = {path.name: length for path in SOURCES if (length := len(path.read_text().splitlines())) > LONGEST_FILE}
+    assert not files, f"longer than {LONGEST_FILE} lines: {files}"
+    long = {
+        named(path, one): length
+        for path in SOURCES
+        for one in functions(path)
+        if (length := (one.end_lineno or 0) - one.lineno + 1) > LONGEST_FUNCTION
+    }
+    assert not long, f"longer than {LONGEST_FUNCTION} lines: {long}"
+
+
+def test_few_functions_have_many_parameters() -> None:
+    """Commands excepted, whose parameters are flags."""
+    many = {}
+    for path in SOURCES:
+        for one in functions(path):
+            names = [each.arg for each in (*one.args.posonlyargs, *one.args.args, *one.args.kwonlyargs)]
+            if len(set(names) - {"self", "cls"}) > MANY_PARAMETERS and not is_command(one):
+                many[named(path, one)] = len(names)
+    assert len(many) <= FUNCTIONS_WITH_MANY, f"with more than {MANY_PARAMETERS} parameters: {many}"
+
+
+def test_classes_are_small() -> None:
+    large = {}
+    for path in SOURCES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.ClassDef):
+                fields = sum(isinstance(one, ast.AnnAssign) for one in node.body)
+                if fields > LARGEST_CLASS:
+                    large[named(path, node)] = fields
+    assert not large, f"with more than {LARGEST_CLASS} fields: {large}"
+    assert len(FACTS) <= MOST_FACTS, "a fact that one trainer alone needs is a term of its folder"
+
+
+def test_few_file_names_stand_in_two_folders() -> None:
+    names = Counter(path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py")
+    shared = sorted(name for name, times in names.items() if times > 1)
+    assert len(shared) <= SHARED_FILE_NAMES, f"file names in more than one folder of planner: {', '.join(shared)}"
 
 
 # ------------------------------------------------------------------------------------------------ docs

@@ -239,7 +239,7 @@ def test_dispatch_reaches_what_was_measured() -> None:
 def exchange(ranks: float, size: float, **more: float) -> Collective:
     """A dispatch among neighbours, top 8."""
     return Collective(name="dispatch", group="ep", op="all_to_all", size=size, n=ranks, stride=1.0, backward=False,
-                      copies=8.0, overlap="ep", beside="layer", **more)  # fmt: skip
+                      copies=8.0, overlap="ep", overlaps_with="layer", **more)  # fmt: skip
 
 
 def test_multiprocessors_bound_a_dispatch() -> None:

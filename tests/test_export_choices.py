@@ -1,4 +1,4 @@
-"""Every optimizer and precision that a trainer's file names is written by each exporter that runs its plans, or refused."""
+"""Every optimizer, precision and recompute module of a trainer is written by each exporter that runs its plans, or refused."""
 
 from __future__ import annotations
 
@@ -7,21 +7,16 @@ import dataclasses
 import pytest
 from trainers.plans import Wanted, found
 
-from planner import workload
+from planner import layout, library, workload
+from planner.layout import Module, Recompute, module_mask
 from planner.trainer import load_trainer
+from planner.trainers import having
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.targets import TARGETS, load_target
+from planner.trainers.targets import TARGETS, load_target, targets_of
 
 SERVERS = ("vllm", "sglang")
 """They serve the model: what it was trained with does not matter to them."""
 PAIRS = [(name, trainer) for name in TARGETS if name not in SERVERS for trainer in load_target(name).trainers]
-REFUSED: dict[str, tuple[str, ...]] = {
-    "megatron-bridge": ("muon",),
-    "torchtitan": ("fp8_row",),
-    "pytorch": ("fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit"),
-    "verl": ("muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8"),
-}
-"""What a trainer's file names and a target has no word for: a new name is written by the exporter, or stands here on purpose."""
 
 
 def job_of(trainer: str, **work: str) -> ExportJob:
@@ -46,8 +41,8 @@ def test_choices_are_written_or_refused(name: str, trainer: str, field: str) -> 
     for choice in facts.optimizers if field == "optimizer" else facts.legal.precisions:
         job = job_of(trainer, **{field: choice})
         if no_word(name, job, choice):
-            assert choice in REFUSED.get(name, ()), (
-                f"the exporter '{name}' has no word for the {field} {choice} of {trainer}.yaml"
+            assert choice in getattr(having("export")[name], "NO_WORD", ()), (
+                f"the exporter '{name}' has no word for the {field} {choice} of {trainer}.yaml: give it one, or say NO_WORD"
             )
             continue
         text = str(sorted(load_target(name).render(job).files.items()))
@@ -65,3 +60,47 @@ def test_what_no_exporter_knows_is_refused(
     assert no_word(name, job_of(trainer, **{field: "lion"}), "lion"), (
         f"the exporter '{name}' writes a {field} that it does not know"
     )
+
+
+SAME_MODULES = {"maxtext": {"norm", "mlp_activation"}}
+"""Modules that a target repeats anyway: what it writes does not say them."""
+
+
+def job_with(trainer: str, mask: int) -> ExportJob:
+    """A plan of a trainer with these modules recomputed, legal or not; 0 = none."""
+    plan = found(Wanted(model="llama-3.1-8b", gpus=8, trainer=trainer, hardware="b200-sxm", top=1))[0]
+    changed = plan.layout.replace(
+        recompute=int(Recompute.SELECTIVE if mask else Recompute.NONE), recompute_modules=mask
+    )
+    return ExportJob.of(dataclasses.replace(plan, layout=changed.replace(recompute_layers=0)))
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+def test_modules_are_written_or_refused(name: str, trainer: str) -> None:
+    """And no two of them are written as the same files, nor as no recompute at all."""
+    target = load_target(name)
+    written = {str(sorted(target.render(job_with(trainer, 0)).files.items())): "none"}
+    for module in load_trainer(trainer).legal.recompute_modules:
+        job = job_with(trainer, module_mask([module]))
+        if module in SAME_MODULES.get(name, ()) or any(one.startswith("recompute ") for one in target.refusals(job)):
+            continue
+        text = str(sorted(target.render(job).files.items()))
+        assert text not in written, f"'{name}' writes recompute of {module} as it writes {written[text]}"
+        written[text] = module
+
+
+@pytest.mark.parametrize(("name", "trainer"), PAIRS)
+def test_a_module_that_no_exporter_knows_is_refused(name: str, trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    unknown = 2 * max(Module)
+    monkeypatch.setitem(layout.MODULE_NAMES, unknown, "made_up")  # type: ignore[call-overload]
+    job = job_with(trainer, unknown)
+    assert any(one.startswith("recompute ") for one in load_target(name).refusals(job)), (
+        f"the exporter '{name}' leaves out a recompute module that it does not know"
+    )
+
+
+def test_every_trainer_with_a_target_is_looked_at() -> None:
+    """The others have no export: what they name is asked of the trainer that the export is priced with."""
+    seen = {trainer for _, trainer in PAIRS}
+    assert seen == {trainer for trainer in library.names("trainers") if set(targets_of(trainer)) - set(SERVERS)}
+    assert {name for name, _ in PAIRS} == set(TARGETS) - set(SERVERS)

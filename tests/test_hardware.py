@@ -34,7 +34,6 @@ def any_profile() -> st.SearchStrategy[HardwareProfile]:
 
 
 def test_every_device_is_there() -> None:
-    assert len(NAMES) == 28
     assert {"h100-sxm", "a100-sxm-80gb", "mi300x", "gb200-nvl72", "rtx-4090", "gaudi3"} <= set(NAMES)
 
 
@@ -448,7 +447,7 @@ def test_the_nearest_relative(change: dict[str, Any], relative: str) -> None:
     assert float(found.scale_up_time("all_gather", 1e8, 4)) >= 0.75e8 / found.scale_up_bandwidth
 
 
-@pytest.mark.parametrize("name", library.names("hardware"))
+@pytest.mark.parametrize("name", [name for name in NAMES if not PROFILES[name].filled_from])
 def test_every_device_of_the_library_from_its_datasheet(name: str) -> None:
     known = library.read_yaml(library.find("hardware", name))
     keys = (*DATASHEET, "gpus_per_node")

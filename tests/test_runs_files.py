@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from planner import library
+from planner.api import accuracy
 from planner.errors import PlannerError
 from planner.layout import Module
-from planner.questions.accuracy.numbers import accuracy
+from planner.questions.accuracy.page_tables import summary_rows
 from planner.questions.accuracy.prediction import pairs_of, predict
 from planner.questions.accuracy.summary import summarise
-from planner.questions.accuracy.tables import summary_rows
 from planner.runs import Run, read_runs, rows_from_dict, to_run
 
 GOOD: dict[str, Any] = {
@@ -47,7 +47,7 @@ def test_user_file(tmp_path: Path) -> None:
     assert run.unsupported == "" and run.layout is not None and run.source == "mine"
     assert (run.layout.tp, run.layout.dp, run.layout.num_microbatches, run.layout.sequence_parallel) == (2, 4, 16, 1)
     assert run.layout.recompute_modules == Module.NORM | Module.CORE_ATTENTION
-    report = accuracy([tmp_path])
+    report = accuracy([tmp_path]).to_dict()
     (entry,) = report["runs"]
     assert entry["status"] == "predicted" and entry["reason"] == ""
     assert entry["step_time_s"]["measured"] == 6.5 and 1 < entry["step_time_s"]["predicted"] < 60

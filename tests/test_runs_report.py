@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from planner.questions.accuracy.numbers import accuracy
+from planner.api import accuracy
+from planner.questions.accuracy.page_tables import summary_rows
 from planner.questions.accuracy.prediction import predict
 from planner.questions.accuracy.ranking import kendall_tau
 from planner.questions.accuracy.summary import bias_interval
-from planner.questions.accuracy.tables import summary_rows
 from planner.runs import Run
 
 RUNS = Path(__file__).parent.parent / "profiles" / "runs"
@@ -43,7 +43,7 @@ def test_kendall_tau() -> None:
 def report() -> dict[str, Any]:
     sources = ("nv-korthikanti-2022-table5", "oss-zero-bubble-1f1b", "oss-hagemann2023-llama13b-2k-64gpu",
                "oss-simumax-b200-v1p2", "nv-mlperf-v31-gpt3-h100", "nv-moe-folding-table4")  # fmt: skip
-    return accuracy([RUNS / f"{source}.yaml" for source in sources])
+    return accuracy([RUNS / f"{source}.yaml" for source in sources]).to_dict()
 
 
 def test_report_is_plain_data_and_counts_add_up(report: dict[str, Any]) -> None:

@@ -44,7 +44,7 @@ def test_the_run_of_a_plan_reads_back_exactly(name: str, trainer: str, fields: d
     assert run.measured == measured and run.cluster is not None
     assert (run.cluster.hardware.name, run.cluster.hardware.network_bandwidth) == ("h100-sxm", 12.5e9)
     changed = dataclasses.replace(row, data={**row.data, "parallel": {**row.data["parallel"], "dp": 64}})
-    assert f"it says dp 64 beside a plan with {plan.layout.dp}" in to_run(changed).unsupported
+    assert f"it says dp 64, its plan {plan.layout.dp}" in to_run(changed).unsupported
 
 
 def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: Path) -> None:

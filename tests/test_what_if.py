@@ -357,7 +357,7 @@ WRONG = {
     "--gpus 4,096": "'096' is not a whole number",
     "--gpus 0": "must be a whole number from 1",
     "--gpus x0.3": "8 times 0.3 is no whole number",
-    "--gpus 8,": "a value is missing beside a comma",
+    "--gpus 8,": "a value is missing next to a comma",
     "--sequence-length 128k": "'128k' is not a whole number",
     "--compute 2": "write it like x1.5",
     "--days 30 --fewest-gpus": "--days needs the number of tokens",

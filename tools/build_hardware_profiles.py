@@ -534,7 +534,7 @@ CUBLAS_SOURCE = (
     "TransformerEngine @1609c89 docs/examples/gemm_profiling; GB200 as B200; constants from aic-trt"
 )
 # Rate of tensor-core work in a training run over its rate in a short burst: the power limit. Set on runs that are nearly
-# all computation (tp 1, no pipeline); the other rows of those pages were seen too, so they are no blind test (docs/log.md):
+# all computation (tp 1, no pipeline); the other rows of those pages were seen too, so they are no blind test (docs/log):
 #   Hopper            DGX Cloud 25.04 llama3.1 8b bf16 on H100 at 700 W, 5 runs; H200 alike, smaller limits may fall lower
 #   Blackwell         Megatron-Bridge 25.09 and 25.11 llama3 8b fp8-cs on GB200; B200 alike (its 8b runs would give 0.86). GEMMs
 #                     in a loop on one B200 reach 0.73 (SimuMax): a box with less cooling may fall to that

@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Unpack
 
 from planner.api.answers import (
+    Accuracy,
+    Changes,
     File,
     Progress,
     accuracy,
+    calibrate,
     compare,
     compare_profiles,
     doctor,
@@ -69,7 +72,7 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
 
 
 __all__ = [
-    "Answer", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy", "compare",
-    "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile", "sensitivity",
-    "show_profile", "what_if",
+    "Accuracy", "Answer", "Changes", "Estimate", "Exported", "Imported", "Plan", "PlannerError", "Plans", "Result", "accuracy",
+    "calibrate", "compare", "compare_profiles", "doctor", "estimate", "import_config", "load", "plan", "plot_profile",
+    "sensitivity", "show_profile", "what_if",
 ]  # fmt: skip

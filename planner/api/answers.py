@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
@@ -14,6 +15,7 @@ from planner.api.shown import Answer
 from planner.errors import PlannerError, shown
 from planner.keywords import (
     JOB,
+    LOGGED,
     SEARCHED,
     JobKeywords,
     Keywords,
@@ -25,6 +27,8 @@ from planner.keywords import (
 from planner.units import parse
 
 if TYPE_CHECKING:  # each call imports what it needs
+    from planner.questions.accuracy.prediction import Pair
+    from planner.questions.calibrate.output import Calibrated
     from planner.questions.compare.numbers import Comparison
     from planner.questions.doctor.numbers import Diagnosis
     from planner.questions.hardware.diff import ProfileDiff
@@ -33,7 +37,7 @@ if TYPE_CHECKING:  # each call imports what it needs
 
 File = str | PathLike[str]
 Progress = Callable[[str], None]
-"""Told what is being looked at."""
+"""Called with what is looked at now."""
 
 
 def silent(_: str) -> None:
@@ -65,12 +69,31 @@ def compare(*plans: Plan | File) -> Answer[Comparison]:
     return Answer(compare_plans([one.file for one in read], names), print_comparison)
 
 
-def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, **changes: Any) -> Answer[WhatIf]:
+@dataclass(frozen=True, repr=False)
+class Changes(Answer["WhatIf"]):
+    """The best plan per change of a job; ``found.rows`` hold seconds, tokens/s per GPU, GiB and USD per million tokens."""
+
+    found: WhatIf
+
+    def plot(self, picture: File) -> bool:
+        """Draw the first sweep to a .png file: tokens/s of the job and per GPU. False where fewer than two points were found.
+
+        Raises PlannerError.
+        """
+        from planner.questions.what_if.sweep_plot import sweep_plot
+
+        return sweep_plot(self.found, Path(picture))
+
+
+def what_if(
+    base: Plan | File | None = None, /, *, sweep: bool = False, progress: Progress = silent, **changes: Any
+) -> Changes:
     """The same job with one thing changed, the best plan each: ``what_if(plan, network="x2", gpus=[64, 128])``.
 
     Keywords are the flags of ``plan what-if``: values or lists of values, in base units (bytes/s, bytes, seconds) or as text
     with a unit, factors like 'x2', ranges like '64..512'; ``fewest_gpus=True`` and the other questions; ``price`` a number or
-    one by hardware. Without a base the first value of each describes the job. Raises PlannerError.
+    one by hardware. Without a base the first value of each describes the job. ``sweep`` requires several numbers of one flag,
+    which ``plot`` draws. Raises PlannerError.
     """
     from planner.questions.best_plan import resolved_of
     from planner.questions.what_if.changes import INPUTS
@@ -93,7 +116,10 @@ def what_if(base: Plan | File | None = None, /, *, progress: Progress = silent, 
         if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
             raise PlannerError(f"{name} is {shown(value)}; it must be a number")
     resolved = None if base is None else resolved_of(loaded(base).file)
-    return Answer(answer(ask(resolved, flags, layout_values(changes)), progress), print_what_if)
+    asked = ask(resolved, flags, layout_values(changes))
+    if sweep and asked.sweep is None:
+        raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
+    return Changes(answer(asked, progress), print_what_if)
 
 
 def _texts(values: Any, kind: str = "") -> list[str]:
@@ -149,12 +175,68 @@ def doctor(
     return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
 
 
-def accuracy(paths: Sequence[File] | None = None) -> Answer[dict[str, Any]]:
-    """Published runs, or those of files and folders, predicted; errors are predicted / measured - 1. Raises PlannerError."""
-    from planner.questions.accuracy.numbers import accuracy as report
-    from planner.questions.accuracy.show import print_accuracy
+@dataclass(frozen=True, repr=False)
+class Accuracy(Answer[dict[str, Any]]):
+    """Runs with measured and predicted seconds and GiB, and their errors: predicted / measured - 1."""
 
-    return Answer(report(None if paths is None else [Path(one) for one in paths]), print_accuracy)
+    pairs: tuple[Pair, ...]
+    """Each run with its prediction, in seconds and bytes."""
+
+    def write_page(self, path: File) -> Path:
+        """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
+        from planner.questions.accuracy.page import write_page
+
+        return write_page(self.pairs, self.found["summary"], Path(path))
+
+
+def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0) -> Accuracy:
+    """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
+    the ``worst`` rows. Raises PlannerError.
+    """
+    from planner.questions.accuracy.numbers import report_of
+    from planner.questions.accuracy.prediction import pairs_of
+    from planner.questions.accuracy.show import print_accuracy
+    from planner.runs import read_runs
+
+    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
+    return Accuracy(report_of(pairs), partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
+
+
+def calibrate(
+    runs: Sequence[File],
+    *,
+    hardware: File,
+    output: File,
+    trainer: File | None = None,
+    progress: Progress = silent,
+    **said: Any,
+) -> Answer[Calibrated]:
+    """Correct a hardware profile with measured runs and write it to ``output``, a YAML file; then plan validated jobs again.
+
+    ``runs``: files of ``plan validate``, tables of runs, or training logs. Keywords say what a log does not: model, gpus,
+    sequence_length, global_batch_size, precision, and fields of the layout. ``trainer``: of the runs; None = by the framework
+    of each. Raises PlannerError, and then nothing is written.
+    """
+    from planner.hardware import load_hardware
+    from planner.questions.calibrate.numbers import calibrate as fit
+    from planner.questions.calibrate.output import Calibrated, shared_trainer, write
+    from planner.questions.calibrate.replan import replan
+    from planner.questions.calibrate.show import print_calibrated
+    from planner.questions.calibrate.sources import given_of, read_measured
+    from planner.trainer import load_trainer
+
+    require_known("calibrate", said, ("model", "gpus", "sequence_length", "global_batch_size", "precision", *LOGGED))
+    base, own = fspath(hardware), None if trainer is None else fspath(trainer)
+    given = given_of(said)
+    measured = read_measured([Path(one) for one in runs], base, trainer=load_trainer(own) if own else None, given=given)
+    shared = shared_trainer(measured)
+    found = fit(measured, load_hardware(base), shared)
+    files = write(found, base, shared, Path(output), trainer_base=own)
+    progress("planning again")
+    names = [str(path) for path in files]
+    plans = replan(measured, load_hardware(names[0]), load_trainer(names[1]) if names[1:] else None, files=names)
+    calibrated = Calibrated(base=base, calibration=found, files=tuple(files), plans=tuple(plans))
+    return Answer(calibrated, print_calibrated)
 
 
 def show_profile(name: File) -> Answer[dict[str, Any]]:

@@ -222,10 +222,9 @@ class Exported:
     def check(self) -> str:
         """What the trainer's own parser says about the folder, where it is installed."""
         from planner.trainers.bundle.target import ExportJob
-        from planner.trainers.checking import check_folder
-        from planner.trainers.targets import load_target
+        from planner.trainers.checking.child import check_folder
 
-        return check_folder(load_target(self.trainer), ExportJob.of(self.plan.file), self.folder).text()
+        return check_folder(self.trainer, ExportJob.of(self.plan.file), self.folder).text()
 
 
 @dataclass(frozen=True, repr=False)

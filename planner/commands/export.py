@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from planner.errors import PlannerError
-
 
 @click.command()
 @click.argument("file", metavar="PLAN", required=False, type=click.Path(dir_okay=False, path_type=Path))
@@ -31,48 +29,22 @@ def export(
       plan export plan.yaml --to megatron --output run/ --check
       plan export --list
     """
-    from planner.trainers.bundle.launchers import LAUNCHERS
-
     if list_:
-        _list_targets(LAUNCHERS)
+        from planner.terminal.library_tables import target_lines
+
+        click.echo("\n".join(target_lines()))
         return
     if file is None or to is None or output is None:
         raise click.UsageError(
             "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
         )
-    if launcher not in LAUNCHERS:
-        raise PlannerError(f"unknown launcher '{launcher}'; known: {', '.join(LAUNCHERS)}")
-    from planner.plan_file import load_plan
-    from planner.trainers.bundle.folder import make_bundle, write_bundle
-    from planner.trainers.bundle.nearest import require_expressible
-    from planner.trainers.bundle.target import ExportJob
-    from planner.trainers.targets import load_target
+    from planner import api
 
-    target = load_target(to)
-    job = ExportJob.of(load_plan(file))
-    require_expressible(target, job, file)
-    bundle = make_bundle(target, job, launcher)
-    write_bundle(bundle, output, force=force)
-    for warning in bundle.warnings:
+    written = api.load(file).export(to, output, launcher=launcher, force=force)
+    for warning in written.warnings:
         click.secho(f"warning: {warning}", fg="yellow", err=True)
-    _say(output, bundle.files, bundle.rendered.notes)
-    if check:
-        from planner.trainers.checking.child import check_folder
-
-        click.echo(check_folder(to, job, output).text())
-
-
-def _say(output: Path, files: dict[str, str], notes: tuple[str, ...]) -> None:
-    click.echo(f"wrote {output}: {', '.join(sorted(files))}")
-    for note in notes:
+    click.echo(f"wrote {output}: {', '.join(written.files)}")
+    for note in written.notes:
         click.echo(f"note: {note}")
-
-
-def _list_targets(launchers: tuple[str, ...]) -> None:
-    from planner.trainers.targets import TARGETS, load_target
-
-    rows = [load_target(name) for name in TARGETS]
-    width = max((len(one.name) for one in rows), default=0)
-    for one in rows:
-        click.echo(f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {', '.join(one.trainers)}")
-    click.echo(f"launchers: {', '.join(launchers)}")
+    if check:
+        click.echo(written.check())

@@ -7,16 +7,18 @@ from typing import Any
 
 import click
 
+from planner.errors import listed
+from planner.terminal.flags import emit
 from planner.trainers import having
 
-READERS = " or ".join(", ".join(having("readback")).rsplit(", ", 1))
+READERS = listed(having("readback"))
 
 
 @click.command("import")
 @click.argument("file", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--from", "from_", metavar="NAME", help=f"{READERS}. [by its content]")
 @click.option("--model", metavar="NAME", help="Model, where the file does not say it.")
-@click.option("--gpus", "num_gpus", type=int, metavar="N", help="GPUs of the job, where the file does not say.")
+@click.option("--gpus", type=int, metavar="N", help="GPUs of the job, where the file does not say.")
 @click.option("--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware').")
 @click.option("--trainer", metavar="NAME", help="Trainer to price it for. [the one of the file]")
 @click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence, where the file does not say.")
@@ -35,21 +37,14 @@ def import_(file: Path, from_: str | None, output: Path | None, **said: Any) -> 
       plan import slurm-1234.log --hardware a100-sxm-80gb
       plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
     """
-    from planner.terminal import tables as table
-    from planner.terminal.flags import console
-    from planner.trainers.reading import read
-    from planner.trainers.reading.configuration import Said, to_plan
+    from planner import api
 
-    reading = read(file, from_, said["num_gpus"])
-    plan = to_plan(reading, Said(**said))
-    for one in reading.unread:
+    plan = api.import_config(file, format=from_, **said)
+    for one in plan.unread:
         click.secho(f"not in the plan: {one}", fg="yellow", err=True)
-    for note in reading.notes:
+    for note in plan.notes:
         click.echo(f"note: {note}", err=True)
     if output is not None:
         plan.save(output)
         click.echo(f"wrote {output}", err=True)
-    out = console()
-    if plan.assumptions:
-        out.print(table.assumptions_table(plan.assumptions))
-    table.print_prediction(out, plan)
+    emit(plan, as_json=False)

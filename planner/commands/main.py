@@ -11,8 +11,8 @@ import click
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": ("commands.search", "Search every legal layout, print the best plans (default)."),
-    "estimate": ("commands.estimate", "Price one explicit layout, with the whole breakdown."),
+    "search": ("commands.plan_search", "Search every legal layout, print the best plans (default)."),
+    "estimate": ("commands.plan_estimate", "Price one explicit layout, with the whole breakdown."),
     "report": ("questions.report.command", "A plan as one page to look at; also Markdown, JSON, a trace, pictures."),
     "compare": ("questions.compare.command", "Plan files side by side: what differs, and what each difference does."),
     "what-if": ("questions.what_if.command", "The same job with one thing changed; fewest GPUs, cheapest hardware."),
@@ -21,7 +21,7 @@ COMMANDS = {
     ),
     "doctor": (
         "questions.doctor.command",
-        "What was measured against a plan: what would explain the gap, and the check that tells.",
+        "What was measured against a plan: what would explain the gap, and the check that shows it.",
     ),
     "export": ("commands.export", "Write a plan as a folder that a trainer runs."),
     "import": ("commands.import_", "Read a trainer's configuration as a plan."),
@@ -29,9 +29,9 @@ COMMANDS = {
     "validate": ("lab.run.command", "Run a plan, or its memory alone, and compare with the prediction."),
     "calibrate": ("questions.calibrate.command", "Correct a hardware profile with your own measured runs."),
     "accuracy": ("questions.accuracy.command", "Predict published runs and print the errors."),
-    "models": ("commands.library", "List the model presets."),
+    "models": ("commands.listings", "List the model presets."),
     "hardware": ("questions.hardware.command", "List the hardware profiles, or look into them."),
-    "trainers": ("commands.library", "List the trainers."),
+    "trainers": ("commands.listings", "List the trainers."),
 }  # fmt: skip
 """Command -> module of planner that holds it, imported when it is asked for; and its line in ``plan --help``."""
 

@@ -14,8 +14,8 @@ from planner.cost.memory.device_memory import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import stage_straggling
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -28,7 +28,7 @@ PARTS = (
 )  # fmt: skip
 """Parts of the step time, in the order of the waterfall; they sum to it."""
 HIDDEN = ("tensor", "context", "expert", "pipeline", "data")
-"""Communication that runs beside computation, in seconds per step; not part of the step time."""
+"""Communication that overlaps with computation, in seconds per step; not part of the step time."""
 CHUNK = 1 << 16
 """Candidates priced at once: their columns stay in the cache."""
 
@@ -109,8 +109,8 @@ class Estimate:
     @property
     def slowed(self) -> Floats:
         """Part by which the slowest GPU of the job lengthens computation and idle time."""
-        told = self.time["compute"] + self.time["recompute"] + self.time["bubble"]
-        return self.time["stragglers"] / np.maximum(told, np.finfo(float).tiny)
+        busy = self.time["compute"] + self.time["recompute"] + self.time["bubble"]
+        return self.time["stragglers"] / np.maximum(busy, np.finfo(float).tiny)
 
     @property
     def bubble_share(self) -> Floats:
@@ -205,7 +205,7 @@ def memory_by_stage(
 def largest_by_stage(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1
 ) -> dict[str, Floats]:  # fmt: skip
-    """Most bytes of each component that the allocator hands out, each at a moment of its own, and "peak", the most of all
+    """Most bytes of each component that the allocator hands out, each at a program point of its own, and "peak", the most of all
     together; (3, N). ``middle`` as in ``memory_by_stage``."""
     priced = _by_stage(workload, cluster, trainer, layout, middle)
     found = _memory(trainer, priced, cluster.hardware)[0]
@@ -236,17 +236,14 @@ def _step_parts(
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = {name: priced.of_slowest(name) for name in SLOWEST}
     sent = 2.0 * priced.send
-    beside = sends_overlap(trainer, layout)
-    exposed_send = sent * (1.0 - beside)
+    overlapped = sends_overlap(trainer, layout)
+    exposed_send = sent * (1.0 - overlapped)
     forward, backward = slowest["forward"] + exposed_send / 2.0, slowest["backward"] + exposed_send / 2.0
     all_stages = slowest["all_stages"] + exposed_send * np.asarray(layout.pp)
     idle = pipeline_time(layout, forward, backward, slowest["weight"], all_stages) - m * (forward + backward)
-    idle = idle + interleave_waits(layout, priced.send * beside)
+    idle = idle + interleave_waits(layout, priced.send * overlapped)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
-    exposed, hidden = data_parallel(
-        trainer, layout, (priced.reduced_last, priced.gathered_first), priced.reduce, priced.gather, priced.copies, *window,
-        data_slowdown(cluster, layout),
-    )  # fmt: skip
+    exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
     end = largest_stage(exposed + priced.optimizer + priced.offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,

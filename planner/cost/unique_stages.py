@@ -113,11 +113,7 @@ def _content_columns(
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
     nothing = np.zeros((0, *times.saved.shape))
-    parts = (
-        shape_parts(workload, trainer, layout, stages, times.last_layer, times.working, times.loss)
-        if trainer.stored.gradients_on_demand
-        else nothing
-    )
+    parts = shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else nothing
     return {
         "slowest": times.slowest,
         "forward": times.forward,

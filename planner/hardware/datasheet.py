@@ -62,11 +62,13 @@ def _linked(data: Mapping[str, Any], where: str) -> bool:
 
 
 def _nearest(data: Mapping[str, Any], linked: bool, where: str) -> str:
-    """The most alike device: same vendor, same link, same generation, then figures by their ratio (sum of |log2|)."""
+    """The most alike device with curves: same vendor, same link, same generation, then figures by their ratio (sum of |log2|)."""
     own = _figures(data, where)
+    every = {name: library.read_yaml(library.find("hardware", name)) for name in library.names("hardware")}
+    whole = {name: other for name, other in every.items() if any(key in other for key in CURVES)}
 
     def distance(name: str) -> float:
-        other = library.read_yaml(library.find("hardware", name))
+        other = whole[name]
         apart = 8.0 * (str(data.get("vendor", "")).lower() not in ("", str(other["vendor"]).lower()))
         apart += 4.0 * (linked != (other["scale_up_domain"] > 1))
         if "scale_up_domain" in data:
@@ -74,7 +76,7 @@ def _nearest(data: Mapping[str, Any], linked: bool, where: str) -> str:
         apart += 2.0 * (str(data.get("arch", "")).lower() != str(other["arch"]).lower())
         return apart + sum(abs(math.log2(mine / its)) for mine, its in zip(own, _figures(other, name), strict=True))
 
-    return min(library.names("hardware"), key=distance)
+    return min(whole, key=distance)
 
 
 def _figures(data: Mapping[str, Any], where: str) -> list[float]:

@@ -13,7 +13,7 @@ from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
 from planner.runs.names import Reading, UnsupportedError, frameworks
-from planner.runs.schema import Row
+from planner.runs.row_schema import Row
 
 
 def hardware_of(reading: Reading, base: str = "") -> tuple[HardwareProfile, str]:

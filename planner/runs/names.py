@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from planner import library
-from planner.runs.schema import Row
+from planner.runs.row_schema import Row
 
 
 class UnsupportedError(Exception):
@@ -60,6 +60,10 @@ def reading_of(row: Row) -> Reading:
     """The row with the first framework and the first recipe of the table that match it; every row matches a framework."""
     texts = {"framework": row.framework, "notes": row.notes, "id": row.id, "source": row.source}
     entry = next(one for one in frameworks()["trainers"] if one["match"].search(texts[one["in"]]))
+    if entry.get("unknown") and row.framework in library.names(
+        "trainers"
+    ):  # the trainer's own name, as its log reader says it
+        entry = {**entry, "trainer": row.framework, "unknown": False}
     recipes = _recipes(f"{row.source} {row.framework} {row.hardware.get('gpu', '')}")
     recipe: Mapping[str, Any] = next((one for one in recipes if re.search(one["id"], row.id)), {})
     notes = "; ".join(text for text in (row.notes, recipe.get("notes", "")) if text)

@@ -19,7 +19,7 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.measured import Measured, measured_of
 from planner.runs.names import Reading, UnsupportedError
-from planner.runs.schema import Row, rows_from_dict
+from planner.runs.row_schema import Row, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.units import GIB, GIGA
 from planner.workload import Workload
@@ -119,7 +119,7 @@ def planned(row: Row) -> tuple[Workload, Trainer, Layout]:
         ).items():
             said = row.get(path)
             if said is not None and said != mine:
-                raise UnsupportedError(f"it says {path.partition('.')[2] or path} {said} beside a plan with {mine}")
+                raise UnsupportedError(f"it says {path.partition('.')[2] or path} {said}, its plan {mine}")
     return workload, _trainer(data["trainer"], f"{where}: trainer"), layout
 
 

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES
+from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -79,10 +81,10 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
     ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
     ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
-    ("precision", str, "NAME", "bf16, fp16, fp32, fp8, fp8_row, fp8_block, mxfp8 or nvfp4. [bf16]"),
-    ("optimizer", str, "NAME", "adam, adam_bf16, adam_8bit, muon or sgd. [adam]"),
+    ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
+    ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
-    ("lora_targets", str, "NAME", "Layers with adapters: all, attention or qkv. [all]"),
+    ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
     ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
     ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),

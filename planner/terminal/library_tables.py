@@ -1,4 +1,4 @@
-"""Tables of what the library holds."""
+"""What the library holds, as tables and lines."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from planner.hardware import load_hardware
 from planner.model import aliases, load_model
 from planner.terminal.tables import table
 from planner.trainer import load_trainer
+from planner.trainers.bundle.launchers import LAUNCHERS
+from planner.trainers.targets import TARGETS, load_target
 from planner.units import format_bytes, format_count
 
 
@@ -55,3 +57,13 @@ def trainers_table() -> Table:
             name, one.title, ", ".join(map(str, one.legal.zero)), schedules, methods, one.legal.expert_parallel
         )
     return found
+
+
+def target_lines() -> list[str]:
+    """One line per target of ``plan export``, and one of the launchers."""
+    width = max(map(len, TARGETS))
+    lines = [
+        f"{one.name:{width}}  {one.title}; {one.package} {one.versions}; plans of {', '.join(one.trainers)}"
+        for one in map(load_target, TARGETS)
+    ]
+    return [*lines, f"launchers: {', '.join(LAUNCHERS)}"]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced
 from planner.timeline.slices import Slice, stage_kind
@@ -69,7 +70,7 @@ def ends_of(priced: Priced) -> Ends:
     def traffic(gather: Floats, copies: Floats) -> tuple[Floats, Floats]:
         """Exposed and hidden seconds."""
         return data_parallel(
-            job.trainer, layout, (shared.reduced_last, shared.gathered_first), shared.reduce, gather, copies,
+            job.trainer, layout, dataclasses.replace(shared, gather=gather, copies=copies),
             shared.forward + sent, shared.backward + sent, data_slowdown(job.cluster, layout),
         )  # fmt: skip
 

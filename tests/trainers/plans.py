@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from functools import cache
 
+from planner import library
 from planner.cluster import Cluster
 from planner.defaults import Request, resolve
 from planner.hardware import load_hardware
@@ -134,6 +135,11 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="qwen3-0.6b", gpus=16, top=6),
     Wanted(model="gpt3-1.3b", gpus=64, hardware="a100-sxm-40gb"),
     Wanted(model="phi-4", gpus=48, batch=960),
+)
+WANTED += tuple(  # trainers that nothing above names: a new one is here by itself
+    Wanted(model="llama-3.1-8b", gpus=8, trainer=name, top=2)
+    for name in library.names("trainers")
+    if name not in {one.trainer for one in WANTED}
 )
 
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.questions.accuracy.page import markdown, page
+from planner.questions.accuracy.page_tables import Table, percent
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
-from planner.questions.accuracy.tables import Table, percent
 from tools.evidence.constants import constants
 from tools.evidence.held_back import LeftOut
 

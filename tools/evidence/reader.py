@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from planner.questions.accuracy.page import headline, markdown
+from planner.questions.accuracy.page_tables import Table, percent
 from planner.questions.accuracy.prediction import Pair
-from planner.questions.accuracy.tables import Table, percent
 from tools.evidence.appendix import Proofs, left_out
 
 

@@ -158,10 +158,11 @@ def context_exchange(shard: Shard, *, every_head: bool = False) -> list[Collecti
 
     def one(name: str, op: str, size: Number, used: int, backward: bool, count: Number = 1.0) -> Collective:
         hides = used == CpMethod.RING
-        beside = ("core_attention.dgrad" if backward else "core_attention.forward") if hides else ""
+        overlaps_with = ("core_attention.dgrad" if backward else "core_attention.forward") if hides else ""
         return Collective(
             name=name, group="cp", op=op, size=size, n=np.where(method == used, cp, 1.0), stride=tp, backward=backward,
-            count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "", beside=beside,
+            count=count, module=Module.CORE_ATTENTION if hides else NEVER, overlap="cp" if hides else "",
+            overlaps_with=overlaps_with,
         )  # fmt: skip
 
     hops = np.maximum(cp - 1, 0.0)

@@ -122,7 +122,7 @@ def _padding(shard: Shard, name: str) -> list[Operator]:
 
 
 def joined(shard: Shard) -> list[Operator]:
-    """What the branches of one input cost beside themselves: the outputs of experts and shared experts added (two reads, a
+    """What the branches of one input cost in addition: the outputs of experts and shared experts added (two reads, a
     write); gradients of router, experts and shared experts added; the router's input cast to fp32 and read, its gradient
     written and cast back: 10 times the size of a half-precision input.
     [Megatron Core, moe_utils.py: RouterGatingLinearFunction with moe_router_dtype fp32]
@@ -154,16 +154,16 @@ def expert_exchange(shard: Shard) -> list[Collective]:
         return Collective(name=name, group="ep", op=op, size=size, n=n, stride=stride, backward=backward,
                           copies=float(shard.model.top_k) if once and op == "all_to_all" else 0.0, bandwidth=most, units=units,
                           module=Module.MOE,
-                          overlap="ep" if op == "all_to_all" else "", beside="layer")  # fmt: skip
+                          overlap="ep" if op == "all_to_all" else "", overlaps_with="layer")  # fmt: skip
 
-    # What travels beside the tokens: a router weight for each copy, and before all how many copies go where.
+    # What travels with the tokens: a router weight for each copy, and before all how many copies go where.
     weights = 4.0 * shard.tokens_split * shard.model.top_k
-    beside = [] if once else [
+    more = [] if once else [
         one("dispatch_weights", "all_to_all", weights, shard.ep, shard.ep_stride, False),
         one("dispatch_weights_gradient", "all_to_all", weights, shard.ep, shard.ep_stride, True),
         one("dispatch_counts", "all_gather", 8.0 * shard.model.num_experts * shard.ep, shard.ep, shard.ep_stride, False),
     ]  # fmt: skip
-    exchanges = beside
+    exchanges = more
     for backward in (False, True):
         suffix = "_gradient" if backward else ""
         exchanges += [

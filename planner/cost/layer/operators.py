@@ -128,7 +128,7 @@ class Collective:
     """Units of selective recompute that repeat it."""
     overlap: str = ""
     """Name of the trainer's overlap that can hide it; '' = never hidden."""
-    beside: str = ""
+    overlaps_with: str = ""
     """The work it hides behind: 'operator.forward', '.dgrad', '.wgrad', or 'layer' for half of the pass."""
     ends: bool = False
     """As of an operator: nothing that the backward pass needs comes after it."""

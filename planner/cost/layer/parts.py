@@ -59,7 +59,7 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
 
 def residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
     """Dropout and residual addition: two reads and a write forward; backward the dropout mask is applied, and the
-    gradient of the branch added to that of the residual: a read more beside the norm, two reads and a write apart."""
+    gradient of the branch added to that of the residual: a read more within the norm, two reads and a write apart."""
     values, e, passes = (
         shard.tokens_split * shard.model.hidden_size,
         shard.element,
@@ -91,12 +91,12 @@ def tp_pair(shard: Shard, name: str, column: str, row: str, module: Module, *, e
     on = np.asarray(shard.layout.sequence_parallel) == 1
     split, whole = np.where(on, shard.tp, 1.0), np.where(on, 1.0, shard.tp)
 
-    def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, beside: str) -> Collective:
+    def one(suffix: str, op: str, n: Number, backward: bool, overlap: str, overlaps_with: str) -> Collective:
         repeats = module | REPEATED if suffix == "gather" else module
         return Collective(
             name=f"{name}_{suffix}", group="tp", op=op, size=gathered if op == "all_gather" else size, n=n,
             stride=1.0, backward=backward, module=repeats,
-            overlap=overlap, beside=beside, chunked=overlap == "tp" and op != "all_gather",
+            overlap=overlap, overlaps_with=overlaps_with, chunked=overlap == "tp" and op != "all_gather",
             ends=ends and suffix in ("scatter", "reduce"),
         )  # fmt: skip
 

@@ -115,7 +115,7 @@ def _expert_launches(shard: Shard, groups: Number) -> tuple[Number, Number]:
 
 
 def _listed_outputs(shard: Shard) -> Number:
-    """Bytes that per-operator recompute keeps beside the inputs of norms: what w2 and both reduce-scatters put out.
+    """Bytes that per-operator recompute keeps in addition to the inputs of norms: what w2 and both reduce-scatters put out.
 
     Without tensor parallelism the output of w2 takes the place of the second norm's input; with it w2 puts out all T
     rows, and each reduce-scatter its T_s.  [the save list named at REPEATED]

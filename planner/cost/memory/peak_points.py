@@ -7,7 +7,7 @@ bytes per gathered weight, r = 4 per reduced gradient, U, E, H parameters of a l
 d ranks that share states, G = r N / d:
 
 without a pipeline (zero 3: weights gathered are the layer's and the next one's; below: all that are not yet dropped)
-    forward      A + what the last layer has beside                   + w 2 U        or w (N + U)
+    forward      A + what the last layer has on top                   + w 2 U        or w (N + U)
     head         A + logits                                           + w 2 H        or w (N + H)
     loss         A + logits and their gradient                        + 0            or w N
     head, back   A + gradient of the logits + w H + T h               + w (H + U)    or w N
@@ -42,6 +42,7 @@ from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import StageParameters, Stages
 from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.price.stage_times import StageTimes
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -63,7 +64,7 @@ STATE_PARTS = (
 """Bytes of a stage that depend on how its states are split: weights gathered of all of it, of a layer, of a layer without its
 experts, of the unit that a layer gathers last, of the head and the embedding; buffers of reduction of a layer without its
 experts and of its larger unit, that unit's gradients before; the same of head and embedding; the embedding's gradient;
-sharded gradients of a layer, the head, all; 1 where those stay beside accumulated ones; gradients accumulated over microbatches; 1
+sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; gradients accumulated over microbatches; 1
 where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies."""
 
 
@@ -83,11 +84,9 @@ class Peak:
     """Blocks that stay reserved, free, at that point: gradients that reductions put out, buffers of gathered weights."""
 
 
-def shape_parts(
-    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, stored: Floats, working: Floats,
-    head_saved: Floats,
-) -> Floats:  # fmt: skip
-    """SHAPE_PARTS of every stage, (parts, 3, N), with what a layer stores, what recompute brings back and what the head saves."""
+def shape_parts(workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes) -> Floats:
+    """SHAPE_PARTS of every stage, (parts, 3, N)."""
+    stored, working, head_saved = times.last_layer, times.working, times.loss
     model, e = workload.model, workload.element
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
     rows = shard.tokens * model.hidden_size * e
@@ -108,10 +107,10 @@ def shape_parts(
         wide = shard.expert_rows * model.expert_ffn_size / shard.etp * e
         moe = boundary + np.maximum(2.0 * copies, (matrices - 1.0) * wide)
         transient = np.where(has_moe, np.maximum(moe, transient * (stages.dense.T > 0)), transient)
-        beside = np.where(shard.ep > 1, 4.0, 1.0) * copies
+        copied = np.where(shard.ep > 1, 4.0, 1.0) * copies
         waiting = waiting + (qkv + rows + copies + (matrices - 1.0) * wide) * stages.moe.T
         after = np.where(has_moe, np.maximum(stored + working - 2.0 * copies - matrices * wide, 0.0), after)
-        forward = np.where(has_moe, np.maximum(beside, forward * (stages.dense.T > 0)), forward)
+        forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e
@@ -261,13 +260,13 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
-        beside = always + running
+        rest = always + running
         popped = np.where(logits, -s["logits"], s["boundary"])
         found += [
             (there, gradients, done + np.where(waiting > 0, 0.0, s["forward"]) + always),
-            (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + beside),
-            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + beside),
-            (there - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + beside),
+            (there + s["norm"] + s["loss"], gradients, np.where(logits, t["head_weights"] + s["rows"], 0.0) + rest),
+            (there - popped + s["working"], gradients, s["transient"] - np.where(logits, 0.0, s["boundary"]) + rest),
+            (there - popped - s["layer"] + s["after"], gradients, t["largest_gradients"] + rest),
             (np.maximum(there - stored, 0.0), t["accumulated"], t["table_gradient"] + always),
         ]
     first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])

@@ -1,4 +1,4 @@
-"""Collectives to seconds: which link they use, and what stays exposed when they run beside computation."""
+"""Collectives to seconds: which link they use, and what stays exposed when they overlap with computation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def exposed(comm: Number, window: Number, first: Number = 0.0, slowdown: Slowdow
     """Seconds that overlapped communication adds to a window of computation.
 
     While both run, computation advances at 1 / s_c of its speed and communication at 1 / s_m. Of the communication
-    h = min(comm, window s_c / s_m) runs beside the computation, in s_m h seconds, in which s_m h / s_c of the computation
+    h = min(comm, window s_c / s_m) overlaps with the computation, in s_m h seconds, in which s_m h / s_c of the computation
     is done: max(comm - window s_c / s_m, first) + s_m (1 - 1 / s_c) h. What does not fit in the window counts whole (at
     least the piece that nothing can hide). With equal slowdowns s: max(comm - window, first) + (s - 1) min(comm, window).
     Never more than comm itself.
@@ -145,19 +145,19 @@ def exposed_seconds(
     """What one layer's collective adds to the time of its pass: all of it, unless the trainer hides it.
 
     ``work`` are the operators of the layer by name, ``pass_seconds`` the computation of the whole pass: a collective
-    beside 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
-    computation beside it (U - units) / U of its speed at most; ``slowdown`` is what every other collective leaves it.
+    that overlaps with 'layer' has half of it to hide behind. A kernel that says how many multiprocessors it takes of U leaves the
+    computation at the same time (U - units) / U of its speed at most; ``slowdown`` is what every other collective leaves it.
     """
-    if collective.overlap not in trainer.traffic.overlap or collective.beside == "":
+    if collective.overlap not in trainer.traffic.overlap or collective.overlaps_with == "":
         return seconds
-    if collective.beside == "layer":
+    if collective.overlaps_with == "layer":
         left = max(1.0 - collective.units / compute_units, 0.1)
         shared = Slowdown(
             compute=np.maximum(slowdown.compute, 1.0 / left),
             communication=np.maximum(slowdown.communication, 1.0 / left),
         )
         return exposed(seconds, 0.5 * np.asarray(pass_seconds), slowdown=shared)
-    name, pass_ = collective.beside.split(".")
+    name, pass_ = collective.overlaps_with.split(".")
     window = getattr(work[name], pass_) if name in work else 0.0
     first = seconds / np.maximum(np.asarray(collective.n, dtype=float), 1.0) if collective.chunked else 0.0
     if collective.group == "cp":  # the first block of keys is local, the last hop has nothing behind it to hide

@@ -91,7 +91,7 @@ class _Priced:
     operators: list[Operator]
     work: dict[str, Work]
     collectives: list[tuple[Collective, Floats, Slowdown]]
-    """Each with its seconds when no computation runs beside it, and what the two cost each other where some does."""
+    """Each with its seconds when no computation overlaps with it, and what the two cost each other where some does."""
     compute_units: float
     """Multiprocessors of the device."""
 

@@ -9,10 +9,8 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.communication import exposed, slowdown_of
 from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
-from planner.hardware import Slowdown
-from planner.layout import Layout, Schedule
+from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -22,12 +20,12 @@ TRAFFIC_FIELDS = (
 )  # fmt: skip
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 MATRICES = 4.0
-"""Weights of a layer beside its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
+"""Weights of a layer without its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpdateSeconds:
-    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
+class StateSeconds:
+    """Seconds of the traffic of states of each stage of N candidates, (3, N)."""
 
     reduce: Floats
     """To reduce all gradients once."""
@@ -36,9 +34,15 @@ class UpdateSeconds:
     copies: Floats
     """To move one byte for each parameter into or out of communication buffers."""
     reduced_last: Floats
-    """Part of ``reduce`` that has nothing to hide behind."""
+    """Part of ``reduce`` that has nothing to hide behind: gradients that are ready last."""
     gathered_first: Floats
-    """Part of ``gather`` that has nothing to hide behind."""
+    """Part of ``gather`` that has nothing to hide behind: weights that are wanted first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSeconds(StateSeconds):
+    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
+
     optimizer: Floats
     """Of the update on the GPU."""
     offload: Floats
@@ -61,80 +65,6 @@ def last_unit(
     experts = parameters.largest_expert_unit * (stages.moe > 0)
     larger = ends > parameters.largest_dense_unit + experts
     return np.where(larger, ends, parameters.largest_dense_unit), np.where(larger, 0.0, experts)
-
-
-def data_parallel(
-    trainer: Trainer, layout: Layout, ends: tuple[Floats, Floats], gradients: Floats, weights: Floats, copies: Floats,
-    forward: Floats, backward: Floats, slowdown: Slowdown,
-) -> tuple[Floats, Floats]:  # fmt: skip
-    """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
-
-    ``ends`` are the parts of both times that have nothing to hide behind: gradients that are ready last, weights that are wanted
-    first. A backward pass ends with gradients alone: weights come before their layer. ``gradients`` and ``weights`` are seconds
-    to reduce and to gather a stage once, ``forward`` and ``backward`` seconds per microbatch: what traffic hides behind.
-    ``copies`` is seconds per byte moved for each of a stage's parameters: copies into and out of communication buffers share
-    the memory with the computation, which they lengthen. ``slowdown``: what traffic and computation cost each other
-    (``data_slowdown``).
-
-    zero 0     all-reduce of the gradients once per step, beside the last backward pass
-    zero 1     reduce-scatter of the gradients likewise; all-gather of the weights beside the next first forward pass
-    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass where resident
-               weights are sharded (else once per step), with zero 3 for every backward pass as well
-               [FSDP, arXiv 2304.11277, section 3]
-    pipelines  once per step up to zero 2: gathered weights and unsharded gradients stay between microbatches. With zero 3
-               weights are dropped after every forward pass and stay after a backward pass, so that what comes next finds
-               them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
-               whatever the schedule [torch.distributed.pipelining, stage.backward_maybe_with_nosync; counted in the fake run]
-
-    HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
-
-    Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: gradients of all but the
-    last chunk are complete while others are still computed, so (v - 1) / v of the traffic has min(p, m) times the
-    window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
-    """
-    zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
-    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.pp) > 1)
-    early = np.where(interleaved, 1.0 - 1.0 / np.maximum(np.asarray(layout.vpp, dtype=float), 1.0), 0.0)
-    longer = np.minimum(np.asarray(layout.pp, dtype=float), m)
-
-    def hide(time: Floats, window: Floats, name: str, end: Floats) -> Floats:
-        if name not in trainer.traffic.overlap:
-            return time
-        late = 1.0 - early
-        last = exposed(time * late, window * late, end, slowdown)
-        sooner = exposed(time * early, window * early * longer, slowdown=slowdown) if np.any(interleaved) else 0.0
-        return last + sooner
-
-    once = (zero <= 1) | (np.asarray(layout.pp) > 1)
-    backward_traffic = gradients + np.where(once | (zero < 3), 0.0, weights)
-    passes = np.where(once, 1.0, m)
-    gathers = np.where(once | (zero < trainer.stored.weight_sharding_level), 1.0, m) * (zero >= 1)
-    reduced_last, gathered_first = ends[0] * gradients, ends[1] * weights
-    beside = hide(backward_traffic, backward, "gradients", reduced_last)
-    if trainer.traffic.zero1_all_reduces:
-        beside = np.where(zero == 1, backward_traffic, beside)
-    added = passes * beside + gathers * hide(weights, forward, "parameters", gathered_first)
-    hidden = passes * backward_traffic + gathers * weights - added
-    again = np.where(once | (zero < 3), 0.0, passes)
-    dropped = np.where((zero == 3) & (np.asarray(layout.pp) > 1), m, 0.0)
-    if np.any(dropped):
-        more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
-        beyond = (
-            exposed(weights, window, gathered_first, slowdown) if "parameters" in trainer.traffic.overlap else weights
-        )
-        exposed_more = dropped * beyond
-        added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
-    moved = (gathers + again) * trainer.traffic.copied("gather") + passes * (zero >= 1) * trainer.traffic.copied(
-        "reduce"
-    )
-    return added + copies * moved, hidden
-
-
-def data_slowdown(cluster: Cluster, layout: Layout) -> Slowdown:
-    """What traffic of states and computation cost each other, by the link of the whole group that holds the dense weights."""
-    stride = strides(layout)
-    distance = np.where(np.asarray(layout.cp) > 1, np.asarray(stride["cp"]), np.asarray(stride["dp"]))
-    return slowdown_of(cluster, np.asarray(layout.dp) * np.asarray(layout.cp), distance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,7 +94,7 @@ class _Part:
 
 
 def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
-    """Collectives beside those of experts in which the weights of a stage are gathered or its gradients reduced once, one after
+    """Collectives, without those of experts, in which the weights of a stage are gathered or its gradients reduced once, one after
     the other.
 
     1, or where units are gathered one by one (``end_tables``) a layer each, and the ends: one root, or embedding and head,

@@ -35,7 +35,7 @@ def optimizer_seconds(
     """Seconds of the update on the GPU and, for offloaded states, beyond it on the host.
 
     GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
-    memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but beside
+    memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but overlap
     each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
     """
     hardware = cluster.hardware

@@ -16,8 +16,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
-from planner.cost.price.state_traffic import data_parallel, data_slowdown
 from planner.lab.run.plan_question import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
@@ -108,8 +108,7 @@ def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | 
     """Exposed seconds per step of gradients and weights, by kind of stage, (3, 1)."""
     shared = priced.shared
     exposed, _ = data_parallel(
-        trainer or priced.job.trainer, Layout.stack([priced.dealt]), (shared.reduced_last, shared.gathered_first),
-        shared.reduce, shared.gather, shared.copies, forward, backward,
+        trainer or priced.job.trainer, Layout.stack([priced.dealt]), shared, forward, backward,
         data_slowdown(priced.job.cluster, Layout.stack([priced.dealt])),
     )  # fmt: skip
     return exposed

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-from planner.terminal.flags import console, progress
+from planner.terminal.flags import emit, progress
 
 
 @click.command()
@@ -17,7 +16,7 @@ from planner.terminal.flags import console, progress
 @click.option("--worst", type=click.IntRange(1, 1000), metavar="N", help="Also print the N worst rows.")
 @click.option(
     "--page", type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the report as Markdown to this file, and the scatter plot beside it.",
+    help="Write the report as Markdown to this file, and the scatter plot next to it.",
 )  # fmt: skip
 def accuracy(paths: tuple[Path, ...], as_json: bool, sweeps: bool, worst: int | None, page: Path | None) -> None:
     """Predict runs that somebody made and published, and print the errors.
@@ -32,24 +31,10 @@ def accuracy(paths: tuple[Path, ...], as_json: bool, sweeps: bool, worst: int | 
       plan accuracy my-runs.yaml --json
       plan accuracy my-runs.yaml --page report.md
     """
-    from planner.questions.accuracy.numbers import report_of
-    from planner.questions.accuracy.prediction import pairs_of
-    from planner.runs import read_runs
+    from planner import api
 
     with progress("predicting"):
-        pairs = pairs_of(read_runs(list(paths) or None))
-        report = report_of(pairs)
+        answer = api.accuracy(paths or None, sweeps=sweeps, worst=worst or 0)
     if page is not None:
-        from planner.questions.accuracy.page import write_page
-
-        click.echo(f"wrote {page} and {write_page(pairs, report['summary'], page)}", err=True)
-    if as_json:
-        click.echo(json.dumps(report, indent=1))
-        return
-    from planner.questions.accuracy.show import print_accuracy, print_sweeps, print_worst
-
-    print_accuracy(console(), report)
-    if sweeps:
-        print_sweeps(console(), report["summary"])
-    if worst:
-        print_worst(console(), pairs, worst)
+        click.echo(f"wrote {page} and {answer.write_page(page)}", err=True)
+    emit(answer, as_json, indent=1)

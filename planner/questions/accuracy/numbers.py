@@ -6,29 +6,22 @@ An error is predicted / measured - 1: positive means predicted too slow, or too 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from planner import units
 from planner.error_bars import error_bar
-from planner.questions.accuracy.prediction import Pair, pairs_of
+from planner.questions.accuracy.prediction import Pair
 from planner.questions.accuracy.summary import summarise
-from planner.runs import Run, read_runs
-
-
-def accuracy(paths: Sequence[str | Path] | None = None) -> dict[str, Any]:
-    """Runs of the paths (default: the shipped ones), each with measured and predicted values, and their summary.
-
-    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
-    'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
-    interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints. Raises
-    PlannerError for broken files.
-    """
-    return report_of(pairs_of(read_runs(paths)))
+from planner.runs import Run
 
 
 def report_of(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """The same report for runs that were priced already."""
+    """Runs, each with measured and predicted values, and their summary.
+
+    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
+    interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
+    """
     return {"runs": [_entry(pair) for pair in pairs], "summary": summarise(pairs)}
 
 

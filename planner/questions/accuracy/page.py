@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 from planner import library
-from planner.errors import PlannerError
+from planner.questions.accuracy.page_tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import statistics
-from planner.questions.accuracy.tables import Table, percent, scatter_table, summary_rows, sweeps_table, table
+from planner.terminal.pictures import new_figure, write_picture
 
 WORST = 20
 """Rows shown one by one."""
@@ -129,12 +129,7 @@ def scatter(pairs: Sequence[Pair], path: Path) -> None:
 
     Raises PlannerError when matplotlib is not installed.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlannerError("pictures need matplotlib: pip install 'planner[plot]'") from error
-    figure = Figure(figsize=(9.6, 6.4), dpi=110, layout="constrained")
+    figure = new_figure(9.6, 6.4, dpi=110)
     axes = figure.add_subplot()
     timed = [pair for pair in pairs if pair.run.representative and pair.time_error is not None]
     groups = sorted(grouped(timed, lambda pair: pair.run.family).items(), key=lambda item: -len(item[1]))
@@ -154,5 +149,4 @@ def scatter(pairs: Sequence[Pair], path: Path) -> None:
     axes.set(xlabel="measured step time, s", ylabel="predicted step time, s")
     axes.set_title("Published runs: predicted against measured; dotted: 10 % off", fontsize=10)
     axes.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7, frameon=False, markerscale=2)
-    FigureCanvasAgg(figure)
-    figure.savefig(path, format="png", metadata={"Software": None})
+    write_picture(figure, path)

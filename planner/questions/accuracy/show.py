@@ -5,35 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from planner.questions.accuracy import tables
 from planner.questions.accuracy.page import worst_table
+from planner.questions.accuracy.page_tables import summary_rows, sweeps_table
 from planner.questions.accuracy.prediction import Pair
+from planner.terminal.tables import table
 
 
-def print_accuracy(console: Console, report: dict[str, Any]) -> None:
-    """Coverage, errors by source and family, memory, ranking: one table each."""
-    for one in tables.summary_rows(report["summary"]):
-        _print(console, one)
-
-
-def print_sweeps(console: Console, summary: dict[str, Any]) -> None:
-    """Every sweep with its regret."""
-    _print(console, tables.sweeps_table(summary["ranking"]))
-
-
-def print_worst(console: Console, pairs: Sequence[Pair], most: int) -> None:
-    """The rows with the largest errors."""
-    _print(console, worst_table(pairs, most))
-
-
-def _print(console: Console, one: tables.Table) -> None:
-    table = Table(title=one.title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for number, heading in enumerate(one.headings):
-        table.add_column(heading, justify="left" if number == 0 else "right", overflow="fold")
-    for row in one.rows:
-        table.add_row(*row)
-    console.print(table)
+def print_accuracy(
+    console: Console, report: dict[str, Any], pairs: Sequence[Pair] = (), *, sweeps: bool = False, worst: int = 0
+) -> None:
+    """Coverage, errors by source and family, memory, ranking: one table each; every sweep, the ``worst`` rows of the pairs."""
+    summary = report["summary"]
+    found = [*summary_rows(summary)]
+    found += [sweeps_table(summary["ranking"])] if sweeps else []
+    found += [worst_table(pairs, worst)] if worst else []
+    for one in found:
+        first, *others = one.headings
+        console.print(table(first, *(f"~{heading}" for heading in others), title=one.title, rows=one.rows))

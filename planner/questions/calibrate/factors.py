@@ -126,11 +126,11 @@ FACTORS: tuple[Factor, ...] = (
         what="seconds per optimizer step that are neither computation nor communication: data, logging, gradient norm",
         low=0.02, high=200.0, width=1.6, why="10 to 20 ms assumed; 0 to seconds where data or logging waits",
         used=_always, unused="no run was timed", hidden="your steps are long against it",
-        helps="runs with few microbatches per step beside runs with many",
+        helps="runs with few microbatches per step and runs with many",
     ),
     Factor(
         key="fragmentation", of="trainer", fits="memory", name="fragmentation",
-        what="memory that the allocator holds beside what was asked for",
+        what="memory that the allocator holds on top of what was asked for",
         low=0.05, high=20.0, width=0.9, why="0.03 to 0.21 of the peak between frameworks",
         used=_reserved, unused="none of your runs reports reserved or device memory", hidden="it is a small part of the peak",
         helps="runs that report reserved memory",

@@ -1,4 +1,4 @@
-"""Which factors a user's runs determine, and what they are: the fit, its doubts, and its check on runs held back.
+"""Factors that a user's runs determine, with their values: the fit, its doubts, and its check on runs held back.
 
 1. All factors are fitted together, held by their priors. A factor is *determined* when the runs leave at most half of its
    prior width, the doubt about all other factors included; any other stays at 1, with the reason, and so does one whose

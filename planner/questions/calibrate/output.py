@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import datetime
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,34 @@ from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.questions.calibrate.numbers import Calibration, Moved
+from planner.questions.calibrate.replan import Replanned
+from planner.runs import Run
 from planner.trainer import Trainer
 
 DIGITS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """A calibration with the files that hold it, and what it changes for validated plans."""
+
+    base: str
+    """Name or file of the profile that was calibrated."""
+    calibration: Calibration
+    files: tuple[Path, ...]
+    """The profile, and the trainer where its factors moved."""
+    plans: tuple[Replanned, ...]
+    """Validated plans, priced and searched again."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for --json; errors are predicted / measured - 1."""
+        rows = [
+            {"source": one.run.source, "id": one.run.id, "of": one.fits, "before": one.before, "after": one.after,
+             "held_out": one.held_out}
+            for one in self.calibration.checked
+        ]  # fmt: skip
+        more = {"files": list(map(str, self.files)), "errors": rows, "plans": [one.to_dict() for one in self.plans]}
+        return {**provenance(self.calibration, self.base), **more}
 
 
 def write(
@@ -116,7 +143,7 @@ def _runs(calibration: Calibration, one: Moved) -> int:
     return sum(checked.fits == one.factor.fits for checked in calibration.checked)
 
 
-def shared_trainer(runs: list[Any]) -> Trainer | None:
+def shared_trainer(runs: Sequence[Run]) -> Trainer | None:
     """The trainer that all supported runs have in common, as it was set up for the first of them; None when they differ."""
     found = [run.trainer for run in runs if run.trainer is not None]
     return found[0] if found and len({one.name for one in found}) == 1 else None

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
-from planner.questions.calibrate.numbers import Calibration, Moved
-from planner.questions.calibrate.replan import Replanned
+from planner.questions.calibrate.numbers import Moved
+from planner.questions.calibrate.output import Calibrated
+from planner.terminal.tables import table
+from planner.units import format_seconds
 
 
-def print_calibration(console: Console, calibration: Calibration) -> None:
-    """Tables of factors, of those that stay, and of the errors."""
+def print_calibrated(console: Console, found: Calibrated) -> None:
+    """Tables of factors, of those that stay, of the errors and of validated plans; the files, and how to use them."""
+    _print_factors(console, found)
+    _print_plans(console, found)
+    names = [str(path) for path in found.files]
+    use = " ".join(f"{flag} {name}" for flag, name in zip(("--hardware", "--trainer"), names, strict=False))
+    console.print(f"wrote {' and '.join(names)}; use it with {use}", soft_wrap=True, markup=False)
+
+
+def _print_factors(console: Console, calibrated: Calibrated) -> None:
+    calibration = calibrated.calibration
     for note in calibration.notes:
         console.print(f"[yellow]note:[/yellow] {escape(note)}")
     if calibration.moved:
-        moved = _table("Factors that the runs determine", ("", "times", "nine in ten", "was", "is"))
+        moved = table("", "~times", "~nine in ten", "~was", "~is", title="Factors that the runs determine")
         for one in calibration.moved:
             moved.add_row(one.factor.name, f"{one.value:.3f}", f"{one.low:.3f} to {one.high:.3f}", *_quantity(one))
         console.print(moved)
-    kept = _table("Factors that stay at 1", ("", "why"))
+    kept = table("", "why", title="Factors that stay at 1")
     for other in calibration.kept:
         kept.add_row(other.factor.name, escape(other.reason))
     console.print(kept)
-    errors = _table("Median error, predicted against measured", ("", "runs", "before", "after", "runs held back"))
+    errors = table(
+        "", "~runs", "~before", "~after", "~runs held back", title="Median error, predicted against measured"
+    )
     for fits, title in (("time", "step time"), ("memory", "peak memory")):
         found = calibration.medians(fits)
         if found is not None:
@@ -37,13 +46,12 @@ def print_calibration(console: Console, calibration: Calibration) -> None:
         console.print("Nothing was changed: the profile is written as it was.")
 
 
-def print_replanned(console: Console, plans: Sequence[Replanned]) -> None:
+def _print_plans(console: Console, calibrated: Calibrated) -> None:
     """The validated plans before and after, whether another layout is the best now, and the command that plans again."""
+    plans = calibrated.plans
     if not plans:
         return
-    from planner.units import format_seconds
-
-    table = _table("Validated plans, step time", ("", "measured", "before", "after", "best layout"))
+    again = table("", "~measured", "~before", "~after", "~best layout", title="Validated plans, step time")
     for one in plans:
         seen = one.run.measured.step_time
         cells = [
@@ -51,25 +59,16 @@ def print_replanned(console: Console, plans: Sequence[Replanned]) -> None:
             for predicted in (one.before, one.after)
         ]
         best = f"now {one.best_after or 'none fits'}" if one.moved else "the same"
-        table.add_row(one.run.id, "" if not seen else format_seconds(seen), *cells, escape(best))
-    console.print(table)
+        again.add_row(one.run.id, "" if not seen else format_seconds(seen), *cells, escape(best))
+    console.print(again)
     for command in dict.fromkeys(one.command for one in plans):
         console.print(f"plan again: {command}", soft_wrap=True, markup=False)
-
-
-def _table(title: str, headings: tuple[str, ...]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for number, heading in enumerate(headings):
-        table.add_column(heading, overflow="fold", justify="left" if number == 0 or heading == "why" else "right")
-    return table
 
 
 def _quantity(one: Moved) -> tuple[str, str]:
     """The number before and after, where it is one number; curves have none."""
     if one.before != one.before:
         return "", ""
-    from planner.units import format_seconds
-
     if one.factor.key in ("host_time", "step_overhead", "network_latency"):
         return format_seconds(one.before), format_seconds(one.after)
     return f"{one.before:.3g}", f"{one.after:.3g}"

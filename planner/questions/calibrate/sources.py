@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.model import ModelSpec
+from planner.keywords import layout_values, request_fields
+from planner.layout import NAMES
+from planner.model import ModelSpec, load_model
 from planner.runs import Row, Run, read_rows, share, to_run
 from planner.runs.hardware import gpu_profile
 from planner.runs.names import UnsupportedError
@@ -42,6 +45,19 @@ def read_measured(
         run = to_run(row, hardware=hardware, model=model)
         runs.append(run if trainer is None or run.unsupported else replace(run, trainer=trainer))
     return share(runs)
+
+
+def given_of(said: Mapping[str, Any]) -> Given:
+    """Keywords of the API as what logs leave open. Raises PlannerError."""
+    job, values = request_fields(said), layout_values(said)
+    facts = {
+        "parallel.gpus": job["num_gpus"], "model.seq": job["sequence_length"], "batch.global": job["global_batch_size"],
+        "batch.micro": values.get("micro_batch_size"), "precision": job["precision"],
+        "recompute": NAMES["recompute"][values["recompute"]] if "recompute" in values else None,
+    }  # fmt: skip
+    facts |= {f"parallel.{name}": values.get(name) for name in ("tp", "pp", "cp", "ep", "vpp", "zero")}
+    model = job["model"]
+    return Given(model=load_model(model) if isinstance(model, str) else model, facts=facts)
 
 
 def _check_same_device(row: Row, hardware: str, profile: HardwareProfile) -> None:

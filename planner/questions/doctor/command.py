@@ -21,10 +21,10 @@ from planner.terminal.flags import emit, progress
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def doctor(file: Path, measured: str | None, memory: str | None, memory_kind: str, as_json: bool) -> None:
-    """Hold what was measured against a plan, and list what would explain the gap.
+    """Compare what was measured with a plan, and list what would explain the gap.
 
     Each mechanism (slow link, no overlap, recompute on, slow host, imbalance, a slow GPU, ...) is priced again with the cost
-    model; the size that it would need is printed with how plausible that is and the check that tells. Measure a step that
+    model; the size that it would need is printed with how plausible that is and the check that shows it. Measure a step that
     is no warm-up, on the slowest rank; memory on the GPU with the most.
 
     \b

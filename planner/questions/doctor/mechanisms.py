@@ -2,7 +2,7 @@
 
 A mechanism is a family of changes with a size: a factor on what a machine or a stack achieves, or something that is on or off.
 How plausible a size is comes from published runs: ``seen`` counts the sources in which the mechanism turned out to be the cause
-(docs/log.md), ``width`` says how large it was there: the logarithm of the largest factor as two standard deviations, or
+(docs/log), ``width`` says how large it was there: the logarithm of the largest factor as two standard deviations, or
 the width of the same factor in ``calibrate.factors``.
 """
 

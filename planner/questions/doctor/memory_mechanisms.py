@@ -23,9 +23,9 @@ from planner.rules import Job
 from planner.timeline.priced_plan import Priced
 
 EAGER_LOGITS = 14.0
-"""Bytes per logit of a loss in plain torch: bf16, fp32 copy, log softmax, gradient (docs/log.md, torchtitan)."""
+"""Bytes per logit of a loss in plain torch: bf16, fp32 copy, log softmax, gradient (docs/log, torchtitan)."""
 GATHERED_LOGITS = 20.0
-"""The same where shards are gathered first (docs/log.md, Hagemann)."""
+"""The same where shards are gathered first (docs/log, Hagemann)."""
 FP32 = 4.0
 ARGUMENTS = "the arguments that the trainer prints"
 SNAPSHOT = "torch.cuda.memory._record_memory_history and _dump_snapshot: what is alive at the peak"
@@ -93,7 +93,7 @@ def _more(base: Priced) -> list[Mechanism]:
         (trainer.stored.gradient_bytes < FP32, "gradients", "gradients are kept in fp32",
          f"4 instead of {trainer.stored.gradient_bytes:.0f} bytes per parameter",
          trainer_facts(gradient_bytes=FP32, fp16_gradient_bytes=lambda old, _: (FP32, old[1])), 1,
-         "buckets and main gradients beside the states (nanotron: 20 bytes per parameter)",
+         "buckets and main gradients on top of the states (nanotron: 20 bytes per parameter)",
          f"{ARGUMENTS} (Megatron: accumulate_allreduce_grads_in_fp32)"),
         (int(layout.pp) > 1, "in_flight", "all microbatches are in flight", "forward passes of the whole step first",
          layout_fields(schedule=int(Schedule.GPIPE), vpp=1), 0, "no published run is known for it",

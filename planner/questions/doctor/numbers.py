@@ -33,7 +33,7 @@ from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.units import GIB
 
 MODEL = 4.0
-"""The model's own error counts as a cause that this many published sources had: those that docs/log.md could not explain."""
+"""The model's own error counts as a cause that this many published sources had: those that docs/log could not explain."""
 OUTSIDE = (0.1, 5.0)
 """Part of all runs that lies outside the interval, by what the interval is; and how many times wider these are spread."""
 GRID = 5

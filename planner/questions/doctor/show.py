@@ -51,7 +51,7 @@ def _print_finding(console: Console, found: Diagnosis, one: Finding) -> None:
         console.print("Nothing that is priced here moves it that way: compare the job with the plan, input by input.")
         return
     console.print(explanations_table(one))
-    console.print(Text("What tells", style="italic"))
+    console.print(Text("How to check", style="italic"))
     for number, explanation in enumerate(one.explanations[:SHOWN], 1):
         if number <= CHECKED or explanation.verdict != "unlikely":
             _print_check(console, number, explanation)

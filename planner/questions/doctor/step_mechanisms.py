@@ -30,7 +30,7 @@ from planner.trainer_records import OVERLAPS, PASSES
 from planner.units import GIB, GIGA, format_seconds
 from planner.workload import LOW_PRECISIONS
 
-OVERLAPPED = "a profile of one step: NCCL kernels must run beside GEMMs, not between them"
+OVERLAPPED = "a profile of one step: NCCL kernels must run at the same time as GEMMs, not between them"
 UNKNOWN = "no published run is known for it"
 BETTER = {
     "sustained_clock": ("matrix products at a higher clock", "'nvidia-smi -q -d CLOCK,POWER' during a step"),
@@ -191,7 +191,7 @@ def _unequal_stages(base: Priced) -> Iterator[Mechanism]:
             key="stage_imbalance", name="unequal pipeline stages", sizes=more, seen=2,
             size=lambda k: f"{k:.0f} more layer{'s' if k > 1 else ''} on the last stage",
             change=lambda base, k: layout_fields(last_stage_layers=last + int(k), first_stage_layers=0)(base, k),
-            source="stages dealt in another way than assumed (nanotron, DeepSeek-V3 recipes of Megatron-Bridge)",
+            source="stages partitioned in another way than assumed (nanotron, DeepSeek-V3 recipes of Megatron-Bridge)",
             check="times of every pipeline rank (Megatron: --timing-log-level 2 --timing-log-option all)",
         )  # fmt: skip
 
@@ -241,9 +241,9 @@ def _better_switches(base: Priced) -> list[Mechanism]:
     fp8 = "fp8" in trainer.legal.precisions and "fp8" in job.cluster.hardware.peak_flops
     return options(
         (trainer.traffic.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1, "overlap", "more communication is overlapped",
-         "all of it beside computation", trainer_facts(overlap=frozenset(OVERLAPS)), 1,
+         "all of it behind computation", trainer_facts(overlap=frozenset(OVERLAPS)), 1,
          "releases that hide what earlier ones did not (Megatron-Bridge 26.06)",
-         "a profile: NCCL kernels beside GEMMs"),
+         "a profile: NCCL kernels at the same time as GEMMs"),
         (int(layout.recompute) != Recompute.NONE, "recompute", "less recompute than planned", "none",
          recomputed(Recompute.NONE), 2,
          "checkpoints that stop early or save projections (llm-foundry, DGX Cloud MaxText)",

@@ -51,7 +51,7 @@ class Difference:
     family: str
     """Family of the figure or points."""
     name: str
-    """What it is of."""
+    """Quantity, with its shape or size."""
     first: float
     """In the first profile; of points their geometric mean."""
     second: float

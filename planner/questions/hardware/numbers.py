@@ -34,7 +34,7 @@ class Figure:
     family: str
     """memory, gemm, attention, scale_up, scale_out, machine."""
     name: str
-    """What it is of."""
+    """Quantity, with its shape or size."""
     value: float
     """In base units."""
     unit: str
@@ -161,7 +161,7 @@ def _unmeasured_overlap(profile: HardwareProfile) -> dict[str, str]:
     if not missing:
         return {}
     where = "" if len(missing) == len(LINKS) else f" {missing[0]}"
-    said = f"assumed{where}: {float(np.asarray(ASSUMED.compute)):g} both ways, computation and collectives beside each other"
+    said = f"assumed{where}: {float(np.asarray(ASSUMED.compute)):g} both ways, computation and collectives at the same time"
     return {"overlap": "; ".join(part for part in (profile.measured.get("overlap", ""), said) if part)}
 
 

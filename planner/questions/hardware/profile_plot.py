@@ -12,20 +12,15 @@ from planner import units
 from planner.curves import bus_factor
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
+from planner.terminal.pictures import new_figure, write_picture
 
 
 def plot(profile: HardwareProfile, path: Path) -> None:
     """A picture of three parts: bus bandwidth by size, GEMM rate by size, roofline. Raises PlannerError without matplotlib."""
     if not path.parent.is_dir():
         raise PlannerError(f"{path}: cannot be written, there is no directory {path.parent}")
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise PlannerError("a plot needs matplotlib: pip install 'planner[plot]'") from error
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, figsize=(13, 9.5), layout="constrained")
+    figure = new_figure(13.0, 9.5, dpi=110)
+    axes = figure.subplots(2, 2)
     _draw_collectives(axes[0, 0], profile)
     _draw_groups(axes[0, 1], profile)
     _draw_gemm(axes[1, 0], profile)
@@ -33,17 +28,7 @@ def plot(profile: HardwareProfile, path: Path) -> None:
     source = profile.provenance
     said = f"measured {source.date[:10]} on {source.machine}" if source else f"GEMM curves: {profile.measured['gemm']}"
     figure.suptitle(f"{profile.name}: {profile.device}\n{said}", fontsize=12)
-    temporary = path.with_name(f".{path.name}.part")
-    try:
-        figure.savefig(temporary, dpi=110, format=path.suffix.lstrip(".") or "png")
-        temporary.replace(path)
-    except (OSError, ValueError) as error:
-        temporary.unlink(missing_ok=True)
-        raise PlannerError(
-            f"{path}: cannot be written ({error}); use a name that ends in .png, .svg or .pdf"
-        ) from error
-    finally:
-        plt.close(figure)
+    write_picture(figure, path)
 
 
 def _bandwidths(axis: Any, sizes: Any, title: str) -> None:

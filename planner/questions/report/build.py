@@ -212,7 +212,7 @@ def _equal(about: Subject) -> list[str]:
     right = shown(counted.chance(ratios[0]), "share")
     return [
         f"{which} within the model's error of it: less than {gap} apart, the order of two plans is uncertain (of measured pairs as "
-        f"close as the first two, {right} were ordered rightly). A short run of each tells."
+        f"close as the first two, {right} were ordered rightly). A short run of each decides."
     ]
 
 

@@ -1,6 +1,6 @@
 """Every legal layout of a job, priced: the best step time of each TP x PP, and throughput against memory.
 
-The search prices only what could be among the best; a picture needs the others as well. Without levers every legal layout is
+The search prices only what could be among the best; a picture needs the others too. Without memory options every legal layout is
 priced. The variants with recompute follow for the fastest and for the leanest of the layouts that differ only in how a
 pipeline is cut, and offload where the search would try it too: where nothing fits without it.
 """
@@ -29,7 +29,7 @@ time by up to 8 % up and 12 % down."""
 LEAST_SPEED = 0.4
 """Layouts below this part of the best throughput are left out of pictures and fronts: nobody would run them."""
 OF_A_CELL = 100
-"""Fastest layouts of a TP x PP that get levers whatever their speed, and as many of the leanest."""
+"""Fastest layouts of a TP x PP that get memory options whatever their speed, and as many of the leanest."""
 MOST_POINTS = 1500
 """Points that a picture of throughput against memory keeps; more only hide each other."""
 MOST_ON_FRONT = 40
@@ -82,9 +82,9 @@ class Landscape:
     plan: Point
     """The plan in question, on the exact timeline."""
     legal: int
-    """Layouts without levers that meet every rule."""
+    """Layouts without memory options that meet every rule."""
     priced: int
-    """Layouts priced, levers included."""
+    """Layouts priced, memory options included."""
     fitting: int
     """Of those priced."""
 
@@ -110,14 +110,14 @@ def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> La
 
 
 def _priced(job: Job, plain: Layout) -> tuple[Layout, Estimate | None]:
-    """Layouts with their estimates: without levers, with recompute, and offloaded where a cell has nothing that fits."""
+    """Layouts with their estimates: plain, with recompute, and offloaded where a cell has nothing that fits."""
     if not len(plain):
         return plain, None
     tables, prices = [plain], [_price(job, plain)]
     some = plain.take(_extremes(plain, prices[0]))
-    levers = recompute_options(job, Pins())
-    if levers:
-        _add(job, tables, prices, [lever.apply(some, job.model) for lever in levers])
+    options = recompute_options(job, Pins())
+    if options:
+        _add(job, tables, prices, [option.apply(some, job.model) for option in options])
     if job.trainer.legal.offload_optimizer:
         table, found = stack(tables), join(prices)
         rows = _empty_cells(job, table, found)
@@ -145,7 +145,7 @@ def _price(job: Job, layout: Layout) -> Estimate:
 def _extremes(table: Layout, found: Estimate) -> NDArray[np.intp]:
     """Of the layouts that differ only in the cut of the pipeline: the fastest and the one that needs least memory.
 
-    Those too slow for any picture are left out, as levers only make them slower, but for OF_A_CELL of each TP x PP.
+    Those too slow for any picture are left out, as memory options only make them slower, but for OF_A_CELL of each TP x PP.
     """
     _, group = distinct(table, PLAN_FIELDS, few=0)
     chosen = []

@@ -19,7 +19,7 @@ UNSEEN = 0.001
 MOST_ACTIONS = 10_000
 """Actions that the page holds; of longer steps the begin and the end."""
 VISIBLE = 48
-"""Actions of a rank that a window shows at first: more are too narrow to be told apart."""
+"""Actions of a rank that a window shows at first: more are too narrow to be seen."""
 KIND_TEXT = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
 GROUPS = {
     "ideal": ("ideal", TEAL), "kernels": ("computation", ORANGE), "recompute": ("computation", ORANGE),
@@ -67,7 +67,7 @@ def waterfall_chart(about: Subject) -> Chart:
         listed = ", ".join(
             f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
         )
-        notes.append(f"Communication that runs beside the computation and costs no time of its own: {listed}.")
+        notes.append(f"Communication that runs during the computation and costs no time of its own: {listed}.")
     return chart(
         "waterfall", "Where the step time goes", f"{reading}.",
         columns(

@@ -77,7 +77,7 @@ def _complete(slices: list[Slice]) -> Iterator[dict[str, Any]]:
 
 
 def _name(one: Slice) -> str:
-    """'2F0' for actions, as schedules write them: stage, forward, microbatch; else what it is."""
+    """'2F0' for actions, as schedules write them: stage, forward, microbatch; else its name."""
     if one.kind in ("F", "B", "I", "W"):
         return f"{one.stage}{one.kind}{one.microbatch}"
     return f"{PASSES.get(one.kind, one.kind)} {one.stage if one.stage >= 0 else ''}".strip()

@@ -31,7 +31,7 @@ class Side:
     """One number, changed one way."""
 
     factor: float
-    """What it is multiplied by."""
+    """Its factor."""
     step_time_s: float
     """Of the plan."""
     change: float

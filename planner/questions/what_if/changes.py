@@ -133,7 +133,7 @@ def read_values(flag: str, texts: Sequence[str]) -> list[Value]:
     found: list[Value] = []
     for part in [part.strip() for text in texts for part in text.split(",")]:
         if not part:
-            raise PlannerError(f"{flag_of(flag)}: a value is missing beside a comma")
+            raise PlannerError(f"{flag_of(flag)}: a value is missing next to a comma")
         found += _read(flag, part)
     if len(found) > MOST_VALUES:
         raise PlannerError(

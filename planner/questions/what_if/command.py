@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,9 @@ from typing import Any
 import click
 
 from planner.errors import PlannerError
-from planner.keywords import flag_of, layout_values
+from planner.keywords import flag_of
 from planner.questions.what_if.changes import INPUTS
-from planner.terminal.flags import console, layout_options, progress
+from planner.terminal.flags import emit, layout_options, progress
 
 NOTHING_FITS, INTERRUPTED = 1, 130
 """Exit codes: no row fits; stopped with Ctrl-C, what was found is printed."""
@@ -54,7 +53,7 @@ def input_options(function: Callable[..., None]) -> Callable[..., None]:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Draw the sweep to this PNG file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
 def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -> None:
-    """The same job with one thing changed: the best plan each, beside the job as it is, and why it helps or does not.
+    """The same job with one thing changed: the best plan each, next to the job as it is, and why it helps or does not.
 
     The base is FILE, a plan written by --output: then every value of a flag is a change, a row of its own. Without a
     file, the first value of each flag describes the base, further values are changes. A value like x2 multiplies what the
@@ -70,27 +69,19 @@ def what_if(file: Path | None, plot: Path | None, as_json: bool, **flags: Any) -
       plan what-if plan.yaml --tokens 15T --days 30 --fewest-gpus
       plan what-if plan.yaml --tokens 1T --days 60 --cheapest --hardware h100-sxm,h200-sxm,b200-sxm --price h100-sxm=2.5
     """
-    from planner.plan_file import load_plan
-    from planner.questions.best_plan import resolved_of
-    from planner.questions.what_if import numbers, show
-    from planner.questions.what_if.sweep_plot import sweep_plot
+    from planner import api
 
-    asked = numbers.ask(None if file is None else resolved_of(load_plan(file)), flags, layout_values(flags))
-    if plot is not None and asked.sweep is None:
-        raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
     if plot is not None and not plot.parent.is_dir():
         raise PlannerError(f"--plot {plot}: no such directory: {plot.parent}")
     with progress("searching") as say:
-        found = numbers.what_if(asked, say)
+        answer = api.what_if(file, sweep=plot is not None, progress=say, **flags)
+    found = answer.found
     if not found.rows:
         click.echo("interrupted before anything was found", err=True)
         sys.exit(INTERRUPTED)
-    if as_json:
-        click.echo(json.dumps(found.to_dict(), indent=2))
-    else:
-        show.print_what_if(console(), found)
+    emit(answer, as_json)
     if plot is not None:
-        drawn = sweep_plot(found, plot)
+        drawn = answer.plot(plot)
         click.echo(f"wrote {plot}" if drawn else f"fewer than two points were found, so {plot} was not drawn", err=True)
     if not found.complete:
         click.echo(f"interrupted: {len(found.rows)} rows were found, the others were not looked at", err=True)

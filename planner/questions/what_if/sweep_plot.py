@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
-from planner.errors import PlannerError
-from planner.library import write_whole
 from planner.questions.what_if.numbers import WhatIf
+from planner.terminal.pictures import new_figure, write_picture
 
 
 def sweep_plot(found: WhatIf, path: Path) -> bool:
@@ -20,12 +18,7 @@ def sweep_plot(found: WhatIf, path: Path) -> bool:
     if flag not in (swept := found.sweeps(least=2)):
         return False
     rows = swept[flag]
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise PlannerError("pictures need matplotlib: pip install 'planner[plot]'") from error
-    figure = Figure(figsize=(10.0, 4.2), dpi=120, layout="constrained")
+    figure = new_figure(10.0, 4.2, dpi=120)
     left, right = figure.subplots(1, 2)
     fit = [row for row in rows if row.prediction is not None]
     numbers = [row.number or 0.0 for row in fit]
@@ -54,8 +47,5 @@ def sweep_plot(found: WhatIf, path: Path) -> bool:
         axes.grid(alpha=0.25)
         axes.yaxis.set_major_formatter("{x:,.0f}")
     figure.suptitle(f"{resolved.job.model.name}, {resolved.hardware}, {resolved.trainer}", fontsize=10)
-    FigureCanvasAgg(figure)
-    drawn = io.BytesIO()
-    figure.savefig(drawn, format="png", metadata={"Software": None})
-    write_whole(path, drawn.getvalue())
+    write_picture(figure, path)
     return True

@@ -13,7 +13,8 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.parameters import count_parameters
 from planner.cost.pipeline.partition import assign_layers, stage_layers
-from planner.layout import Layout, Schedule
+from planner.errors import listed
+from planner.layout import Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job
@@ -218,7 +219,7 @@ STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_
 def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], precisions: Collection[str]) -> list[str]:
     """Optimizer and precision that an exporter has no word for: refused, never written as something else."""
     return [
-        f"{field} {value}: the export to {who} knows {_listed(known)}; choose {'one of them' if len(known) > 1 else 'it'}"
+        f"{field} {value}: the export to {who} knows {listed(known)}; choose {_of(known)}"
         for field, value, known in (
             ("optimizer", job.workload.optimizer, optimizers), ("precision", job.workload.precision, precisions)
         )
@@ -226,10 +227,22 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
     ]  # fmt: skip
 
 
-def _listed(names: Collection[str]) -> str:
-    """a, b or c."""
-    *some, last = names
-    return f"{', '.join(some)} or {last}" if some else last
+def _of(known: Collection[str]) -> str:
+    return "one of them" if len(known) > 1 else "it"
+
+
+def unknown_modules(job: ExportJob, who: str, known: Module) -> list[str]:
+    """Modules of selective recompute that an exporter has no word for: refused, never left out in silence."""
+    unknown = module_names(job.layout.recompute_modules & ~int(known))
+    if job.layout.recompute != Recompute.SELECTIVE or not unknown:
+        return []
+    names = module_names(int(known))
+    use = (
+        f"knows {listed(names)}; choose {_of(names)}, or full recompute"
+        if names
+        else "knows no modules; use full or none"
+    )
+    return [f"recompute of {', '.join(unknown)}: the export to {who} {use}"]
 
 
 def library_trainer(name: str) -> str:

@@ -14,7 +14,7 @@ from planner.model import ModelSpec
 from planner.trainers.bundle.model_config import family
 from planner.trainers.bundle.quoting import filled_yaml
 from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 
 BLOCKS = {
     "llama": "llama2", "mistral": "mistral", "mixtral": "mixtral", "qwen2": "qwen2", "qwen3": "qwen3",
@@ -23,6 +23,9 @@ BLOCKS = {
 """Family of the model -> decoder_block."""
 MATRICES = ("query_proj", "key_proj", "value_proj", "qkv_proj", "kv_proj", "out_proj", "mla_q", "mla_kv")
 """Names that the layers give to what the backward pass needs; attention's inputs and output projection."""
+NAMED = Module.CORE_ATTENTION | Module.MLP
+"""Modules whose outputs have names that a remat policy can drop."""
+ALWAYS_REPEATED = Module.NORM | Module.MLP_ACTIVATION
 MLP = ("mlpwi", "mlpwi_0", "mlpwi_1", "mlpwo", "moe_mlpwi_0", "moe_mlpwi_1", "moe_mlpwo")
 
 
@@ -71,6 +74,7 @@ def refusals(job: ExportJob) -> list[str]:
 
 def _training_refusals(job: ExportJob) -> list[str]:
     layout, work, found = job.layout, job.workload, unknown_choices(job, "MaxText", OPTIMIZERS, ("bf16", "fp8"))
+    found += unknown_modules(job, "MaxText", NAMED | ALWAYS_REPEATED)
     if work.precision == "fp8" and layout.num_microbatches > 1:
         found.append(
             f"precision fp8 with {layout.num_microbatches} microbatches: MaxText refuses fp8 with gradient accumulation "

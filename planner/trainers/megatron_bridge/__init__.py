@@ -7,3 +7,4 @@ PACKAGE, VERSIONS = "megatron-bridge", ">=0.6,<0.7"
 LEVEL = "validated"
 SOURCE = "NVIDIA-NeMo/Megatron-Bridge 0.6.2: models/gpt_provider.py, training/config.py, training/mixed_precision.py"
 WRITES = ("gradient_bytes", "gradient_reduce_bytes")
+NO_WORD = ("muon",)

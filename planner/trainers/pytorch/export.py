@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from planner.layout import NAMES, Recompute, Schedule
+from planner.layout import NAMES, Module, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
 from planner.trainers.bundle.quoting import filled, json_text
 from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 
 OPTIMIZERS = ("adam", "sgd")
 PRECISIONS = ("bf16", "fp32")
@@ -18,6 +18,7 @@ def refusals(job: ExportJob) -> list[str]:
     """What the script has not."""
     layout, model, work = job.layout, job.model, job.workload
     found = unknown_choices(job, "PyTorch", OPTIMIZERS, PRECISIONS)
+    found += unknown_modules(job, "PyTorch", Module.EVERY_SECOND_MATMUL)
     if beyond_llama(model, experts=model.is_moe, MLA=model.is_mla):
         found.append(
             f"{model.name}: the script has dense layers with RMS norms, rotary positions, SwiGLU and grouped-query attention; "

@@ -37,7 +37,7 @@ class Log:
     """What one log says. ``facts`` are fields of a row by path ('parallel.tp'); a None there counts as not said."""
 
     framework: str
-    """As profiles/frameworks.yaml knows it."""
+    """As profiles/frameworks.yaml knows it, or the name of a trainer."""
     steps: list[Step]
     facts: dict[str, Any] = field(default_factory=dict)
     memory_gib: float | None = None

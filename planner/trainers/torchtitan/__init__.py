@@ -9,3 +9,4 @@ SOURCE = (
     "torchtitan 0.3.0: config/configs.py, trainer.py, distributed/parallel_dims.py, distributed/pipeline_parallel.py"
 )
 FORM = ("py toml json any", r"ParallelismConfig|\[parallelism\]|--parallelism\.|data_parallel_shard_degree")
+NO_WORD = ("fp8_row",)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from planner.layout import Schedule
+from planner.layout import Module, Schedule
 from planner.model import ModelSpec
 from planner.trainers.bundle.fully_shard import beyond_llama, shared_refusals
 from planner.trainers.bundle.quoting import Expression
 from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
+from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 from planner.trainers.torchtitan.config_module import CONVERTERS, config_module
 
 OPTIMIZERS = ("adam",)
@@ -78,6 +78,7 @@ def _sequence_refusals(job: ExportJob) -> list[str]:
 def _batch_refusals(job: ExportJob) -> list[str]:
     layout, work = job.layout, job.workload
     found = unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
+    found += unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
     if work.lora_rank:
         found.append(f"lora_rank {work.lora_rank}: the plan trains adapters, and this export trains every weight")
     rounds = max(1, layout.num_microbatches // layout.pp)

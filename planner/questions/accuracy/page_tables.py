@@ -123,7 +123,7 @@ def _ranking(ranking: Mapping[str, Any]) -> Table:
 
 
 def scatter_table(ranking: Mapping[str, Any]) -> Table:
-    """Scatter of each family whose runs tell it, and what it is read off."""
+    """Scatter of each family whose runs show it, and the kind of runs that show it."""
     lines = [{**one, "of": KINDS[one["kind"]]} for one in _named(ranking["scatter"])]
     return table(
         lines, " = name; scatter of = of; runs = n; standard deviation of the bulk = deviation %; 90 % below = p90 %"

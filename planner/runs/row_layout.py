@@ -151,7 +151,7 @@ def _stage_layers(reading: Reading, model: ModelSpec, pp: int, vpp: int) -> dict
     """Layers of the first and last stage: from the notes, from the framework's own table of layouts for this model, else
     one fewer where embedding and head count as a layer.
 
-    A framework that deals all its modules evenly, more to the first stages, says how many are before and after the layers.
+    A framework that assigns all its modules evenly, more to the first stages, says how many are before and after the layers.
     """
     if pp == 1:
         return {}

@@ -1,0 +1,105 @@
+"""What the traffic of states adds to a step: how often gradients are reduced and weights gathered, and what overlap hides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from planner.arrays import Floats
+from planner.cluster import Cluster, strides
+from planner.cost.price.communication import exposed, slowdown_of
+from planner.cost.price.state_traffic import StateSeconds
+from planner.hardware import Slowdown
+from planner.layout import Layout, Schedule
+from planner.trainer import Trainer
+
+
+def data_parallel(
+    trainer: Trainer, layout: Layout, traffic: StateSeconds, forward: Floats, backward: Floats, slowdown: Slowdown
+) -> tuple[Floats, Floats]:
+    """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
+
+    ``forward`` and ``backward`` are seconds per microbatch: what traffic hides behind. A backward pass ends with gradients
+    alone: weights come before their layer. Copies into and out of communication buffers share the memory with the computation,
+    which they lengthen. ``slowdown``: what traffic and computation cost each other (``data_slowdown``).
+
+    zero 0     all-reduce of the gradients once per step, overlapped with the last backward pass
+    zero 1     reduce-scatter of the gradients likewise; all-gather of the weights overlapped with the next first forward pass
+    zero 2, 3  reduce-scatter for every microbatch; all-gather of the weights for every forward pass where resident
+               weights are sharded (else once per step), with zero 3 for every backward pass as well
+               [FSDP, arXiv 2304.11277, section 3]
+    pipelines  once per step up to zero 2: gathered weights and unsharded gradients stay between microbatches. With zero 3
+               weights are dropped after every forward pass and stay after a backward pass, so that what comes next finds
+               them or gathers them: all first forward passes, each backward pass behind a forward one, m + 1 in all
+               whatever the schedule [torch.distributed.pipelining, stage.backward_maybe_with_nosync; counted in the fake run]
+
+    HSDP adds an all-reduce of the local shard over the replicas.  [the same, section 3.2.2]
+    """
+    zero, m = np.asarray(layout.zero), np.asarray(layout.num_microbatches, dtype=float)
+    pipelined, hidden_by = np.asarray(layout.pp) > 1, trainer.traffic.overlap
+    weights, last, first = (
+        traffic.gather,
+        traffic.reduced_last * traffic.reduce,
+        traffic.gathered_first * traffic.gather,
+    )
+    windows = _Windows.of(layout, slowdown)
+    once = (zero <= 1) | pipelined
+    backward_traffic = traffic.reduce + np.where(once | (zero < 3), 0.0, weights)
+    passes = np.where(once, 1.0, m)
+    gathers = np.where(once | (zero < trainer.stored.weight_sharding_level), 1.0, m) * (zero >= 1)
+    added = windows.exposed(backward_traffic, backward, last) if "gradients" in hidden_by else backward_traffic
+    if trainer.traffic.zero1_all_reduces:
+        added = np.where(zero == 1, backward_traffic, added)
+    gathering = windows.exposed(weights, forward, first) if "parameters" in hidden_by else weights
+    added = passes * added + gathers * gathering
+    hidden = passes * backward_traffic + gathers * weights - added
+    again = np.where(once | (zero < 3), 0.0, passes)
+    dropped = np.where((zero == 3) & pipelined, m, 0.0)
+    if np.any(dropped):
+        more, window = dropped * weights, np.where(np.asarray(layout.schedule) == Schedule.GPIPE, forward, backward)
+        beyond = exposed(weights, window, first, slowdown) if "parameters" in hidden_by else weights
+        exposed_more = dropped * beyond
+        added, hidden, again = added + exposed_more, hidden + more - exposed_more, again + dropped
+    gathered, reduced = trainer.traffic.copied("gather"), trainer.traffic.copied("reduce")
+    moved = (gathers + again) * gathered + passes * (zero >= 1) * reduced
+    return added + traffic.copies * moved, hidden
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Windows:
+    """How much computation traffic has to hide behind.
+
+    Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: gradients of all but the
+    last chunk are complete while others are still computed, so (v - 1) / v of the traffic has min(p, m) times the
+    window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
+    """
+
+    early: Floats
+    """Share of the traffic that has the longer window."""
+    longer: Floats
+    """Length of that window, in passes."""
+    slowdown: Slowdown
+
+    @classmethod
+    def of(cls, layout: Layout, slowdown: Slowdown) -> _Windows:
+        """Of every candidate."""
+        interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.pp) > 1)
+        early = np.where(interleaved, 1.0 - 1.0 / np.maximum(np.asarray(layout.vpp, dtype=float), 1.0), 0.0)
+        longest = np.minimum(np.asarray(layout.pp, dtype=float), np.asarray(layout.num_microbatches, dtype=float))
+        return cls(early=early, longer=longest, slowdown=slowdown)
+
+    def exposed(self, time: Floats, window: Floats, end: Floats) -> Floats:
+        """Seconds that stay exposed of ``time``, of which ``end`` has nothing to hide behind."""
+        late = 1.0 - self.early
+        last = exposed(time * late, window * late, end, self.slowdown)
+        if not np.any(self.early):
+            return last
+        return last + exposed(time * self.early, window * self.early * self.longer, slowdown=self.slowdown)
+
+
+def data_slowdown(cluster: Cluster, layout: Layout) -> Slowdown:
+    """What traffic of states and computation cost each other, by the link of the whole group that holds the dense weights."""
+    stride = strides(layout)
+    distance = np.where(np.asarray(layout.cp) > 1, np.asarray(stride["cp"]), np.asarray(stride["dp"]))
+    return slowdown_of(cluster, np.asarray(layout.dp) * np.asarray(layout.cp), distance)
