@@ -65,7 +65,8 @@ def shapes(name: str, layout: Layout) -> dict[str, float]:
     """SHAPE_PARTS of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
     stored, working, head = (np.full((3, 1), value * float(M)) for value in (100, 90, 1000))
-    found = peak_points.shape_parts(work, TITAN, stack([layout]), stages, stored, working, head)
+    times = SimpleNamespace(last_layer=stored, working=working, loss=head)
+    found = peak_points.shape_parts(work, TITAN, stack([layout]), stages, times)  # type: ignore[arg-type]
     return {key: value / M for key, value in zip(peak_points.SHAPE_PARTS, found[:, 0, 0].tolist(), strict=True)}
 
 
