@@ -25,9 +25,6 @@ from planner.runs.row_schema import Row, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
-UNTIMED = "its step time is left out: every collective was checked on the host first, a debug mode"
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A row in the planner's words; the first four are None when ``unsupported`` gives a reason."""
@@ -107,14 +104,15 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         run = {"unsupported": str(reason)}
     except PlannerError as error:
         run = {"unsupported": f"not a valid run: {error}"}
-    if network == "checked" and "measured" in run:  # what was in memory is not touched by that
-        run["measured"] = replace(run["measured"], step_time=None)
-        run["assumptions"] = (*run.get("assumptions", ()), UNTIMED)
     broken = "before the pipeline fix" in row.notes
+    reasons = {
+        "it ran before a fix of its pipeline engine, which waited in a poll": broken,
+        "every collective was checked on the host first, a debug mode": network == "checked",
+    }
     return Run(
         source=row.source, id=row.id, family=family_of(row, "before the pipeline fix" if broken else f"network {network}"),
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""), stated=not missing,
-        set_aside="it ran before a fix of its pipeline engine, which waited in a poll" if broken else "", of_plan=of_plan,
+        set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
         slow_network=network == "slow", **run,
     )  # fmt: skip
 
