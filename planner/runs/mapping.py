@@ -25,6 +25,7 @@ from planner.runs.row_schema import Row, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
+
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """A row in the planner's words; the first four are None when ``unsupported`` gives a reason."""
