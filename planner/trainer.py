@@ -60,8 +60,8 @@ class Trainer:
         own: dict[str, dict[str, Any]] = {}
         if isinstance(changes.get("terms"), Mapping):
             present = {one.folder(): dataclasses.asdict(one) for one in self.terms}
-            more = {folder: {**present.get(folder, {}), **values} for folder, values in changes["terms"].items()}
-            changes["terms"] = tuple(terms_of(folder, values) for folder, values in {**present, **more}.items())
+            terms = merge_changes({"terms": present}, {"terms": changes["terms"]}).get("terms", {})
+            changes["terms"] = tuple(terms_class(folder)(**values) for folder, values in terms.items())
         for key, value in changes.items():
             record = RECORD_OF.get(key, "")
             if isinstance(value, list):
@@ -162,14 +162,13 @@ def _terms(data: object, where: str) -> tuple[Any, ...]:
         if folder not in term_folders():
             nearest = nearest_first(str(folder), term_folders())[0]
             raise PlannerError(f"{where}: terms of {shown(folder)} are not known; nearest: {nearest}")
-        kind = importlib.import_module(f"planner.trainers.{folder}.terms").Terms
-        found.append(schema.read(kind, values, f"{where}: terms of {folder}"))
+        found.append(schema.read(terms_class(folder), values, f"{where}: terms of {folder}"))
     return tuple(found)
 
 
-def terms_of(folder: str, values: Mapping[str, Any]) -> Any:
-    """The terms of one folder, with values in base units."""
-    return importlib.import_module(f"planner.trainers.{folder}.terms").Terms(**values)
+def terms_class(folder: str) -> Any:
+    """The class of the terms of one folder."""
+    return importlib.import_module(f"planner.trainers.{folder}.terms").Terms
 
 
 @functools.cache

@@ -159,8 +159,8 @@ def _space_columns(
 ) -> dict[str, Floats]:
     workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
+    flights = in_flight(layout, stage_positions(layout, middle)) if trainer.terms else launched
     for term in trainer.terms:
-        flights = in_flight(layout, stage_positions(layout, middle))
         found = term.record_stream_bytes(workload, layout, held[0], flights)
         if found is not None:
             launched, most, waiting, busy = found
