@@ -4,8 +4,6 @@
 are those of ``planner.api``, imported when one is asked for: ``import planner`` costs next to nothing.
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:

@@ -1,7 +1,5 @@
 """When nothing fits: the cheapest changes that would make it fit, each searched and priced, one command line each."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator

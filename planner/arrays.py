@@ -1,7 +1,5 @@
 """Names of array types. numpy.typing takes 35 ms to import, and only a type checker needs it."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 import numpy as np

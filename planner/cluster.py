@@ -1,7 +1,5 @@
 """Cluster: a hardware profile times a number of GPUs, and which link a group of ranks uses."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

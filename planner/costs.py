@@ -1,7 +1,5 @@
 """What a training run costs: time, GPU-hours, dollars and energy, each with the source and date of its rate."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

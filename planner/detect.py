@@ -1,7 +1,5 @@
 """This machine: its GPUs, asked from the driver's own tool, its processor, and how busy it is; no torch."""
 
-from __future__ import annotations
-
 import platform
 import subprocess
 from pathlib import Path

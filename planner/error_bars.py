@@ -5,8 +5,6 @@ The table ``profiles/error_bars.yaml`` is made from the residuals ln(measured / 
 ever measured a wider class of runs does, and its bar is the wider for it.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path

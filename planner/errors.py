@@ -1,7 +1,5 @@
 """The one exception family shown to users: a sentence, never a traceback."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Why the first layout won: what the next one pays for, and which constraint binds."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.cost.estimate import PARTS, Estimate

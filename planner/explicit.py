@@ -1,7 +1,5 @@
 """One layout that a user wrote down: read, completed with what follows from the rest, checked and priced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

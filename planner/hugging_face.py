@@ -1,7 +1,5 @@
 """Reads the architecture in a Hugging Face config.json: one small function per family, and a refusal for all others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Where the data files are, and how a YAML file is read: one clear sentence when it is broken."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path

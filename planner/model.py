@@ -1,7 +1,5 @@
 """The architecture of a model: what a plan needs to know about it, and where it is read from."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping

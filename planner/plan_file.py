@@ -1,7 +1,5 @@
 """Plan: the chosen layout with its inputs, its estimate and what was assumed; to YAML and back."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -23,8 +23,6 @@ constructor was given. Fields without a default are required. Messages begin wit
 a constructor (``__post_init__``) is put behind it. ``plain_fields`` is ``plain`` without what is as its default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import types

@@ -1,7 +1,5 @@
 """The space of a search: every layout of a job without memory options, and the options that trade time for memory."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """The records that the facts of a trainer lie in: what is legal, stored, one kernel, sent, and what the host costs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -3,8 +3,6 @@
 Base units are bytes, bytes/s, FLOP, FLOP/s, seconds, watts and USD. Powers of 1000 and 1024 appear in this file only.
 """
 
-from __future__ import annotations
-
 import math
 import re
 

@@ -4,8 +4,6 @@ Keywords are the flags of the command line in Python spelling. Quantities are se
 ('400 Gb/s', '71GiB') is read where a flag reads it. Whatever cannot be done is a PlannerError whose sentence says why.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Unpack
 

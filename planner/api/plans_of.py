@@ -1,7 +1,5 @@
 """From a search to its plans: each with the reason for its place, advice where none fits, an error where none is legal."""
 
-from __future__ import annotations
-
 import math
 import shlex
 from collections.abc import Callable, Mapping

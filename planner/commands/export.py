@@ -1,7 +1,5 @@
 """``plan export``: a plan as a folder that a trainer runs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """``plan import``: what people run today, as a plan."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

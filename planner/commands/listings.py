@@ -1,7 +1,5 @@
 """``plan models``, ``plan trainers``: what the library holds."""
 
-from __future__ import annotations
-
 import click
 
 from planner.terminal.flags import console

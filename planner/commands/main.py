@@ -1,7 +1,5 @@
 """The command line: ``plan --model llama-70b --gpus 8`` and its companions."""
 
-from __future__ import annotations
-
 import importlib
 import keyword
 from typing import Any

@@ -1,7 +1,5 @@
 """``plan estimate``: one explicit layout, priced with the whole breakdown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``plan search``, the default command: every legal layout priced, the best plans printed."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Parameter counts by kind of weight, for one whole model: what tensor, pipeline and expert parallelism split later."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.model import ModelSpec

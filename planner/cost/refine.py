@@ -3,8 +3,6 @@
 What is printed is the walked idle time of this module; the closed form (``pipeline.schedules``) only chose the finalists.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from functools import cache

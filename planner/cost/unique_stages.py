@@ -1,7 +1,5 @@
 """The distinct stages, sends and groups of a batch of layouts, priced once and gathered for any of its candidates."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

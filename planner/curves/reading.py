@@ -1,7 +1,5 @@
 """Columns of numbers, and how the mappings of a profile file become them: one clear sentence when one is broken."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 

@@ -1,7 +1,5 @@
 """What no machine can be: a profile faster than its peak, its memory or its link is refused with the numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import numpy as np

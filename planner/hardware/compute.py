@@ -1,7 +1,5 @@
 """One accelerator: its figures and measured curves, and the seconds of products, attention and memory-bound operations."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 

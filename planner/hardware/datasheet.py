@@ -1,7 +1,5 @@
 """A profile from a datasheet alone: what it does not say comes from the nearest relative in the library, and is marked."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

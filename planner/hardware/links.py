@@ -1,7 +1,5 @@
 """The node and the network of an accelerator: link figures, and the seconds of collectives inside and across nodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Annotated
 

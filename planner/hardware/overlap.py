@@ -1,7 +1,5 @@
 """How much slower computation gets beside a running collective, and the collective beside computation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner import arrays as npt

@@ -1,7 +1,5 @@
 """Curves that a profile file does not hold: taken from the relative that ``curves_from`` names, scaled to its links."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

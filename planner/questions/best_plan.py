@@ -1,7 +1,5 @@
 """The best plan of a job that was changed, or the sentence that says why there is none."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Rules of the degrees: their product, and what tensor parallelism divides."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

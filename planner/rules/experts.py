@@ -1,7 +1,5 @@
 """Rules of experts: how many, over which ranks, and in which order of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Jobs that no layout can run: what a trainer or a GPU does not know at all."""
 
-from __future__ import annotations
-
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.trainer import Trainer

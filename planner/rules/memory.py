@@ -1,7 +1,5 @@
 """Rules of what saves memory: sharding, recompute, offload."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

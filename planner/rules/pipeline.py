@@ -1,7 +1,5 @@
 """Rules of the pipeline: layers over stages, virtual stages, schedules, microbatches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a rule is: one function that yields its condition, on columns, then its sentence, for one layout, from the same numbers."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rules of what divides the sequence: context parallelism, its kernels, low precision, sequence parallelism."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

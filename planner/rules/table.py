@@ -1,7 +1,5 @@
 """The table of all rules, in the order in which they are said; one layout checked, many masked, refusals counted."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.errors import PlannerError

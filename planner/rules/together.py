@@ -1,7 +1,5 @@
 """Rules of what some trainers cannot do at the same time: each is legal alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hardware of a row: the profile of its GPU, with the node and the network that the row states or measured."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

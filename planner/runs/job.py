@@ -1,7 +1,5 @@
 """What a row trained with: the trainer as it was set up, precision, optimizer and adapters."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """A row in the planner's words: a run of (workload, cluster, trainer, layout, measured), or the reason why not."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """What a row measured, in base units; a printed TFLOP/s or MFU becomes a step time by the formula of its source."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

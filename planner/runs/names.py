@@ -1,7 +1,5 @@
 """What the texts of a row stand for: its framework and its family, by the table ``profiles/frameworks.yaml``."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field

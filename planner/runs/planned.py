@@ -5,8 +5,6 @@ a model's norms. A row that comes from a plan therefore carries ``plan`` (worklo
 are there too, for people and for tools, and must say the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layout of a row: degrees, microbatches, schedule, recompute and stages, from its fields and its notes."""
 
-from __future__ import annotations
-
 import functools
 import math
 import operator

@@ -1,7 +1,5 @@
 """Model of a row: its sizes, and from a preset of the same name what the schema has no field for."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Mapping

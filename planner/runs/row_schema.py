@@ -1,7 +1,5 @@
 """Files of runs as they are written: the schema of ``profiles/runs``, every value checked."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

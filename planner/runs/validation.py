@@ -3,8 +3,6 @@
 A file holds one validation (keys as docs/validate.md lists them), or under ``validations`` those of several finalists.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the library holds, as tables and lines."""
 
-from __future__ import annotations
-
 from rich.table import Table
 
 from planner import library

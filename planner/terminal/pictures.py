@@ -1,7 +1,5 @@
 """Pictures drawn with matplotlib: an empty figure, and its file."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 from typing import Any

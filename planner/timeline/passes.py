@@ -1,7 +1,5 @@
 """The passes of every virtual stage, part by part: computation, recompute, communication, host, sends."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

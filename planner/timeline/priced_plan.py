@@ -1,7 +1,5 @@
 """A plan priced again, with the parts of its estimate: timelines, comparisons and diagnoses start from it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS, Estimate

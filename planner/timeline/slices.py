@@ -1,7 +1,5 @@
 """What a timeline is made of: slices on the streams of pipeline ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS

@@ -5,8 +5,6 @@ flight. Here every rank has the bytes of its kind and its own microbatches in fl
 a middle rank with a layer less than the largest is shown as the largest.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

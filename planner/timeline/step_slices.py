@@ -8,8 +8,6 @@ The model does not resolve, so the picture sets: inside a pass, exposed communic
 truth it alternates with it layer by layer); waiting for stragglers follows the pipeline.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What the model adds to the pipeline once per step, and when it is drawn: traffic of states, the update."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The step time as a waterfall: from computation at the peak rate of the GPU to the whole step, loss by loss."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.estimate import PARTS

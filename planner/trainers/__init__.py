@@ -13,8 +13,6 @@ NO_WORD   optimizers and precisions of those trainers that the target refuses on
 FORM      endings of its configuration files, and an expression that stands in them
 """
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from pathlib import Path

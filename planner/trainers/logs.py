@@ -1,7 +1,5 @@
 """Which reader a log belongs to, and the row that it becomes together with what the user adds."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Targets of ``plan export`` by name: what a trainer's folder declares, with its exporter."""
 
-from __future__ import annotations
-
 from planner import library
 from planner.errors import UnknownNameError
 from planner.trainers import having, load

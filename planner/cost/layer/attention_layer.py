@@ -1,7 +1,5 @@
 """The attention block of a layer: projections, core attention, and how keys and values reach every rank."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.cost.layer.eager_kernels import EAGER, STRIDED_SLOWDOWN, eager

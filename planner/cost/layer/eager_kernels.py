@@ -6,8 +6,6 @@ with torch's backward formulas (clamp_backward, slice_backward, a cat for every 
 targets) are left out. Which rows a trainer has is its ``unfused``.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

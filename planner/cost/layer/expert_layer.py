@@ -7,8 +7,6 @@ all-to-all     each of the K copies is made first, sent, and sorted by local exp
 deduplicated   a token is sent once to each rank that holds some of its experts, and copied there (DeepEP, HybridEP).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.arrays import Floats

@@ -1,7 +1,5 @@
 """The kinds of work that a layer is made of, and the sizes that one rank sees: what layers.py builds its lists from."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

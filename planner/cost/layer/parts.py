@@ -1,7 +1,5 @@
 """What the blocks of a layer share: norms, residuals, linear layers, and tensor-parallel collectives around them."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

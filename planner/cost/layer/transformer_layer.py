@@ -4,8 +4,6 @@ Everything else is read off these lists: FLOP and seconds (compute), exposed com
 for the backward pass (memory), what a recompute mode repeats and frees.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.cost.layer.attention_layer import attention_block

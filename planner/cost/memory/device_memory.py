@@ -5,8 +5,6 @@ gradients and workspace. Which points there are depends on how gradients come (`
 that are there from start to end (``buffered_points``), or made unit by unit (``peak_points``).
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.arrays import Floats

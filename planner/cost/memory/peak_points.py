@@ -31,8 +31,6 @@ The gradient of a row-wise split embedding is whole on every rank of tensor para
 backward_maybe_with_nosync, run_post_backward; read off the fake run of planner.lab.run.memory_tracker, 2026-11]
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

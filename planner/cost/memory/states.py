@@ -1,7 +1,5 @@
 """Bytes per GPU of each pipeline stage: states, workspaces, buffers; shape (N, 3). What layers save is in blocks.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Walks a pipeline schedule with given durations: the exact step time of a finalist, stage by stage."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter, deque
 from functools import lru_cache

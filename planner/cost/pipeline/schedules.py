@@ -8,8 +8,6 @@ Sources: [Narayanan 2021] arXiv 2104.04473, [Korthikanti 2022] arXiv 2205.05198,
 arXiv 2412.19437, [DualPipe] github.com/deepseek-ai/DualPipe, [torch 2.13] torch.distributed.pipelining.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -4,8 +4,6 @@ Rank r of p holds stages r and 2 p - 1 - r, here "down" and "up".  [torch 2.13, 
 Qi 2024, section 6; DeepSeek, DualPipe]
 """
 
-from __future__ import annotations
-
 from collections import Counter, deque
 
 from planner.layout import Schedule

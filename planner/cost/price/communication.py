@@ -1,7 +1,5 @@
 """Collectives to seconds: which link they use, and what stays exposed when they overlap with computation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Operators to seconds and FLOP: measured curves of the hardware profile, at the sustained clock."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Price once, gather often: a search has millions of layouts but few distinct shapes of a layer, a stage, a group."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.arrays import Floats, NDArray

@@ -4,8 +4,6 @@ A search has millions of layouts but few distinct shapes of a layer. The blocks 
 a pipeline stage is then a sum of blocks, as every quantity here is additive.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """How many parameters a rank holds, trains and updates, by state sharding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.arrays import Floats

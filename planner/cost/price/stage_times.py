@@ -1,7 +1,5 @@
 """Seconds per microbatch of each pipeline stage: its blocks, and what the host adds."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Traffic of states, once per optimizer step: gradients reduced, weights gathered, and what hides behind computation."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The optimizer update and what surrounds it: accumulation, copies, transfers to the host."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from planner.arrays import Floats

@@ -1,7 +1,5 @@
 """How the ranks of a run find each other and start to watch each other (torch)."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

@@ -1,7 +1,5 @@
 """Where a process stands: alone, or a rank that torchrun or srun started; and the commands for many nodes."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil

@@ -1,7 +1,5 @@
 """Starts the ranks of one machine with torchrun and waits for them; and one of these ranks. No torch in this process."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

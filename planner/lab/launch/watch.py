@@ -6,8 +6,6 @@ them says which ranks are missing or what went wrong. The thread sees it even wh
 looks whether the next rank is alive: of a machine that lost its power or link no connection is ever closed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

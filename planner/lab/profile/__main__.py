@@ -1,7 +1,5 @@
 """One rank of a profile as torchrun starts it: ``torchrun ... -m planner.lab.profile settings.json``."""
 
-from __future__ import annotations
-
 import sys
 
 from planner.lab.launch.place import Place

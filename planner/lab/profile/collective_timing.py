@@ -5,8 +5,6 @@ block, on a CPU the monotonic clock; all ranks leave a barrier before each block
 block / runs. The median, its interval and the outliers are of these samples.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

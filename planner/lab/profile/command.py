@@ -1,7 +1,5 @@
 """``plan profile``: measure this machine, or many under torchrun or srun, and write a hardware profile."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -4,8 +4,6 @@ First what every profile needs, then shapes by their share of the predicted step
 other types, whole layers. Stop anywhere: what is missing keeps the constants of the guess and is said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

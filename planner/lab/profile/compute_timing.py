@@ -1,8 +1,6 @@
 """How one device measures a point of ``compute_points`` (torch): operators and layers, clocks under load, launches, copies to the
 host, Adam on the CPU, and what memory there is."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import os

@@ -5,8 +5,6 @@ pairs once and its backward pass 2.5 times the forward; a memory-bound operator 
 write, whatever its kernel moves.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import NamedTuple
 

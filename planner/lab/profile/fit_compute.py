@@ -3,8 +3,6 @@
 What was not measured keeps the constants of the profile that stands for the device, and is said.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Used on tables of thousands of published rows (tools/build_hardware_profiles.py)
 measures: constants always, the residual grid only where there are enough rows to hold some back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ smaller holds (protocols: one of low latency, one of high bandwidth) or the larg
 Fitted to log t, so that all sizes count alike. Measured overlaps give one slowdown per link and direction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

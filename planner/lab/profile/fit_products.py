@@ -1,7 +1,5 @@
 """Curves of dense and grouped matrix products from measured points, with errors at points that were held back."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from statistics import median

@@ -4,8 +4,6 @@ Fits are made on logarithms of positive constants and judged on relative errors:
 10 ms. The soft L1 loss keeps a disturbed point from pulling the curve [scipy, least_squares].
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

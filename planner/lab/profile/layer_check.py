@@ -1,7 +1,5 @@
 """Whole layers as points, and what the cost model says of them: the sum of their operators."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from functools import cache

@@ -3,8 +3,6 @@
 Inputs and results are slices of two buffers that are made once, so that no timing includes an allocation or first touch.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass

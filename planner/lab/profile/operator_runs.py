@@ -4,8 +4,6 @@ Operands rotate through sets that together exceed the last-level cache, as in a 
 microbatch and whose activations were written many operators ago. Backward passes run on a graph that is kept.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

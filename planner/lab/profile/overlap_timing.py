@@ -5,8 +5,6 @@ has ended. On a CPU a thread waits for the collective and reads the clock; the G
 so that the last one, which outlasts it, counts little. On a GPU events are recorded on the stream of each.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 import threading

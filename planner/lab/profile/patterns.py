@@ -4,8 +4,6 @@ A pattern divides all ranks into equal groups of ``n`` ranks that are ``stride``
 as the tensor, data or pipeline groups of a training job do, and the slowest rank of all counts.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from itertools import pairwise

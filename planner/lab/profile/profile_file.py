@@ -1,7 +1,5 @@
 """The journal of a profile to a profile file: what was measured, what stands in for the rest, and where all of it is from."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime

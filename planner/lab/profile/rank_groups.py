@@ -1,7 +1,5 @@
 """The ranks of a running profile: who is where, on which machine, groups of a pattern, and agreement between all (torch)."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

@@ -8,8 +8,6 @@ it from minute to minute, which no interval shows; a later profile differs by th
 until the end; the scatter of these rounds estimates it.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ and the passes differ in shape alone. What torch has: ``torch._scaled_mm``, ``F.
 ``torch._scaled_grouped_mm`` (a scale per row).
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

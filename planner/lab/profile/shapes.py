@@ -3,8 +3,6 @@
 Shapes come from the cost model's own lists of operators, so what is measured is what will be priced.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

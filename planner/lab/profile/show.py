@@ -1,7 +1,5 @@
 """A profile that was just measured, for the terminal: how fast each collective and product is, and how sure that is."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from rich import box

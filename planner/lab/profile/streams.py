@@ -1,7 +1,5 @@
 """Memory-bound operators as torch runs them: single kernels, chains of plain operations, and what torch.compile makes of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, cast
 

@@ -1,7 +1,5 @@
 """Operands of the measured operators: their values, their types, and sets of them that take turns."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import itertools

@@ -1,7 +1,5 @@
 """One rank of a profile: joins the others, measures with them what is planned, and keeps it in the journal (torch)."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -5,8 +5,6 @@ operator of a torch library, with its gradient: on fake tensors it allocates wha
 by plain torch, on a GPU compiled or by the kernels of ``kernels.py``. Without ``fused`` the model uses plain torch operations.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any

@@ -5,8 +5,6 @@ a compiled trainer. On a CPU ``fused_operators.py`` computes by itself. Written 
 the operations exist there; not yet run on a GPU.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Routed experts of one rank: sort tokens by expert, exchange them with the ranks that hold the experts, multiply, bring back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

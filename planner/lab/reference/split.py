@@ -1,7 +1,5 @@
 """What the torch model needs to know of a plan: sizes, degrees and stages as plain values; and what it cannot run."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.pipeline.partition import stage_layers

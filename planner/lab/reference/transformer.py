@@ -5,8 +5,6 @@ from outside (parallel.py); the norms, attention over a context-parallel group a
 groups because they work on parts of tokens.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

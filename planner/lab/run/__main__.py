@@ -1,7 +1,5 @@
 """One rank of level ``full`` as torchrun starts it: ``torchrun ... -m planner.lab.run settings.json``."""
 
-from __future__ import annotations
-
 import sys
 
 from planner.lab.launch.place import Place

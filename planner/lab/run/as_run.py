@@ -4,8 +4,6 @@ Level ``rank`` compares the passes of one rank with it and assembles its step, l
 the cost model's. No torch here.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence

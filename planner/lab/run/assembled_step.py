@@ -7,8 +7,6 @@ overhead. Fed with the predicted computation it gives the prediction again, part
     T = walk(measured passes + priced communication) + stragglers + exposed data traffic + once + measured update + overhead
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 

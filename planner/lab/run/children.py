@@ -1,7 +1,5 @@
 """A command that is watched by what it prints: its processes end with it, whatever sessions they opened."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -6,8 +6,6 @@ process (with the threads that move data for gloo) and of the thread that comput
 something about the work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence

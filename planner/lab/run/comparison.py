@@ -4,8 +4,6 @@ Buffers of collectives count whole, as nccl-tests counts them. Small messages (n
 left out on both sides: those below LEAST bytes, in a small model below a part of its largest one.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ The peak of the deep stage is the largest of these lines at its depth. Points in
 A stage whose layers are not of one kind from some layer on, or few, is run whole.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,8 +10,6 @@ h: what torch does around the operators (modules, autograd, hooks of FSDP, DTens
 split like the plan's, less what the launches in the operators' own prices make of it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Level ``full``: the plan itself on all its ranks, started here with torchrun or by torchrun or srun; no torch in this module."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

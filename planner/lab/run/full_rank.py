@@ -1,7 +1,5 @@
 """One rank of level ``full``: meets the others, compares a tiny model with one process, then runs and times the plan (torch)."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """What the ranks of level ``full`` left, as the content of validation.yaml: outcome, times, memory, rates. No torch here."""
 
-from __future__ import annotations
-
 import math
 import statistics
 from collections.abc import Sequence

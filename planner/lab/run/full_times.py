@@ -6,8 +6,6 @@ the schedule with those seconds. Wall time is compared when the machine is quiet
 compiled is priced as it runs (``eager_pricing``).
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 ``learned`` adds to what a level found the keys ``likeliest``, ``no_run`` and ``run``; every level goes through it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from typing import Any

@@ -6,8 +6,6 @@ it, and by the loss in both directions; the most of them is looked for between t
 is left. All else is temporary: gathered weights, gradients on their way, buffers of collectives and of the pipeline.
 """
 
-from __future__ import annotations
-
 import contextlib
 import weakref
 from collections import Counter

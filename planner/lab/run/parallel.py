@@ -1,7 +1,5 @@
 """How the modules of a stage are split: DTensor for tensor parallelism, fully_shard or replicate for data parallelism."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

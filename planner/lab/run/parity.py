@@ -4,8 +4,6 @@ A tiny model of the plan's kind, split as the plan is, is compared with one proc
 hides a gradient that is scaled wrongly.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A plan as the torch model runs it and as it is priced."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cluster import Cluster

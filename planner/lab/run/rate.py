@@ -5,8 +5,6 @@ of its figures at the rate that its yardstick had when it began; a step's are br
 mean of the yardstick between the passes of that step on that rank.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """A validation as it is written down: what was found, on which machine, with which versions, when and by which command."""
 
-from __future__ import annotations
-
 import os
 import platform
 import statistics

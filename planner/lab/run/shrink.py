@@ -5,8 +5,6 @@ are: tp with heads, MLP width and vocabulary, cp with the sequence, ep with the 
 (states are sharded over fewer replicas, groups are smaller) is said in a sentence each.
 """
 
-from __future__ import annotations
-
 import bisect
 import dataclasses
 import itertools

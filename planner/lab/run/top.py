@@ -4,8 +4,6 @@ Plans that are within the model's error of each other are ranked by running them
 loses a rank is a result, and the next is taken; what is known is written whole after each.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

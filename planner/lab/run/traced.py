@@ -1,7 +1,5 @@
 """One step under torch's profiler: the trace, and from the kernels of a GPU the communication that nothing hides (torch)."""
 
-from __future__ import annotations
-
 import json
 import math
 import tempfile

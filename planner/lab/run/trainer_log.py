@@ -1,7 +1,5 @@
 """A trainer's log compared with the plan: how the run ended, what it measured and what was predicted."""
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

@@ -4,8 +4,6 @@ The trainer runs ``smoke.sh`` of its export: synthetic data, the plan's parallel
 many steps as were asked for. Nothing of this package is loaded by it; what it prints is all that is known.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -9,8 +9,6 @@ The ratio of the pipeline's bubble is that of the passes it is made of. The erro
 apart; what a few devices in one node do not show at all is listed, with its share of the step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import sys

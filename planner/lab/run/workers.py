@@ -1,7 +1,5 @@
 """Ranks that run alone, on fake or on real tensors, in processes of their own, each phase within its time."""
 
-from __future__ import annotations
-
 import math
 import multiprocessing
 import os

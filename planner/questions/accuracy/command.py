@@ -1,7 +1,5 @@
 """``plan accuracy``: published runs predicted, and the errors."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """What a perfect model would reach: scatter of repeated runs, and the regret that it leaves to whoever picks a layout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 An error is predicted / measured - 1: positive means predicted too slow, or too large.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

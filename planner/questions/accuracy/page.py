@@ -1,7 +1,5 @@
 """The accuracy report as a page: what a sceptical engineer wants to see before believing a prediction."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The summary as tables of text, for the terminal and for the page."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any

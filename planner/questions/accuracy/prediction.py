@@ -3,8 +3,6 @@
 Rows that share model, sequence length, precision, trainer and hardware are priced in one call of the cost model.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """How well the planner chooses: layouts of one job that somebody measured, ranked and compared."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any

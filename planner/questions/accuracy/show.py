@@ -1,7 +1,5 @@
 """The accuracy report for the terminal."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

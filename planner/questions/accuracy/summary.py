@@ -1,7 +1,5 @@
 """Errors of the predictions summed up: coverage, step time, memory, out of memory, ranking."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """``plan calibrate``: measured runs correct the factors of a hardware profile."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -4,8 +4,6 @@ Each multiplies one thing that a machine or a software stack achieves, never wha
 factor says how far machines of one kind differ in it; its source stands next to it. Nothing is keyed to a model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace

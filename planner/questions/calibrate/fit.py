@@ -13,8 +13,6 @@ model leaves unexplained, estimated from the residuals themselves together with 
 so that three runs that happen to agree do not look exact. Covariance of the unknowns: (J^T W J / s^2 + diag(1/w^2))^-1.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

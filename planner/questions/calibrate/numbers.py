@@ -8,8 +8,6 @@
 3. When what is left does not predict held-back runs better than no change at all, nothing is changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Both are small files: the base keeps its curves, ``scale`` multiplies what the m
 stands next to it.
 """
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What a calibration changes for the plans whose validations it was fitted on: their step time, and the best layout."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A calibration for the terminal: what moved, what did not and why, errors before and after."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.markup import escape
 

@@ -1,7 +1,5 @@
 """A user's measured runs: tables in the schema of profiles/runs, and training logs, as runs on one hardware profile."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

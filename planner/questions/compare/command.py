@@ -1,7 +1,5 @@
 """``plan compare``: plan files side by side, differences first, each with its effect."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -7,8 +7,6 @@ layout. An input that cannot change alone (tp without dp, when the number of GPU
 changes together with the fewest others that make it legal.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import itertools

@@ -1,7 +1,5 @@
 """Tables of ``plan compare``: the plans, what differs, what each difference does, the parts side by side."""
 
-from __future__ import annotations
-
 import string
 
 from rich.console import Console

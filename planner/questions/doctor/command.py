@@ -1,7 +1,5 @@
 """``plan doctor``: what was measured against a plan, and what would explain the gap."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -6,8 +6,6 @@ How plausible a size is comes from published runs: ``seen`` counts the sources i
 the width of the same factor in ``calibrate.factors``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

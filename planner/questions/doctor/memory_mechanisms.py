@@ -1,7 +1,5 @@
 """Mechanisms that make a GPU hold more, or less memory, than planned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

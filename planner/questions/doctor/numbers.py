@@ -13,8 +13,6 @@ measured too, a mechanism that moves it weighs more when it moves it towards wha
 the job ran, so that a mechanism with which it would not fit weighs by the chance that it would.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

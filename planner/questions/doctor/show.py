@@ -1,7 +1,5 @@
 """Tables of ``plan doctor``: measured against predicted, what would explain the gap, and the checks."""
 
-from __future__ import annotations
-
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table

@@ -1,7 +1,5 @@
 """Mechanisms that make a step take longer, or less time, than planned."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

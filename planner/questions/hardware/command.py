@@ -1,7 +1,5 @@
 """``plan hardware``: the profiles of the library, what one says, where two differ, and a picture of the curves."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -18,8 +18,6 @@ third for each level: of twenty comparisons of two runs of one machine in one st
 no yardstick for the rest. Single points are not judged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """The measured points of two profiles side by side: what was timed in both, by family, group and curve."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

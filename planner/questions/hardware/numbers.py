@@ -1,7 +1,5 @@
 """The figures of a hardware profile, read off its curves, and everything that ``plan hardware show`` prints."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A hardware profile as a picture: bus bandwidth by size and by group, GEMM rate, roofline."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

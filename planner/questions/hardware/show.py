@@ -1,7 +1,5 @@
 """Tables of ``plan hardware``: one profile, and where two differ."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

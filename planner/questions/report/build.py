@@ -1,7 +1,5 @@
 """Builds the document of a report from a plan: the heading, the reasons, the charts."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from importlib import metadata

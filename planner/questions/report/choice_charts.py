@@ -1,7 +1,5 @@
 """Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``plan report``: a plan as a page, Markdown, JSON, a trace or pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -5,8 +5,6 @@ the error bars by ``tools/update_accuracy.py`` from the same residuals, so that 
 interval that a plan carries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ priced. The variants with recompute follow for the fastest and for the leanest o
 pipeline is cut, and offload where the search would try it too: where nothing fits without it.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The report as Markdown: for an issue, a wiki or a mail; the same document as the page."""
 
-from __future__ import annotations
-
 from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
 

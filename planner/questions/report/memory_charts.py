@@ -1,7 +1,5 @@
 """Charts of where the memory goes: every pipeline stage at its peak, the worst one over one step."""
 
-from __future__ import annotations
-
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT
 from planner.questions.report import specs

@@ -1,7 +1,5 @@
 """Charts of what lies ahead of a plan: other sizes of the cluster, numbers that are off, how well runs like it were predicted."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The report as one HTML page that needs nothing else, text, tables and charts with their numbers inside; one chart as a PNG."""
 
-from __future__ import annotations
-
 import hashlib
 import html
 import json

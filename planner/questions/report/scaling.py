@@ -1,7 +1,5 @@
 """Strong and weak scaling: the best plan at every size of the cluster, each searched, several sizes at once."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator, Sequence

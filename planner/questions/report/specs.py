@@ -4,8 +4,6 @@ A specification names its data ``rows``; the page and the picture fill in the ro
 brightness, text and axes are ``currentColor``: both hold on a light and on a dark ground.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a report is about: a plan priced again, the search of its job, and everything computed from them once."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Charts of where the time of one step goes."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -5,8 +5,6 @@ threads) and counters (C). One process for each pipeline rank, one thread for ea
 [Trace Event Format, docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU]
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """``plan sensitivity``: the measured numbers that the choice of a plan depends on, and the plans that count as equal."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The measured numbers that a choice depends on: the factor on each at which another plan wins, and what the choice then loses."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

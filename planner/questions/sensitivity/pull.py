@@ -4,8 +4,6 @@
 layouts around it are priced again with one number changed.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

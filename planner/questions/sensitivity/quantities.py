@@ -1,7 +1,5 @@
 """The numbers of a profile that a choice may depend on, each with the way to scale it and the test that measures it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The sensitivity of a choice for the terminal: the same numbers that --json prints."""
 
-from __future__ import annotations
-
 import math
 
 from rich.console import Console

@@ -6,8 +6,6 @@ one job, was the one that is predicted to be faster the faster one? The share ri
 ``profiles/ties.yaml`` holds it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

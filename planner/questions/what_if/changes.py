@@ -1,7 +1,5 @@
 """Inputs of a job that a what-if changes, one table: how each is read (``x2``, ``800 Gb/s``, ``64..4096``), checked, applied."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re

@@ -1,7 +1,5 @@
 """``plan what-if``: the same job with one thing changed, the best plan each; and the other direction."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass

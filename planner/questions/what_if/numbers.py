@@ -1,7 +1,5 @@
 """What if: the same job with one thing changed, and the least or the most that still does the job; asked as a user writes it."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """What-if tables for the terminal: the same numbers that --json prints."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """A sweep as a picture: throughput of the job and of one GPU over the number that was varied."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from planner.questions.what_if.numbers import WhatIf

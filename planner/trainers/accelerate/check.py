@@ -1,7 +1,5 @@
 """accelerate's launcher parser and plugins, transformers' and TRL's arguments on an exported folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

@@ -1,7 +1,5 @@
 """accelerate: its YAML file with FSDP2 or HSDP, the arguments of transformers' Trainer or TRL, and a script around them."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

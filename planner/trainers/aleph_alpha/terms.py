@@ -1,7 +1,5 @@
 """What Aleph Alpha's code of 2023 alone does: whole tensors between stages, gate and up apart, gathered logits."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

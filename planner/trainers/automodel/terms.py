@@ -1,7 +1,5 @@
 """What NeMo AutoModel alone does: adapters scaled on their narrow side, and a fake gate in its benchmarks of experts."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 from typing import Annotated

@@ -1,7 +1,5 @@
 """axolotl's own schema with the capabilities of the target GPU, made strict, and its mesh, on an exported folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """axolotl: its YAML file, with FSDP2 settings of its own or DeepSpeed's JSON."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner import library

@@ -1,7 +1,5 @@
 """Kubernetes (Kubeflow TrainJob) and SkyPilot: the bundle's files and scripts as one object to submit."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

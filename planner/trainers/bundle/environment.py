@@ -1,7 +1,5 @@
 """Environment variables of a run, each with its reason: what the plan was priced with, and what only the site knows."""
 
-from __future__ import annotations
-
 from planner import units
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 

@@ -1,7 +1,5 @@
 """A plan as a folder that runs: the trainer's files, launch scripts, environment, the plan itself and a README."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

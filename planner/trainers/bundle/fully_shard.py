@@ -1,7 +1,5 @@
 """What torch's own fully_shard and pipelining have, for torchtitan and for the script without a framework."""
 
-from __future__ import annotations
-
 from planner.layout import NAMES, Schedule
 from planner.model import ModelSpec
 from planner.trainers.bundle.target import ExportJob

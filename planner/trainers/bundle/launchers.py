@@ -6,8 +6,6 @@ neighbouring pipeline stages next to each other. Which host gets which rank is t
 hosts are known before the job runs and the trainer keeps the order (``has_host_order``).
 """
 
-from __future__ import annotations
-
 from planner.layout import Order
 from planner.trainers.bundle import cloud
 from planner.trainers.bundle.environment import environment

@@ -4,8 +4,6 @@ Every file written here is read back with planner.hugging_face before it is give
 the plan's model is taken, and no file is written when there is none.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

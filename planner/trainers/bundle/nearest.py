@@ -1,7 +1,5 @@
 """What a trainer cannot run is an error that says why, and names the nearest plan that it can run."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Process groups of a layout: which ranks work together, as the cost model placed them."""
 
-from __future__ import annotations
-
 from planner.cluster import strides
 from planner.layout import Layout
 

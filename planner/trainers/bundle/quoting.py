@@ -3,8 +3,6 @@
 A name of a model may hold any sign. What a function here returns is a literal, a word or a comment, whatever stands in it.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

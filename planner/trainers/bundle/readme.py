@@ -1,7 +1,5 @@
 """The README of a bundle: what runs, what it was priced for, and the numbers to compare with the trainer's log."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.plan_file import Prediction

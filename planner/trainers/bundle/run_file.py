@@ -1,7 +1,5 @@
 """How a trainer is started, from the file run.txt of its folder: words, variables, notes, installation."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from types import MappingProxyType

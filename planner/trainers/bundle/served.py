@@ -1,7 +1,5 @@
 """What the servers share: refusals, the place of a node in its server, what was counted."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from planner.trainers.bundle.model_config import config_text

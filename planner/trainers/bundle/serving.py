@@ -9,8 +9,6 @@ KV cache    per token and layer 2 k d 2 bytes over min(tp, k): key-value heads a
 step        the widest tensors of STEP_TOKENS tokens: residual stream, MLP over tp, fp32 logits of the sequences
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.parameters import count_parameters

@@ -1,7 +1,5 @@
 """Runs a trainer's own parser and validator on an exported folder, where the trainer is installed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

@@ -6,8 +6,6 @@ every request; and where it needs them ``prepare()``, run once in the child, ``a
 (checking.setting_names); Megatron-LM's has a protocol of its own, ``check_many``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import importlib.util

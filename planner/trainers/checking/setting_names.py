@@ -6,8 +6,6 @@ Neither a GPU nor the trainer's dependencies are needed: names and types stand i
 records the snapshots of the tests (tools/snapshot_trainers.py) and checks an export against an installed package.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import re

@@ -1,7 +1,5 @@
 """Colossal-AI's plugins: the names that an exported folder uses, against the installed package."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from planner.trainers.checking import setting_names as names

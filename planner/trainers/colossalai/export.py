@@ -1,7 +1,5 @@
 """Colossal-AI: arguments of HybridParallelPlugin or, with experts, MoeHybridParallelPlugin, and a script around them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.layout import Order, Recompute, Schedule

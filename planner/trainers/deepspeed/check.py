@@ -1,7 +1,5 @@
 """DeepSpeedConfig, AutoEP's rules and transformers' arguments on an exported folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import warnings

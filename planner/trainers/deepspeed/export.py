@@ -1,7 +1,5 @@
 """DeepSpeed: its JSON file, under transformers' Trainer."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -10,8 +10,6 @@ Format of deepspeed/utils/timer.py and runtime/config.py, 0.9 (2023) to 0.16; ol
 Samples count the whole job; GB are 2^30 bytes. The model is not in the log.
 """
 
-from __future__ import annotations
-
 import re
 
 from planner.trainers.reading.log_facts import Log, Step, lines, whole

@@ -1,7 +1,5 @@
 """What DeepSpeed alone does: ZeRO 3 gathers one unit more ahead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.own_terms import OwnTerms

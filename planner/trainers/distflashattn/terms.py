@@ -1,7 +1,5 @@
 """What DistFlashAttn alone does: a ring of half the hops, and checkpoints that keep what attention put out."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """What InternEvo alone does: ranks own whole tensors and broadcast them after the update."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """LLaMA-Factory's own argument parser on an exported folder, with the checks of the library below it."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """LLaMA-Factory: its YAML file over DeepSpeed's JSON or accelerate's FSDP file."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner import library

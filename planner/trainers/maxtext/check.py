@@ -1,7 +1,5 @@
 """MaxText's own configuration, validated, and its mesh on as many pretended CPU devices as the plan has GPUs."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

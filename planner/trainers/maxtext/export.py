@@ -4,8 +4,6 @@ The mesh is a plain reshape of the devices, slowest axis first: data, stage, fsd
 [mesh_axes in configs/base.yml]. With ``num_slices`` 1 all degrees are ici degrees, also across nodes.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner import library

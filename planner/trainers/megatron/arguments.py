@@ -1,7 +1,5 @@
 """How arguments of Megatron-LM are written: a script, a YAML mapping, or the dump in a training log."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Megatron-LM's own code on an exported folder: arguments, validation, process groups, layers, parameters."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from concurrent.futures import ThreadPoolExecutor

@@ -4,8 +4,6 @@ Reads a JSON list of cases on standard input and writes a JSON list of answers o
 by planner.trainers.megatron.check with Megatron on the path; imports nothing of the planner but the stand-ins and units.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

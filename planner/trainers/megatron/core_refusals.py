@@ -4,8 +4,6 @@ Read in NVIDIA/Megatron-LM, megatron/training/arguments.py (validate_args) and m
 (__post_init__), of the published megatron-core 0.18.2 and 0.19.2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 
 from planner.layout import NAMES, CpMethod, Module, Order, Recompute, Schedule, module_names

@@ -1,7 +1,5 @@
 """Megatron-LM: the arguments of ``pretrain_gpt.py``, grouped, every dimension written out."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

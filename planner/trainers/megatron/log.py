@@ -17,8 +17,6 @@ The first data-parallel rank of every tensor and pipeline rank prints it, after 
 --log-memory-interval ones.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

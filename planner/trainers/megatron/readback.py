@@ -1,7 +1,5 @@
 """Reads Megatron-LM: an argument list, a mapping of arguments in YAML, or the dump of arguments in a training log."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What Megatron-LM of 2021 and 2022 alone does: kernels of the update in addition to Adam's own."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.own_terms import OwnTerms

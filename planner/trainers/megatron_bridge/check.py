@@ -1,7 +1,5 @@
 """Megatron-Bridge's runtime_config_update and ConfigContainer.validate on an exported folder."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import runpy

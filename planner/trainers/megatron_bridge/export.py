@@ -1,7 +1,5 @@
 """Megatron-Bridge: a Python file that returns a ConfigContainer, every dimension written out."""
 
-from __future__ import annotations
-
 from planner.layout import Order
 from planner.trainers.bundle.quoting import Expression, filled, python_fields
 from planner.trainers.bundle.run_file import run_of

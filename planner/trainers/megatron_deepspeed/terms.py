@@ -1,7 +1,5 @@
 """What Megatron-DeepSpeed alone does: outputs kept by the pipeline engine, joined gradients, late tensor-parallel ranks."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

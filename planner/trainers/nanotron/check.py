@@ -1,7 +1,5 @@
 """nanotron's own reader of configurations on an exported folder."""
 
-from __future__ import annotations
-
 import os
 
 from planner.trainers.checking.child import Answer, Request

@@ -1,7 +1,5 @@
 """nanotron: its YAML file, read by run_train.py of the repository."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner import library

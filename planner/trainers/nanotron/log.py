@@ -10,8 +10,6 @@ constructors, memory after every step.
       | tokens_per_sec: 43.2K | tokens_per_sec_per_gpu: 43.2K | global_batch_size: 2 | lm_loss: 5.29 | ...        (one line)
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

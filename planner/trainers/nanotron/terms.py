@@ -1,7 +1,5 @@
 """What nanotron alone does: layers partitioned by cost, buckets of DDP, gathers tensor by tensor, buffers held by streams."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

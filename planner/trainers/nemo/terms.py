@@ -1,7 +1,5 @@
 """What NeMo's LoRA recipes alone do: adapters with dropout in addition to the scale, and Python around each layer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from planner.cost.layer.operators import Collective, Operator, Shard

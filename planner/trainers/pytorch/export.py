@@ -1,7 +1,5 @@
 """PyTorch itself: one script and plan.json, no framework."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.layout import NAMES, Module, Recompute, Schedule

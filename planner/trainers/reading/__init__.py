@@ -1,7 +1,5 @@
 """Readers of what people run today: a trainer's configuration becomes a plan."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a reader finds in a trainer's configuration, and the plan that it makes."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass

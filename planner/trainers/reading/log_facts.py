@@ -1,7 +1,5 @@
 """What the readers of training logs share: facts of a log, steady steps, numbers as frameworks print them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What all readers do: a whole number or a sentence, an exact quotient, layers of stages in the plan's words."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """SGLang's flags: the names that an exported folder uses, against the installed package."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """SGLang: the command line that serves the plan's model on the plan's GPUs."""
 
-from __future__ import annotations
-
 import math
 
 from planner.trainers.bundle.served import served, serving_refusals

@@ -1,7 +1,5 @@
 """torchtitan's ConfigManager, ParallelDims, model and pipeline split on an exported folder."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import sys

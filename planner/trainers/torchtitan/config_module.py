@@ -1,7 +1,5 @@
 """The Python module that torchtitan is started with: model, training and parallelism, every dimension written out."""
 
-from __future__ import annotations
-
 import json
 
 from planner.layout import Recompute, Schedule

@@ -1,7 +1,5 @@
 """torchtitan: a Python module with one function per run, and the command line that starts it."""
 
-from __future__ import annotations
-
 from planner.layout import Module, Schedule
 from planner.model import ModelSpec
 from planner.trainers.bundle.fully_shard import beyond_llama, shared_refusals

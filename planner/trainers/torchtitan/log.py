@@ -15,8 +15,6 @@ Format of torchtitan main of 2025-08 to 2026-05 (components/metrics.py, train.py
 tps counts the tokens of one GPU; memory is the peak of what the allocator reserved.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from typing import Any

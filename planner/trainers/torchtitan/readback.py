@@ -1,7 +1,5 @@
 """torchtitan: a Python configuration module, a TOML file of 0.2, a saved JSON configuration, or a command line."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

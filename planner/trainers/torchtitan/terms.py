@@ -1,7 +1,5 @@
 """What torchtitan alone does: blocks of keys merged by plain kernels, and key-value heads repeated in the models of 2024."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

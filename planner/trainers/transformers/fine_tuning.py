@@ -1,7 +1,5 @@
 """What the front ends around transformers share: the library below them, plans that they can say, data for the smoke run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.trainers.accelerate import export as accelerate

@@ -10,8 +10,6 @@ These are averages over the whole training, warm-up, evaluation and checkpoints 
 step. Neither holds the model, the GPUs or the sequence length.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.layout import Recompute

@@ -1,7 +1,5 @@
 """verl's own configuration, composed by Hydra and validated for the plan's number of GPUs, on an exported folder."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

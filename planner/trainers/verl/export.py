@@ -4,8 +4,6 @@ The plan prices the actor's update: forward and backward of ``ppo_mini_batch_siz
 probabilities run on the same GPUs before it and were not priced.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from planner.layout import Recompute
