@@ -135,6 +135,7 @@ class Runner:
                 raise pytest.UsageError(f"{self.failed} fails without a mutant")
             names = {f"{one.co_filename.removeprefix(here)}:{one.co_qualname.split('.<')[0]}" for one in seen}
             known[item.nodeid] = (time.perf_counter() - start, sorted(one for one in names if one.startswith(ROOMS)))
+        self.memory.parent.mkdir(parents=True, exist_ok=True)
         self.memory.write_text(json.dumps(known))
         return known
 
