@@ -142,9 +142,9 @@ def product(point: Point, split: Split) -> Callable[[], object]:
     whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
     if model.gated:
         whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
-    n, k = point.whole("n"), point.whole("k")
+    n, k = point["n"], point["k"]
     sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
-    dtype, pass_, m = point.text("dtype"), point.text("pass"), point.whole("m")
+    dtype, pass_, m = point["dtype"], point["pass"], point["m"]
     each = [size // tp for size in sizes] or [n]
     apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
     if pass_ != "dgrad":

@@ -46,7 +46,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     everyone = pattern.groups(ranks.world)
     if not everyone:
         return None
-    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
+    op, size, dtype = point["op"], point["size"], point["dtype"]
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
         operation = Operation(op, size, dtype, group, buffers) if group else None
@@ -148,7 +148,7 @@ def measure_ranks(point: Point, ranks: Ranks) -> Measured:
 
     On a CPU by processor time: cores are shared.
     """
-    side, dtype = point.whole("m"), DTYPES[point.text("dtype")]
+    side, dtype = point["m"], DTYPES[point["dtype"]]
     a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
     limit = ranks.timeout + 10.0 * SECONDS[ranks.device]
     with ranks.watch.doing("a product on every rank", list(range(ranks.world)), limit):

@@ -115,7 +115,7 @@ def yardstick_fact(point: Point, _: str, __: float) -> Measured:
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:
     """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
-    kind, clock = point.text("kind"), clock_of(device)
+    kind, clock = point["kind"], clock_of(device)
     by = yardstick() if device == "cpu" else None
     if kind in HOST_LAYER:
         tiny = operators.operator(HOST_LAYER[kind], device)
@@ -144,7 +144,7 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
 def warm_up(point: Point, device: str, budget_s: float) -> Measured:
     """A product and an addition until their time is steady (``rounds.steady``) or the limit is over; the last blocks' median."""
     x, w = _operands(point, device)
-    y = values((point.whole("m"), point.whole("n")), point.text("dtype"), device)
+    y = values((point["m"], point["n"]), point["dtype"], device)
 
     def run() -> float:
         start = time.perf_counter() if device == "cuda" else time.process_time()
@@ -163,7 +163,7 @@ def warm_up(point: Point, device: str, budget_s: float) -> Measured:
 
 def _operands(point: Point, device: str) -> tuple[Any, Any]:
     """X[m, k] and W[n, k] of a product."""
-    m, n, k, dtype = point.whole("m"), point.whole("n"), point.whole("k"), point.text("dtype")
+    m, n, k, dtype = point["m"], point["n"], point["k"], point["dtype"]
     precision(dtype)
     return values((m, k), dtype, device), values((n, k), dtype, device)
 
@@ -172,7 +172,7 @@ def host_copy(point: Point, device: str, budget_s: float) -> Measured:
     """A pinned buffer to the device or back, by events; only a GPU has the way between."""
     if device != "cuda":
         raise PlannerError("copies between host and device need a GPU; this is a CPU")
-    count = point.whole("bytes")
+    count = point["bytes"]
     host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
     there = torch.empty(count, dtype=torch.uint8, device=device)
     to_device = point["direction"] == "h2d"
@@ -185,12 +185,12 @@ def host_copy(point: Point, device: str, budget_s: float) -> Measured:
 
 def cpu_adam(point: Point, _: str, budget_s: float) -> Measured:
     """A fused AdamW step of fp32 weights on the host, with all threads that torch has: wall time, as others wait for it."""
-    return _on_host(adam(point.whole("parameters"), "cpu"), point, budget_s)
+    return _on_host(adam(point["parameters"], "cpu"), point, budget_s)
 
 
 def host_stream(point: Point, _: str, budget_s: float) -> Measured:
     """One large array copied in host memory with all threads that torch has: bytes read and written; wall time."""
-    source = torch.zeros(point.whole("bytes") // 2, dtype=torch.uint8)
+    source = torch.zeros(point["bytes"] // 2, dtype=torch.uint8)
     target = torch.ones_like(source)
     return _on_host(lambda: target.copy_(source), point, budget_s)
 
@@ -206,7 +206,7 @@ def sustained(point: Point, device: str, budget_s: float) -> Measured:
     The samples are those of the last second; ``first`` is the median of the first. A power limit or heat shows as a ratio
     below one, first / last. The time is the point's own ``seconds``, whatever is left of the budget.
     """
-    seconds = min(point.number("seconds"), max(budget_s, planned.SUSTAINED_SECONDS[device]))
+    seconds = min(point["seconds"], max(budget_s, planned.SUSTAINED_SECONDS[device]))
     if seconds < LEAST_SUSTAINED:
         raise PlannerError(f"{point.label}: {seconds:.1f} s show no heat; give it {LEAST_SUSTAINED:.0f} s or more")
     x, w = _operands(point, device)
@@ -251,7 +251,7 @@ def _events(x: Any, w: Any, seconds: float) -> list[tuple[float, float]]:
 
 def memory_fact(point: Point, device: str, _: float) -> Measured:
     """Bytes, not seconds: usable memory, CUDA context, allocator rounding; family ``bytes``."""
-    name = point.text("name")
+    name = point["name"]
     if device != "cuda":
         if name != "usable":
             raise PlannerError(f"'{name}' is a fact of a GPU; this is a CPU")

@@ -66,7 +66,7 @@ def curves(measured: Sequence[Measured]) -> list[Curve]:
         found.setdefault(tuple(one.point[name] for name in CURVE), []).append(one)
     return [
         Curve(
-            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point.whole("size")))
+            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point["size"]))
         )
         for key, alike in found.items()
     ]
@@ -152,8 +152,8 @@ def _best(curve: Curve) -> dict[str, Any]:
     """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
     each with its spread in percent, and the least confidence of any interval of the curve."""
     smallest = curve.points[0]
-    best = max(curve.points, key=lambda one: one.point.whole("size") / one.median)
-    rate = best.point.whole("size") / best.median
+    best = max(curve.points, key=lambda one: one.point["size"] / one.median)
+    rate = best.point["size"] / best.median
     return {
         "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
@@ -300,7 +300,7 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
         problems: list[str] = []
         for side, name in zip(SIDES, ("gemm", "collective"), strict=True):
             alike = of(measured, "overlap", of=name)
-            ratios = [one for one in alike if (one.point.whole("nodes") > 1) == (link == "across")]
+            ratios = [one for one in alike if (one.point["nodes"] > 1) == (link == "across")]
             if not ratios:
                 continue
             over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")

@@ -90,7 +90,7 @@ def model_of(point: Point) -> ModelSpec:
     if "experts" in sizes:
         fields["num_shared_experts"] = int(sizes["shared_ffn"] > 0)
     return ModelSpec(
-        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point.whole("seq"), gated=gated,
+        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point["seq"], gated=gated,
         activation="silu" if gated else "relu", **fields,
     )  # fmt: skip
 
@@ -150,9 +150,9 @@ def predicted(point: Point, hardware: HardwareProfile) -> float:
 
 def predicted_parts(point: Point, hardware: HardwareProfile) -> dict[str, float]:
     """Seconds by operator; the sustained clock is left out, as a measured layer is a short burst too."""
-    dtype, batch = point.text("dtype"), point.whole("batch")
+    dtype, batch = point["dtype"], point["batch"]
     workload = Workload(
-        model=model_of(point), sequence_length=point.whole("seq"), global_batch_size=batch,
+        model=model_of(point), sequence_length=point["seq"], global_batch_size=batch,
         precision="fp32" if dtype == "tf32" else dtype,
     )  # fmt: skip
     layout = Layout.stack([Layout(micro_batch_size=batch)])

@@ -113,13 +113,13 @@ def references_together(points: Sequence[Point]) -> list[Point]:
     node, and in the first that leaves it. ``points`` start with those that are measured whatever the budget."""
     found: list[Point] = []
     for across in (False, True):
-        mine = [one for one in points if one["op"] in TOGETHER and (one.whole("nodes") > 1) == across]
+        mine = [one for one in points if one["op"] in TOGETHER and (one["nodes"] > 1) == across]
         if not mine:
             continue
-        n = mine[0]["n"] if across else max(one.whole("n") for one in mine)
+        n = mine[0]["n"] if across else max(one["n"] for one in mine)
         for op in TOGETHER:
             alike = sorted(
-                (one for one in mine if one["op"] == op and one["n"] == n), key=lambda one: one.whole("size")
+                (one for one in mine if one["op"] == op and one["n"] == n), key=lambda one: one["size"]
             )
             found += alike[-EACH:]
     return found
@@ -132,7 +132,7 @@ def again(point: Point, journal: Journal) -> Point:
 
 
 def _original(point: Point) -> Identity:
-    return point.text("of_family"), tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
+    return point["of_family"], tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
 
 
 class Due:
@@ -153,8 +153,8 @@ class Due:
 
 def _family_of(point: Point) -> str:
     """``gemm`` or ``collective across``: what a drift is stated of."""
-    family = point.text("of_family")
-    return f"{family} {'across' if point.whole('nodes') > 1 else 'inside'}" if family == "collective" else family
+    family = point["of_family"]
+    return f"{family} {'across' if point['nodes'] > 1 else 'inside'}" if family == "collective" else family
 
 
 def drift(journal: Journal) -> dict[str, dict[str, float]]:
@@ -166,7 +166,7 @@ def drift(journal: Journal) -> dict[str, dict[str, float]]:
     families: dict[str, dict[Identity, dict[int, float]]] = {}
     for one in journal.of("again"):
         series = families.setdefault(_family_of(one.point), {}).setdefault(_original(one.point), {})
-        series[one.point.whole("turn")] = math.log(one.median)
+        series[one.point["turn"]] = math.log(one.median)
     measured: dict[Identity, Measured] = {one.point.identity: one for one in journal.of()}
     found = {}
     for family, mine in sorted(families.items()):

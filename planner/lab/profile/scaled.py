@@ -27,7 +27,7 @@ BLOCK = 128
 
 def needs_gpu(point: Point, device: str) -> None:
     """Raises PlannerError where the device has no such tensor cores; one scale per tensor also runs on a processor."""
-    dtype = point.text("dtype")
+    dtype = point["dtype"]
     if device != "cuda":
         if dtype == "fp8" and point.family == "gemm":
             return
@@ -45,7 +45,7 @@ def needs_gpu(point: Point, device: str) -> None:
 def gemm(point: Point, device: str) -> Run:
     """One pass of a linear layer. Forward in plain fp8 adds up in the tensor core's own precision, as training does, the
     gradients in fp32."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
+    dtype, pass_ = point["dtype"], point["pass"]
     if pass_ == ACCUMULATING:
         raise PlannerError(f"{point.label}: torch has no product in {dtype} that adds to an fp32 gradient")
     (rows, columns, depth), by = rows_columns_depth(point), MULTIPLE[dtype]
@@ -112,13 +112,13 @@ def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) ->
 
 def grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens in fp8 with a scale per row: torch's kernel for Hopper; other recipes it has not for every pass."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
+    dtype, pass_ = point["dtype"], point["pass"]
     needs_gpu(point, device)
     if dtype not in ("fp8", "fp8_row") or pass_ == ACCUMULATING:
         raise PlannerError(
             f"{point.label}: torch multiplies groups in half precision and in fp8 with a scale per row; {dtype} {pass_} it has not"
         )
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
+    tokens, n, k, groups = point.each("tokens", "n", "k", "groups")
     if any(size % MULTIPLE["fp8"] for size in (tokens, n, k)):
         raise PlannerError(
             f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
@@ -129,8 +129,8 @@ def grouped(point: Point, device: str) -> Run:
 
 def _experts(point: Point, device: str) -> Run:
     """One set of experts and of their tokens."""
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
-    rows, pass_ = tokens * groups, point.text("pass")
+    tokens, n, k, groups = point.each("tokens", "n", "k", "groups")
+    rows, pass_ = tokens * groups, point["pass"]
     ends = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the right operand before it is transposed
         "forward": ((rows, k), (groups, n, k)), "dgrad": ((rows, n), (groups, k, n)), "wgrad": ((n, rows), (k, rows)),

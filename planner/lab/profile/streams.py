@@ -16,26 +16,26 @@ from planner.lab.reference.transformer import EPSILON, Place, angles, rotary
 
 def memory_bound(point: Point, device: str) -> Run:
     """One run of a point; ``definitions.MEMORY_BYTES`` and ``EAGER_TENSORS`` count its bytes. Raises PlannerError."""
-    op = point.text("op")
+    op = point["op"]
     if op == "optimizer":
-        return adam(point.whole("rows") * point.whole("columns"), device)
+        return adam(point["rows"] * point["columns"], device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
     return _rotating(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
 
 
 def _rotating(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
-    each = 2.0 * ELEMENT[point.text("dtype")] * point.whole("rows") * point.whole("columns")
+    each = 2.0 * ELEMENT[point["dtype"]] * point["rows"] * point["columns"]
     return rotating(lambda: maker(point, device), each, device)
 
 
 def _tensors(point: Point, device: str, count: int) -> list[Any]:
-    shape = (point.whole("rows"), point.whole("columns"))
-    return [values(shape, point.text("dtype"), device) for _ in range(count)]
+    shape = (point["rows"], point["columns"])
+    return [values(shape, point["dtype"], device) for _ in range(count)]
 
 
 def _single(point: Point, device: str) -> Run:
     """Norms, additions, copies and casts: one kernel of torch's own."""
-    op, dtype = point.text("op"), point.text("dtype")
+    op, dtype = point["op"], point["dtype"]
     (x,) = _tensors(point, device, 1)
     rows, columns = x.shape
     if op in ("norm_forward", "norm_backward"):
@@ -61,7 +61,7 @@ def _single(point: Point, device: str) -> Run:
 
 def compiled(function: Callable[..., Any], point: Point, device: str) -> Callable[..., Any]:
     """The function as the key's ``kernel`` says: eager, or one kernel made by torch.compile. Raises PlannerError."""
-    kernel = point.text("kernel")
+    kernel = point["kernel"]
     if kernel == EAGER:
         return function
     if kernel != COMPILED:
@@ -89,8 +89,8 @@ def _swiglu(point: Point, device: str) -> Run:
 
 def _rope(point: Point, device: str) -> Run:
     """The rotary embedding of q and k, (1, tokens, heads, head size) each, of the reference transformer."""
-    rows, columns, kv, d = (point.whole(name) for name in ("rows", "columns", "kv_heads", "head_dim"))
-    dtype = point.text("dtype")
+    rows, columns, kv, d = point.each("rows", "columns", "kv_heads", "head_dim")
+    dtype = point["dtype"]
     heads = [values((1, rows, count, d), dtype, device) for count in (columns // d - kv, kv)]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
     place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
@@ -157,8 +157,8 @@ def _swiglu_chain(point: Point, device: str) -> tuple[Run, Run]:
 
 def _rope_chain(point: Point, device: str) -> tuple[Run, Run]:
     """q and k together, as if they had equally many heads; backward is the same turn."""
-    rows, d, dtype = point.whole("rows"), point.whole("head_dim"), point.text("dtype")
-    heads = point.whole("columns") // d
+    rows, d, dtype = point["rows"], point["head_dim"], point["dtype"]
+    heads = point["columns"] // d
     both = [values((1, rows, count, d), dtype, device) for count in (heads - heads // 2, heads // 2) if count]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
     return (lambda: [OPS.rotate(one, cosine, sine) for one in both],) * 2
