@@ -19,7 +19,6 @@ from planner.lab.profile import operator_runs as operators
 from planner.lab.profile import rounds
 from planner.lab.profile.layer_check import HOST_LAYER
 from planner.lab.profile.points import Measured, Point, Run
-from planner.lab.profile.shapes import affordable
 from planner.lab.profile.streams import adam
 from planner.lab.profile.tensors import keep_memory, precision, rotating, values
 from planner.lab.profile.timing import Yardstick, measure, middle, summarise
@@ -78,7 +77,7 @@ def layers(models: Sequence[str]) -> Run:
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])
     points = [point for name in named for point in planned.layer_points(name, "cpu", planned.CPU_SEQUENCE)]
-    points = affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
+    points = planned.affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
     forward, backward = (operators.operator(point, "cpu") for point in points[:2])
     return lambda: (forward(), backward())
 
