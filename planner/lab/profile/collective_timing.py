@@ -6,6 +6,7 @@ block / runs. The median, its interval and the outliers are of these samples.
 """
 
 import math
+from statistics import median
 
 import torch
 
@@ -16,7 +17,7 @@ from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Taker, Value
 from planner.lab.profile.rank_groups import Ranks
 from planner.lab.profile.tensors import DTYPES
-from planner.lab.profile.timing import FEWEST, measure, middle, precise, slowest_group, slowest_of, summarise, taker
+from planner.lab.profile.timing import FEWEST, measure, precise, slowest_group, slowest_of, summarise, taker
 
 PRECISION = 0.05  # Half the interval of the median over the median at which a point is done
 BLOCK_SECONDS = 2e-3
@@ -58,7 +59,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         several: dict[str, Value] = {}
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
-            group_ranks, ratio = slowest_group(everyone, ranks.collect(middle(sorted(own))))
+            group_ranks, ratio = slowest_group(everyone, ranks.collect(median(own)))
             several = {"slowest_group": group_ranks, "over_median": ratio}
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     bandwidth = size / found.median

@@ -230,7 +230,8 @@ def weighed(
 
     The weight of a point is its largest share of the predicted step time in any layout, so that a shape which one layout
     lives on is not drowned by many layouts that hardly use it. ``sequence_length`` None is the model's own, at most 8192;
-    ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point: more only takes longer. Raises PlannerError.
+    ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most: more only takes
+    longer. Raises PlannerError.
     """
     points: list[Point] = []
     for model, count in product(models, gpus):
