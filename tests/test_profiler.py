@@ -99,8 +99,11 @@ def test_drift_is_the_scatter_of_rounds_by_hand(tmp_path: Path) -> None:
     other = Point.of("gemm", m=9, n=16, k=32, dtype="bf16")
     for turn, (shift, own) in enumerate(((0.0, 0.05), (0.1, -0.05), (-0.1, 0.0))):
         for point, sign in ((POINT, 1), (other, -1)):
-            where = drift.again(point, journal) if turn else point
-            journal.add(measured(where, 2e-3 * math.exp(shift + sign * own)))
+            found = measured(point, 2e-3 * math.exp(shift + sign * own))
+            if turn:
+                drift.measure_again([point], journal, {point: found}.get)
+            else:
+                journal.add(found)
     assert drift.drift(journal) == {"gemm": {"percent": 10.0, "rounds": 2.0}}
     assert drift.references_alone(journal) == [POINT, other] and drift.drift(Journal(None, {})) == {}
     due = drift.Due(1e-6)
