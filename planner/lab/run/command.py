@@ -184,10 +184,10 @@ class _Asked:
         return _run(task, self.rung)
 
     def run_with_trainer(
-        self, plan: Plan, trainer: TrainerRun, shown: Callable[[State], State] | None = None
+        self, plan: Plan, trainer: TrainerRun, shown: Callable[[State], State] = lambda state: state
     ) -> dict[str, Any]:
         """One plan with its trainer; limits are said before the start. ``shown`` is what a bar draws of a state."""
-        from planner.lab.launch.state import Bar, same
+        from planner.lab.launch.state import Bar
         from planner.lab.run.trainer_run import run_trainer
 
         with ExitStack() as stack:
@@ -196,7 +196,7 @@ class _Asked:
                 click.echo(text, err=True)
                 stack.enter_context(bar)
 
-            bar = Bar(through=shown or same)
+            bar = Bar(through=shown)
             return run_trainer(plan, self.file, trainer, bar.show, started)
 
     def report(self, found: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
-from planner.lab.launch.state import State, same
+from planner.lab.launch.state import State
 from planner.units import KIB, format_seconds
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Task:
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
     """Why this level, in one sentence."""
-    shown: Callable[[State], State] = same
+    shown: Callable[[State], State] = lambda state: state
     """What a bar draws of a state: where this run is one of several, all of them."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
