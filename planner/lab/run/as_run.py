@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Predicted, predicted_of, predicted_step, with_copies
@@ -46,11 +44,7 @@ def priced_as_run(asked: Question) -> Priced:
 def predicted_as_run(priced: Priced, split: Split, host: Host | None) -> Predicted:
     """Passes and updates of every stage of what ``priced_as_run`` gave, with the host's work that was measured."""
     seconds = processor_seconds(priced, split, host)
-    computed = {"forward": seconds["F"], "backward": seconds["B"] if "B" in seconds else seconds["I"] + seconds["W"]}
-    computed["weight"] = np.array(seconds["W"]) if "W" in seconds else np.zeros_like(seconds["F"])
-    if "W" in seconds:  # tokens have no gradient: torch's first stage does its whole backward pass as W
-        computed["weight"][0] = computed["backward"][0]
-    computed = with_copies(priced, computed)
+    computed = with_copies(priced, {"forward": seconds["F"], "backward": seconds["B"], "weight": seconds["W"]})
     return dataclasses.replace(predicted_of(priced), computed=computed, update=update_seconds(priced, split, host))
 
 

@@ -11,7 +11,7 @@ split like the plan's, less what the launches in the operators' own prices make 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +54,9 @@ UPDATED = "update"
 """The update among these kinds."""
 UPDATE = ("clip", "optimizer")
 """Spans of a step that are its update."""
+Passes = dict[str, Floats]
+"""Seconds by kind of pass, arrays over the virtual stages: F forward, B the whole backward pass, W the part of it that a schedule
+computes later (0 where it does not)."""
 
 
 # ------------------------------------------------------------------------------------------------ the trainer as it runs
@@ -100,35 +103,39 @@ def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
 # ------------------------------------------------------------------------------------------------ passes
 
 
-def computed(priced: Priced) -> dict[str, Floats]:
-    """Seconds of one core by kind of pass, arrays over the virtual stages: communication is not its work."""
+def computed(priced: Priced, parts: Container[str] | None = COMPUTED) -> Passes:
+    """Seconds of one microbatch in some parts of its passes (None: all): of one core, whose work communication is not."""
     pieces = pieces_by_action(priced)
     stages = 1 + max(stage for stage, _ in pieces)
-    return {
+    found = {
         kind: np.array([
-            sum(piece.seconds for piece in pieces[stage, kind] if piece.part in COMPUTED and not piece.hidden)
+            sum(
+                one.seconds for letter in letters for one in pieces.get((stage, letter), ())
+                if not one.hidden and (parts is None or one.part in parts)
+            )
             for stage in range(stages)
         ])
-        for kind in sorted({kind for _, kind in pieces})
+        for kind, letters in (("F", "F"), ("B", "BIW"), ("W", "W"))
     }  # fmt: skip
+    return _as_torch(found)
 
 
-def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[str, Floats]:
-    """Processor seconds of one microbatch's passes by kind, arrays over the virtual stages.
+def _as_torch(found: Passes) -> Passes:
+    """Tokens have no gradient: where the halves are apart torch's first stage does its whole backward pass as W."""
+    if found["W"].any():
+        found["W"][0] = found["B"][0]
+    return found
 
-    Where the backward pass has two halves the host's share of it counts with the first.
-    """
+
+def processor_seconds(priced: Priced, split: Split, host: Host | None) -> Passes:
+    """Processor seconds of one microbatch's passes. Of a backward pass in two halves the first has the host's share."""
     found = with_timed_kernels(priced, split)
-    if host is None:
-        return found
-    launches = priced_host(priced.job, priced.layout, split)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    for kind, (priced_each, priced_ends) in launches.items():
-        here = kind if kind in found else "I"
-        each, ends = host[kind][0] - priced_each, host[kind][1] - priced_ends
-        found[here] = found[here] + each * layers
-        found[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
-    return {kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()}
+    for kind, launches in priced_host(priced.job, priced.layout, split).items() if host else ():
+        each, ends = np.subtract(host[kind], launches)
+        found[kind] += each * layers
+        found[kind][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
+    return _as_torch({kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()})
 
 
 # ------------------------------------------------------------------------------------------------ eager kernels, timed
@@ -150,7 +157,7 @@ def timed_kernels(hardware: HardwareProfile, element: float) -> Timed:
     return found
 
 
-def with_timed_kernels(priced: Priced, split: Split) -> dict[str, Floats]:
+def with_timed_kernels(priced: Priced, split: Split) -> Passes:
     """``computed`` with the eager kernels that the profile has timed in place of their bytes over its bandwidth.
 
     seconds = elements x seconds per element of the timed tensor of the nearest size. Tensors are in the cache between eager
@@ -164,11 +171,10 @@ def with_timed_kernels(priced: Priced, split: Split) -> dict[str, Floats]:
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
     ends = np.zeros_like(layers)
     ends[-1] = 1.0
-    backward_kind = "B" if "B" in found else "I"
     for block, count in ((layer, layers), (head, ends)):
         forward, backward = _beyond_bytes(block, shard, job.cluster.hardware, timed)
-        found["F"] = found["F"] + forward * count
-        found[backward_kind] = found[backward_kind] + backward * count
+        found["F"] += forward * count
+        found["B"] += backward * count
     return found
 
 
