@@ -208,11 +208,9 @@ class _Asked:
         written = {**head(self.file), **complete(taught)}
         self.write(written)
         if not self.print_json(written):
-            from planner.lab.run.show import validation_tables
-            from planner.lab.run.show_learned import learned_lines, trainer_tables
+            from planner.lab.run.show import learned_lines, validation_tables
 
-            tables = trainer_tables if written["rung"] == "trainer" else validation_tables
-            _print([*tables(written), *learned_lines(written, self.output)])
+            _print([*validation_tables(written), *learned_lines(written, self.output)])
         if written["failure"] is not None:
             click.echo(f"error: {written['failure']['sentence']}", err=True)
 
@@ -282,7 +280,7 @@ class _Asked:
             chosen, one, lambda found: self.write({**head(self.file), **found}), file=self.file, rung=name
         )
         if not self.print_json({**head(self.file), **ranked}):
-            from planner.lab.run.show_learned import finalist_tables
+            from planner.lab.run.show import finalist_tables
 
             _print(finalist_tables(ranked, self.output))
         if not any(row["measured_seconds"] for row in ranked["finalists"]):
