@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,9 +77,9 @@ def test_chains_are_counted_as_torch_runs_them() -> None:
         assert twice * kernels == pytest.approx(launches, abs=4 if name == "cross_entropy" else 0), name
 
 
-def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:
+def test_host_and_update_by_hand(tmp_path: Path) -> None:
     """Two layers on each stage: a host that takes what its launches are priced at adds nothing, 1 ms more of a layer adds 2 ms;
-    chains that the profile has timed stand in place of their bytes; the norm of the gradient moves 12 bytes per parameter."""
+    the norm of the gradient moves 12 bytes per parameter."""
     asked = question(load_plan(plan_file(tmp_path)))
     trainer = as_run(asked.trainer, asked.split, on_cpu=True)
     priced = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=trainer), asked.layout)
@@ -91,24 +90,8 @@ def test_host_chains_and_update_by_hand(tmp_path: Path) -> None:
     slower = processor_seconds(priced, asked.split, more)
     assert all(slower[kind] - bare[kind] == pytest.approx([2.2e-3, 2.2e-3]) for kind in "FB")  # half of the ends each
 
-    hardware, tokens, h, f, vocabulary = asked.cluster.hardware, 128, 128, 256, 512
-    rows = [
-        {"op": "norm", "pass": "forward", "rows": 64, "columns": h, "dtype": "fp32", "us": 30.0},
-        {"op": "swiglu", "pass": "backward", "rows": tokens, "columns": f, "dtype": "fp32", "us": 200.0},
-    ]
-    measurements = {"chain": rows, "launch": [{"kind": "stream", "us": 2.0}]}
-    timed = replace(asked.cluster, hardware=replace(hardware, measurements=measurements))
-    predicted = processor_seconds(
-        price(Job(workload=asked.workload, cluster=timed, trainer=trainer), asked.layout), asked.split, None
-    )
+    h, f, vocabulary, hardware = 128, 256, 512, asked.cluster.hardware
     rate = hardware.memory_bandwidth
-    norm = 2 * (30.0 - 6 * 2.0) * 1e-6 - 28 * tokens * h / (rate * hardware.memory_fraction["elementwise"])
-    swiglu = (200.0 - 9 * 2.0) * 1e-6 - 96 * tokens * f / (rate * hardware.memory_fraction["swiglu"])
-    assert predicted["F"] - bare["F"] == pytest.approx(
-        [4 * norm, 5 * norm]
-    )  # two norms of a layer, and that of the head
-    assert predicted["B"] - bare["B"] == pytest.approx([2 * swiglu, 2 * swiglu])
-
     layer, embedding = 2 * h * h + 2 * h * 64 + 3 * h * f + 2 * h, vocabulary * h
     clip = [
         12 * (2 * layer + more) / (rate * hardware.memory_fraction["elementwise"])
