@@ -25,13 +25,12 @@ from planner.plan_file import Plan, load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report import evidence as stored_errors
 from planner.questions.report import scaling as many
-from planner.questions.report import specs
 from planner.questions.report.build import build
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
-from planner.questions.report.page import kept, page, picture, start_library
+from planner.questions.report.page import filled, kept, page, picture, start_library
 from planner.questions.report.scaling import scaling
 from planner.questions.report.show import CHARTS
 from planner.questions.sensitivity.pull import pulls
@@ -237,7 +236,7 @@ def test_all_formats_show_the_same(document: Document, text: str) -> None:
             assert all(cell.replace("|", "\\|") in words for cell in shown_cells)
             assert all(f">{html.escape(cell).replace('&#x27;', '&#39;')}</td>" in text for cell in shown_cells)
         assert headings
-        records = specs.filled(document.chart(one["name"]))["datasets"]["rows"]
+        records = filled(document.chart(one["name"]))["datasets"]["rows"]
         assert [[record[key] for key in one["columns"]] for record in records[: len(one["rows"])]] == one["rows"]
     for figure in data["figures"]:
         assert figure["text"] in words and html.escape(figure["text"]) in text

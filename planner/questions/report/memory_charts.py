@@ -2,9 +2,7 @@
 
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT
-from planner.questions.report import specs
-from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
-from planner.questions.report.specs import BARE, BLUE, GREEN, GREY, ORANGE, TEAL, VIOLET, WIDTH, layer
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.subject import Subject
 from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
 from planner.timeline.step_slices import Timeline
@@ -12,7 +10,6 @@ from planner.units import GIB
 
 MOST_MOMENTS = 600
 """Moments of the memory timeline that are drawn; each stands for the highest of those it replaces."""
-COMPONENT_COLOURS = dict(zip(COMPONENTS, (BLUE, TEAL, VIOLET, ORANGE, GREEN, GREY, "#c76f8f", "#b3a17d"), strict=True))
 
 
 def memory_chart(about: Subject) -> Chart:
@@ -56,28 +53,7 @@ def memory_chart(about: Subject) -> Chart:
         table_columns=columns(
             f"stage count, layers count, in_flight number microbatches in flight, {gib}, peak_gib gib peak, margin_gib gib margin"
         ),
-        spec=_memory_spec,
     )  # fmt: skip
-
-
-def _memory_spec(chart: Chart) -> Spec:
-    limit, stages = float(chart.facts["limit_gib"]), int(chart.facts["stages"])
-    top = max(limit * 1.1, max(float(row[3] or 0) for row in chart.rows) * 1.05)
-    names = {COMPONENT_TEXT[name]: colour for name, colour in COMPONENT_COLOURS.items()}
-    tips = specs.tip(stage_text="stage", component="part", gib_text="needs", peak_gib_text="peak of the stage",
-                     margin_gib_text="left to the limit")  # fmt: skip
-    x = specs.step("stage", "pipeline stage", axis={"labelAngle": 0, **BARE, "labelOverlap": True}, scale={
-        "paddingInner": 0.18 if stages > 1 else 0.6, "paddingOuter": 0.1 if stages > 2 else 0.5})  # fmt: skip
-    bars = layer("bar", None, [{"order": f"indexof({list(names)!r}, datum.component)"}], x=x, tooltip=tips,
-                 y=specs.number("gib", "GiB per GPU", scale=specs.span(0, top)),
-                 color=specs.hue("component", names), order=specs.number("order"))  # fmt: skip
-    unit = " + (datum.margin_gib >= 0 ? ' GiB left' : ' GiB')" if stages <= 4 else ""
-    left = {"left": f"(datum.margin_gib >= 0 ? '' : '-') + format(abs(datum.margin_gib), '.1f'){unit}"}
-    margin = layer("text", {"baseline": "bottom", "dy": -4, "fontSize": 11},
-                   [f"datum.component == {next(iter(names))!r}", left], x=x, y=specs.number("peak_gib"),
-                   text={"field": "left"})  # fmt: skip
-    margins = [{**margin, "name": "wide" if stages > 8 else "margin"}] if stages <= 24 else []
-    return {"width": WIDTH, "height": 300, "layer": [bars, *margins, *specs.limit_rule(limit)]}
 
 
 def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
@@ -113,53 +89,9 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
     return chart(
         "memory-timeline", f"Memory of stage {over.rank} over one step", reading,
         drawn, rows, facts={"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]},
-        notes=(f"What stays: {states}.",), table=sorted(highest), table_columns=drawn, spec=_timeline_spec,
+        notes=(f"What stays: {states}.",), table=sorted(highest), table_columns=drawn,
         more_rows=[(rows[-1][1], *rows[-1][1:])],  # the last moment lasts to the end: areas need a point there
     )  # fmt: skip
-
-
-def _timeline_spec(chart: Chart) -> Spec:
-    limit, end = float(chart.facts["limit_gib"]), float(chart.facts["end_s"])
-    y_scale = specs.span(0, max(limit * 1.1, float(chart.facts["peak_gib"]) * 1.05))
-    x = specs.number("start_s", scale=specs.span(0, end), axis=specs.seconds_axis("time in the step", end))
-    tips = specs.tip(
-        start_s_text="from",
-        end_s_text="to",
-        activations_gib_text="activations",
-        workspace_gib_text="workspace",
-        static_gib_text="states and buffers",
-        total_gib_text="together",
-        margin_gib_text="left to the limit",
-    )
-    parts = (
-        ("static", "states and buffers", "0", "datum.static_gib"),
-        ("workspace", "workspace", "datum.static_gib", "datum.static_gib + datum.workspace_gib"),
-        ("activations", "activations", "datum.static_gib + datum.workspace_gib", "datum.total_gib"),
-    )
-    colours = {"states and buffers": BLUE, "workspace": GREEN, "activations": ORANGE}
-    areas = [
-        layer(
-            "area",
-            {"interpolate": "step-after", "line": False},
-            [{f"{key}_low": low, f"{key}_high": high, "layer": f"'{name}'"}],
-            x=x,
-            y=specs.number(f"{key}_low", "GiB", scale=y_scale),
-            y2={"field": f"{key}_high"},
-            color=specs.hue("layer", colours),
-        )
-        for key, name, low, high in parts
-    ]
-    hover = layer(
-        "rect",
-        {"opacity": 0},
-        [{"zero": "0"}],
-        x=x,
-        x2={"field": "end_s"},
-        y=specs.number("zero", scale=y_scale),
-        y2={"field": "total_gib"},
-        tooltip=tips,
-    )
-    return {"width": WIDTH, "height": 240, "layer": [*areas, hover, *specs.limit_rule(limit)]}  # fmt: skip
 
 
 def _moments(over: MemoryTimeline) -> list[tuple[float, float, float, float]]:

@@ -5,13 +5,11 @@ import math
 import numpy as np
 
 from planner.explain import layout_text
-from planner.questions.report import specs
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.scaling import Point as Size
 from planner.questions.report.scaling import Scaling
-from planner.questions.report.specs import BARE, BLUE, GREEN, ORANGE, RED, WIDTH, layer
 from planner.questions.report.subject import Subject
 from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 
@@ -42,37 +40,12 @@ def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
             "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
             "mfu share MFU, -memory_gib gib memory, layout text best layout, why text why not"
         ),
-        rows, facts={"gpus": about.plan.num_gpus}, spec=_scaling_spec,
+        rows, facts={"gpus": about.plan.num_gpus},
         notes=(
             "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
             "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
         ),
     )  # fmt: skip
-
-
-def _scaling_spec(chart: Chart) -> Spec:
-    counts = sorted({int(row[1]) for row in chart.rows if isinstance(row[1], (int, float))})
-    x = specs.number("gpus", "GPUs", scale={"type": "log", "base": 2, **specs.span(counts[0], counts[-1]), "padding": 14},
-                     axis={"values": counts, "format": ",d", "grid": False, "labelOverlap": True})  # fmt: skip
-    y = specs.number("rate", "tokens/s/GPU", scale={"zero": True})
-    colour = specs.hue("kind", {"strong": BLUE, "weak": ORANGE})
-    tips = specs.tip(gpus_text="GPUs", kind="batch", sequences_text="sequences per step", rate_text="tokens/s/GPU",
-                     efficiency_text="efficiency", total_rate_text="tokens/s", step_s_text="step", mfu_text="MFU",
-                     memory_gib_text="memory", layout="best layout")  # fmt: skip
-    here, known = specs.at(chart.facts["gpus"]), ["isValid(datum.rate)"]
-    missing = {"text": "does not fit", "angle": 270, "align": "left", "dx": 4, "color": RED}
-    words = {"align": "left", "dx": 5, "baseline": "top", "opacity": 0.8}
-    return {
-        "width": WIDTH, "height": 260,
-        "layer": [
-            layer("rule", {"strokeDash": [4, 4], "opacity": 0.6}, alone=True, x=here),
-            layer("text", words, alone=True, x=here, y={"value": 2}, text={"value": "this plan"}),
-            layer("line", {"strokeWidth": 2}, known, x=x, y=y, color=colour),
-            layer("point", {"filled": True, "size": 80, "opacity": 1}, known, x=x, y=y, color=colour, tooltip=tips),
-            layer("text", missing, ["!isValid(datum.rate) && datum.kind == 'strong'"], x=x, y={"datum": 0},
-                  tooltip=specs.tip(gpus_text="GPUs", kind="batch", why="why not")),
-        ],
-    }  # fmt: skip
 
 
 def _scaling_reading(about: Subject, scaled: Scaling) -> str:
@@ -145,7 +118,7 @@ def sensitivity_chart(about: Subject) -> Chart:
             "change signed_share, -less flag, -fits flag, flip text choice changes at, winner text to, "
             "measure text measured by"
         ),
-        rows, spec=_sensitivity_spec,
+        rows,
         notes=(
             f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
             f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
@@ -153,35 +126,6 @@ def sensitivity_chart(about: Subject) -> Chart:
             *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
         ),
     )  # fmt: skip
-
-
-def _sensitivity_spec(chart: Chart) -> Spec:
-    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
-    changes = [float(row[4] or 0) for row in chart.rows]
-    low, high = min([*changes, -0.02]), max([*changes, 0.02])
-    room = high - low
-    x = specs.number("change", "change of the step time", scale=specs.span(low - 0.26 * room, high + 0.22 * room),
-                     axis={"format": "+.0%", "tickCount": 6})  # fmt: skip
-    y = specs.name("what", None, sort=names, axis=BARE, scale={"paddingInner": 0.25})
-    bar: Spec = {"x": x, "y": y, "yOffset": specs.name("way", sort=["less", "more"])}
-    tips = specs.tip(what="number", origin="known from", factor="if it were", step_s_text="step", change_text="change",
-                     flip="choice changes at", winner="to", measure="measured by")  # fmt: skip
-    legend = {"labelExpr": "datum.label == 'less' ? 'if it is less' : 'if it is more'"}
-    way = {"way": "datum.less ? 'less' : 'more'"}
-    both = {"both": "datum.factor + ': ' + datum.change_text + (datum.fits ? '' : ', does not fit')"}
-    return {
-        "width": WIDTH, "height": 34 * len(names),
-        "layer": [
-            layer("bar", {"minBandSize": 5}, [way], **bar, tooltip=tips,
-                  color=specs.hue("way", {"less": ORANGE, "more": BLUE}, legend=legend)),
-            *(
-                {"name": f"wide_{align}", **layer("text", {"fontSize": 11, "align": align, "dx": dx},
-                                                  [way, f"datum.change {sign} 0", both], **bar, text={"field": "both"})}
-                for sign, align, dx in ((">=", "left", 4), ("<", "right", -4))
-            ),
-            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
-        ],
-    }  # fmt: skip
 
 
 def _settled(about: Subject) -> bool:
@@ -243,7 +187,7 @@ def accuracy_chart(about: Subject) -> Chart:
     return chart(
         "accuracy", "How well runs like this were predicted", _accuracy_reading(found, memory),
         columns("source text, error signed_share"),
-        rows, facts=facts, table=table, spec=_accuracy_spec, with_texts=False,
+        rows, facts=facts, table=table, with_texts=False,
         table_columns=columns(
             "source text, runs count, median share median error, bias signed_share, where text published in"
         ),
@@ -254,29 +198,6 @@ def accuracy_chart(about: Subject) -> Chart:
             "that it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider.",
         ),
     )  # fmt: skip
-
-
-def _accuracy_spec(chart: Chart) -> Spec:
-    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
-    reach = min(max(0.2, max(abs(float(row[1] or 0)) for row in chart.rows) * 1.05), 1.0)
-    x = specs.number("error", "predicted / measured - 1 of the step time", scale=specs.span(-reach, reach, clamp=True),
-                     axis={"format": "+.0%", "tickCount": 7})  # fmt: skip
-    y = specs.name("source", None, sort=names, axis=BARE)
-    diamond = {"filled": True, "shape": "diamond", "size": 90, "color": RED, "opacity": 1}
-    middle = layer("point", diamond, [{"text": "format(datum.middle, '+.1%')"}], x=specs.number("middle"), y=y,
-                   tooltip=specs.tip(source="source", text="median", runs="runs"))  # fmt: skip
-    counted = [{"op": "median", "field": "error", "as": "middle"}, {"op": "count", "as": "runs"}]
-    middle["transform"].insert(0, {"aggregate": counted, "groupby": ["source"]})
-    return {
-        "width": WIDTH, "height": 24 * len(names),
-        "layer": [
-            layer("rect", {"color": GREEN, "opacity": 0.13}, alone=True, x=specs.at(-0.1), x2={"datum": 0.1}),
-            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
-            layer("tick", {"thickness": 2, "color": BLUE, "opacity": 0.6, "size": 16},
-                  [{"text": "format(datum.error, '+.1%')"}], x=x, y=y, tooltip=specs.tip(source="source", text="error")),
-            middle,
-        ],
-    }  # fmt: skip
 
 
 def _accuracy_reading(found: Evidence, memory: Evidence) -> str:

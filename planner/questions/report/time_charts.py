@@ -5,9 +5,7 @@ from collections import Counter
 import numpy as np
 
 from planner.cost.estimate import HIDDEN
-from planner.questions.report import specs
-from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
-from planner.questions.report.specs import BARE, BLUE, GREEN, GREY, ORANGE, RED, TEAL, VIOLET, WIDTH, layer
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.subject import Subject
 from planner.timeline.step_slices import Timeline
 from planner.timeline.waterfall import waterfall
@@ -19,20 +17,6 @@ MOST_ACTIONS = 10_000
 VISIBLE = 48
 """Actions of a rank that a window shows at first: more are too narrow to be seen."""
 KIND_TEXT = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
-GROUPS = {
-    "ideal": ("ideal", TEAL), "kernels": ("computation", ORANGE), "recompute": ("computation", ORANGE),
-    "host": ("computation", ORANGE), "tensor_communication": ("communication", RED),
-    "context_communication": ("communication", RED), "expert_communication": ("communication", RED),
-    "data_communication": ("communication", RED), "pipeline_communication": ("communication", RED),
-    "bubble": ("waiting", GREY), "stragglers": ("waiting", GREY), "optimizer": ("end of the step", VIOLET),
-    "offload": ("end of the step", VIOLET), "overhead": ("end of the step", VIOLET), "step": ("step time", BLUE),
-}  # fmt: skip
-"""What each bar of the waterfall belongs to."""
-KIND_COLOURS = {
-    "forward": BLUE, "backward": GREEN, "input gradient": GREEN, "weight gradient": "#8fb94b",
-    "gather weights": RED, "reduce gradients": RED, "stragglers": GREY, "optimizer": VIOLET,
-    "optimizer on host": VIOLET, "overhead": "#b3a17d",
-}  # fmt: skip
 
 
 def waterfall_chart(about: Subject) -> Chart:
@@ -72,34 +56,8 @@ def waterfall_chart(about: Subject) -> Chart:
             "-name text, part text, seconds seconds time, share share of the step, -start seconds from, "
             "-end seconds to"
         ),
-        rows, notes=tuple(notes), spec=_waterfall_spec,
+        rows, notes=tuple(notes),
     )  # fmt: skip
-
-
-def _waterfall_spec(chart: Chart) -> Spec:
-    end = max(float(row[5] or 0) for row in chart.rows)
-    names = [str(row[0]) for row in chart.rows]
-    steps = [{"group": f"{[GROUPS[one][0] for one in names]!r}[indexof({names!r}, datum.name)]"}]
-    y = specs.name("part", None, sort=None, axis=BARE)
-    x = specs.number("start", scale=specs.span(0, end), axis=specs.seconds_axis("time", end))
-    tips = specs.tip(part="part", seconds_text="time", share_text="of the step", start_text="from", end_text="to")
-    texts = (
-        (f"datum.end <= {0.7 * end}", "left", 5, "end", "currentColor"),
-        (f"datum.end > {0.7 * end} && datum.start > {0.3 * end}", "right", -5, "start", "currentColor"),
-        (f"datum.end > {0.7 * end} && datum.start <= {0.3 * end}", "right", -6, "end", "white"),
-    )
-    return {
-        "width": WIDTH, "height": 26 * len(chart.rows),
-        "layer": [
-            layer("bar", {"cornerRadius": 2, "minBandSize": 4}, steps, y=y, x=x, x2={"field": "end"}, tooltip=tips,
-                  color=specs.hue("group", dict(GROUPS[one] for one in names))),
-            *(
-                layer("text", {"align": align, "dx": dx, "color": colour}, [where], y=y, x=specs.number(field),
-                      text={"field": "seconds_text"})
-                for where, align, dx, field, colour in texts
-            ),
-        ],
-    }  # fmt: skip
 
 
 def pipeline_chart(about: Subject, step: Timeline) -> Chart:
@@ -152,7 +110,7 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
             "stage count, kind text action, chunk count virtual stage, microbatch count, start_s seconds from, "
             "end_s seconds to"
         ),
-        rows, facts=facts, notes=tuple(notes), table=table, spec=_pipeline_spec,
+        rows, facts=facts, notes=tuple(notes), table=table,
         table_columns=columns(
             "stage count, actions count, compute_s seconds computation, "
             "communication_s seconds exposed communication, idle_s seconds idle in the pipeline, "
@@ -173,47 +131,3 @@ def _pipeline_reading(step: Timeline, chunks: int, idle: list[float], most: int,
         f"{text}; stage {most} idles most, {shown(idle[most], 'share')} of the step, stage {least} least with "
         f"{shown(idle[least], 'share')}."
     )
-
-
-def _pipeline_spec(chart: Chart) -> Spec:
-    facts = chart.facts
-    end, ranks, chunks = float(facts["step_s"]), int(facts["ranks"]), int(facts["chunks"])
-    kinds = {str(row[1]): KIND_COLOURS.get(str(row[1]), GREY) for row in chart.rows}
-    unit, factor = ("s", 1) if end >= 1 else ("ms", 1000)
-    moment = f"format({{0}} * {factor}, '.4~r') + ' {unit}'"
-    took = "datum.end_s - datum.start_s"
-    texts = {
-        "from": moment.format("datum.start_s"), "to": moment.format("datum.end_s"),
-        "takes": f"({took}) >= 1 ? format({took}, '.4~r') + ' s' : format(({took}) * 1000, '.4~r') + ' ms'",
-        "mb": "datum.microbatch < 0 ? 'none: once per step' : format(datum.microbatch, 'd')",
-        "virtual": "datum.chunk < 0 ? 'all' : format(datum.chunk, 'd')",
-    }  # fmt: skip
-    virtual = {"virtual": "virtual stage"} if chunks > 1 else {}
-    tips = specs.tip(**{"kind": "action", "stage": "stage", **virtual, "mb": "microbatch", "from": "from", "to": "to",
-                        "takes": "takes"})  # fmt: skip
-    seen = "!isDefined(window.start_s) || (datum.end_s >= window.start_s[0] && datum.start_s <= window.start_s[1])"
-    opacity = specs.number("chunk", legend=None, scale={
-        "domain": [-1, max(chunks - 1, 1)], "range": [1, 0.5 if chunks > 1 else 1]})  # fmt: skip
-    shared: Spec = {"x2": {"field": "end_s"}, "color": specs.hue("kind", kinds), "opacity": opacity}
-    axes = [specs.seconds_axis(text, end) for text in (
-        "time in the step", "the whole step: drag to move or to draw the window above")]  # fmt: skip
-    detail = layer(
-        "rect", {"clip": True}, [seen, texts], **shared, tooltip=tips,
-        x=specs.number("start_s", axis=axes[0], scale={"domain": {"param": "window"}, "nice": False}),
-        y=specs.step("stage", "pipeline stage", scale={"paddingInner": 0.12},
-                     axis={"ticks": False, "domain": False, "labelOverlap": True}),
-    )  # fmt: skip
-    overview = layer(
-        "rect", {"clip": True}, **shared, x=specs.number("start_s", axis=axes[1], scale=specs.span(0, end)),
-        y=specs.step("stage", axis=None),
-    )  # fmt: skip
-    brush = {"fill": "currentColor", "fillOpacity": 0.12, "stroke": RED, "strokeWidth": 2, "strokeOpacity": 1}
-    window = {"name": "window", "select": {"type": "interval", "encodings": ["x"], "mark": brush},
-              "value": {"x": [0, float(facts["window_s"])]}}  # fmt: skip
-    return {
-        "vconcat": [
-            {"width": WIDTH, "height": max(7, min(32, 480 // ranks)) * ranks, **detail},
-            {"width": WIDTH, "height": max(28, min(64, 4 * ranks)), "params": [window], **overview},
-        ],
-        "resolve": {"scale": {"color": "shared"}},
-    }
