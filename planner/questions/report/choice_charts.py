@@ -46,8 +46,8 @@ def heatmap_chart(about: Subject) -> Chart:
         rows,
         notes=(
             "Each cell is the best of all layouts with these two degrees: data, context and expert parallel, micro batch, "
-            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind are priced with "
-            "the closed form and even stages: 8 % too fast to 12 % too slow.",
+            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind have even stages "
+            "and may be priced with the closed form: 8 % too fast to 12 % too slow.",
         ),
     )  # fmt: skip
 
