@@ -1,6 +1,7 @@
 """Charts of what lies ahead of a plan: other sizes of the cluster, numbers that are off, how well runs like it were predicted."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ STILL = 0.001
 """A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
 MOST_SOURCES = 14
 """Sources of published runs that get a row of their own."""
+CLOSE = 0.1
+"""Errors up to this count as close."""
 
 # ------------------------------------------------------------------------------------------------ scaling
 
@@ -171,21 +174,21 @@ def accuracy_chart(about: Subject) -> Chart:
     job = about.resolved.job
     found = evidence("step_time", job.trainer, job.cluster.hardware, about.resolved.kind)
     memory = evidence("memory", job.trainer, job.cluster.hardware, about.resolved.kind)
-    rows: list[tuple[Value, ...]] = []
-    shown_sources = found.sources[:MOST_SOURCES]
-    rest = [error for one in found.sources[MOST_SOURCES:] for error in one.errors]
-    for one in shown_sources:
-        rows += [(one.source, error) for error in one.errors]
+    named = {one.source for one in found.sources[:MOST_SOURCES]}
     other = f"{len(found.sources) - MOST_SOURCES} others"
-    rows += [(other, error) for error in rest]
+    rows: list[tuple[Value, ...]] = [
+        (one.source if one.source in named else other, error) for one in found.sources for error in one.percent
+    ]
     table = [
-        (one.source, len(one.errors), one.median, float(np.median(one.errors)), one.where) for one in found.sources
+        (one.source, len(one.percent), _typical(one.percent), float(np.median(one.percent)), one.where) for one in found.sources
     ]  # fmt: skip
-    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": found.median, "bias": found.bias,
-             "close": found.close, "memory_runs": len(memory.errors), "memory_median": memory.median,
-             "memory_bias": memory.bias, "class": found.bar.basis, "low": found.bar.low, "high": found.bar.high}  # fmt: skip
+    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": _typical(found.errors),
+             "bias": float(np.median(found.errors)), "close": float(np.mean(np.abs(found.errors) <= CLOSE)),
+             "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
+             "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
+             "high": found.bar.high}  # fmt: skip
     return chart(
-        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, memory),
+        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, facts),
         columns("source text, error signed_share"),
         rows, facts=facts, table=table, with_texts=False,
         table_columns=columns(
@@ -200,13 +203,17 @@ def accuracy_chart(about: Subject) -> Chart:
     )  # fmt: skip
 
 
-def _accuracy_reading(found: Evidence, memory: Evidence) -> str:
+def _typical(errors: tuple[float, ...]) -> float:
+    """Median of the errors without their sign."""
+    return float(np.median(np.abs(errors)))
+
+
+def _accuracy_reading(found: Evidence, facts: dict[str, Any]) -> str:
     words = " ".join(word for word in (found.bar.code_base, found.bar.arch, found.bar.kind) if word)
     what = f"of the class '{words}'" if words else "of all trainers and GPUs, as none is closer to this job"
-    side = "too fast" if found.bias < 0 else "too slow"
     return (
-        f"{plural(len(found.errors), 'published run')} from {plural(len(found.sources), 'source')} {what}: the median error of "
-        f"the step time is {shown(found.median, 'share')}, {shown(found.close, 'share')} are within 10 %, and the middle one was "
-        f"{shown(abs(found.bias), 'share')} {side}. Peak memory: median error {shown(memory.median, 'share')} over "
-        f"{plural(len(memory.errors), 'run')}."
+        f"{plural(facts['runs'], 'published run')} from {plural(facts['sources'], 'source')} {what}: the median error of "
+        f"the step time is {shown(facts['median'], 'share')}, {shown(facts['close'], 'share')} are within 10 %, and the middle one "
+        f"was {shown(abs(facts['bias']), 'share')} too {'fast' if facts['bias'] < 0 else 'slow'}. Peak memory: median error "
+        f"{shown(facts['memory_median'], 'share')} over {plural(facts['memory_runs'], 'run')}."
     )
