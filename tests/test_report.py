@@ -24,14 +24,13 @@ from planner.layout import Layout
 from planner.plan_file import Plan, load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report import evidence as stored_errors
-from planner.questions.report import scaling as many
 from planner.questions.report.build import build
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
 from planner.questions.report.page import filled, kept, page, picture, start_library
-from planner.questions.report.scaling import scaling
+from planner.questions.report.scaling import at_size, scaled
 from planner.questions.report.show import CHARTS
 from planner.questions.report.step_charts import waterfall
 from planner.questions.sensitivity.pull import pulls
@@ -59,7 +58,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def document(plan: Plan) -> Document:
-    return build(plan, lambda _: scaling(resolved_of(plan), counts=[4, 8, 16]))
+    return build(plan, lambda _: [at_size(resolved_of(plan), count) for count in (4, 8, 16)])
 
 
 @pytest.fixture(scope="module")
@@ -175,16 +174,20 @@ def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
             stored_errors.read(path)
 
 
-def test_sizes_of_the_scaling_picture(plan: Plan) -> None:
-    assert many.looked_at(plan) == [1, 2, 4, 8, 16, 32]
-    large = dataclasses.replace(plan, num_gpus=4096)
-    looked = many.looked_at(large)
-    assert looked[0] == 8 and looked[-3:] == [4096, 8192, 16384] and len(looked) == many.BELOW + 3
-    with many.scaled(plan, 8) as result:
-        assert callable(result)
-    parts = [scaling(resolved_of(plan), counts=[count]) for count in (8, 4)]
-    whole = scaling(resolved_of(plan), counts=[4, 8])
-    assert many.joined(parts) == whole
+def test_scaling_picture(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in document.chart("scaling").records() if row["kind"] == "strong"]
+    assert [row["gpus"] for row in rows] == [4, 8, 16] and rows[0]["efficiency"] == 1.0
+    for row in rows:
+        assert row["efficiency"] == pytest.approx(row["rate"] / rows[0]["rate"], rel=1e-5)
+        assert row["total_rate"] == pytest.approx(row["rate"] * row["gpus"], rel=1e-5)
+    monkeypatch.setattr("planner.questions.report.scaling.sizes", lambda num_gpus, _: [4, num_gpus])
+    for processes in (1, 2):
+        with scaled(plan, processes) as result:
+            found = result(lambda text: None)
+        assert [round(one.prediction.step_time_s, 9) for size in found for one in size if one.prediction] == [
+            round(one.prediction.step_time_s, 9)
+            for count in (4, 8) for one in at_size(resolved_of(plan), count) if one.prediction
+        ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ one document
@@ -304,7 +307,7 @@ def test_pictures_are_png(document: Document) -> None:
 
 
 def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "looked_at", lambda plan: [plan.num_gpus])
+    monkeypatch.setattr("planner.questions.report.scaling.sizes", lambda num_gpus, _: [num_gpus])
     monkeypatch.setattr("planner.questions.report.scaling.os.cpu_count", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "plan.yaml"

@@ -9,8 +9,7 @@ from planner.explain import layout_text
 from planner.questions.report.choice_charts import plural
 from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
-from planner.questions.report.scaling import Point as Size
-from planner.questions.report.scaling import Scaling
+from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
 from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 
@@ -24,20 +23,25 @@ CLOSE = 0.1
 # ------------------------------------------------------------------------------------------------ scaling
 
 
-def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
-    """Throughput per GPU over the size of the cluster, strong and weak."""
+def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
+    """Throughput per GPU over the size of the cluster, strong and weak; ``scaled`` smallest first."""
     rows: list[tuple[Value, ...]] = []
-    for kind, points in (("strong", scaled.strong), ("weak", scaled.weak)):
-        rows += [
-            (
-                kind, one.num_gpus, one.num_nodes, one.global_batch_size, one.tokens_per_second_per_gpu, one.efficiency,
-                one.tokens_per_second, one.step_time_s, one.mfu, one.memory_peak_gib,
-                "" if one.layout is None else layout_text(one.layout), one.why_not,
-            )
-            for one in points
-        ]  # fmt: skip
+    rates: dict[str, dict[int, float]] = {"strong": {}, "weak": {}}  # tokens/s/GPU by GPUs, where something fits
+    for kind, best in zip(rates, zip(*scaled, strict=True), strict=True):
+        for one in best:
+            job, found = one.resolved.job, one.prediction if one.fits else None
+            values: tuple[Value, ...] = (None,) * 6
+            if found is not None:
+                rate = rates[kind][job.cluster.num_gpus] = found.tokens_per_second_per_gpu
+                efficiency = rate / next(iter(rates[kind].values()))
+                values = rate, efficiency, one.tokens_per_second, found.step_time_s, found.mfu, found.memory_peak_gib
+            layout = layout_text(one.layout) if one.layout and found else ""
+            sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
+            rows.append((kind, *sizes, *values, layout, one.why_not))
+    counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
     return chart(
-        "scaling", "From one node to beyond the cluster", _scaling_reading(about, scaled),
+        "scaling", "From one node to beyond the cluster",
+        _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"]),
         columns(
             "kind text batch, gpus count GPUs, -nodes count, sequences count sequences per step, "
             "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
@@ -51,41 +55,31 @@ def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
     )  # fmt: skip
 
 
-def _scaling_reading(about: Subject, scaled: Scaling) -> str:
-    strong = [one for one in scaled.strong if one.tokens_per_second_per_gpu]
+def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak: dict[int, float]) -> str:
+    """``own`` GPUs of the plan among ``counts``; tokens/s/GPU by GPUs, where something fits."""
     if not strong:
-        return f"Nothing fits at any size from {scaled.strong[0].num_gpus:,} to {scaled.strong[-1].num_gpus:,} GPUs."
+        return f"Nothing fits at any size from {counts[0]:,} to {counts[-1]:,} GPUs."
+    first, last = min(strong), max(strong)
     sentences = []
-    if strong[0].num_gpus != scaled.strong[0].num_gpus:
-        sentences.append(f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits.")
-    own = next((one for one in strong if one.num_gpus == about.plan.num_gpus), None)
-    if own is None:
-        return " ".join([*sentences, f"At {plural(about.plan.num_gpus, 'GPU')} no layout fits."])
-    last = strong[-1]
-    if last is not own:
-        times = last.num_gpus // own.num_gpus
-        faster = (last.tokens_per_second or 0.0) / (own.tokens_per_second or 1.0)
-        each = _ratio(last, own)
+    if first != counts[0]:
+        sentences.append(f"Of the sizes looked at, {plural(first, 'GPU')} is the smallest that fits.")
+    if own not in strong:
+        return " ".join([*sentences, f"At {plural(own, 'GPU')} no layout fits."])
+    if last != own:
+        kept = strong[last] / strong[own]
         sentences.append(
-            f"With the same batch, {last.num_gpus:,} GPUs ({times} times as many) train {faster:.2f} times as fast, "
-            f"{shown(each, 'share')} of the throughput per GPU"
+            f"With the same batch, {last:,} GPUs ({last // own} times as many) train {kept * last / own:.2f} times as fast, "
+            f"{shown(kept, 'share')} of the throughput per GPU"
         )
-        weak = [one for one in scaled.weak if one.tokens_per_second_per_gpu]
-        base = next((one for one in weak if one.num_gpus == about.plan.num_gpus), None)
-        if base is not None and weak[-1].num_gpus == last.num_gpus:
-            sentences[-1] += f"; with a batch that grows along, {shown(_ratio(weak[-1], base), 'share')}"
+        if own in weak and last in weak:
+            sentences[-1] += f"; with a batch that grows along, {shown(weak[last] / weak[own], 'share')}"
         sentences[-1] += "."
-    if own is not strong[0]:
+    if own != first:
         sentences.append(
-            f"From {strong[0].num_gpus:,} to {own.num_gpus:,} GPUs at the same batch, {shown(_ratio(own, strong[0]), 'share')} of "
+            f"From {first:,} to {own:,} GPUs at the same batch, {shown(strong[own] / strong[first], 'share')} of "
             "the throughput per GPU is kept."
         )
     return " ".join(sentences)
-
-
-def _ratio(one: Size, other: Size) -> float:
-    """Throughput per GPU of one size over that of another."""
-    return (one.tokens_per_second_per_gpu or 0.0) / (other.tokens_per_second_per_gpu or 1.0)
 
 
 # ------------------------------------------------------------------------------------------------ sensitivity
