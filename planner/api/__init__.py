@@ -74,15 +74,11 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
     ``base`` is a plan, or a file of a plan or of layout fields; keywords replace what it says. What is left out follows from
     the rest. Raises PlannerError when something is missing or the layout is not legal.
     """
-    from planner.explicit import LayoutFile, explicit_plan, read_layout_file
+    from planner.explicit import explicit_plan
 
     require_known("estimate", keywords, (*JOB, *FIELDS))
-    file = None
-    if isinstance(base, Plan):
-        file = LayoutFile(values={name: int(one) for name, one in base.layout.columns().items()}, plan=base.file)
-    elif base is not None:
-        file = read_layout_file(Path(base))
-    return Plan(explicit_plan(file, layout_values(keywords), request_fields(keywords)))
+    start = base.file if isinstance(base, Plan) else base if base is None else Path(base)
+    return Plan(explicit_plan(start, layout_values(keywords), request_fields(keywords)))
 
 
 def load(path: File) -> Plan:

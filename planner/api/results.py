@@ -306,7 +306,7 @@ class Plans(Result, Sequence[Plan]):
                 "layouts": finding.searched, "legal": finding.legal, "priced": finding.priced, "fit": finding.fitting,
                 "refused": finding.refused, "seconds": finding.seconds,
             },
-            "advice": [one.to_dict() for one in self.advice],
+            "advice": [vars(one) for one in self.advice],
         }  # fmt: skip
 
     def show(self, console: Console) -> None:
