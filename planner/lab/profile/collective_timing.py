@@ -14,7 +14,7 @@ from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
-from planner.lab.profile.points import Measured, Point, Run, Taker, Value
+from planner.lab.profile.points import Measured, Point, Run, Value
 from planner.lab.profile.rank_groups import Ranks
 from planner.lab.profile.tensors import DTYPES
 from planner.lab.profile.timing import FEWEST, measure, precise, slowest_group, slowest_of, summarise, taker
@@ -94,8 +94,8 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
 
 
 def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
-    """Samples of the slowest rank, those of this one (0 where it only waits), and the runs in each. All ranks leave a barrier before
-    each block, and decide alike: by the slowest's.
+    """Samples of the slowest rank, those of this one (0 where it only waits), and the runs in each. All ranks leave a barrier
+    before each block, and decide alike: by the slowest's.
 
     On a GPU the barrier is an all-reduce of one element queued before the first event, so that the devices start together and the
     host runs ahead of them; a collective makes the current stream wait for its own.
