@@ -74,7 +74,8 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
         return time.monotonic() - begun
     if words.is_file():
         raise PlannerError(words.read_text(encoding="utf-8").strip())
-    last = [line.strip() for line in ended.text.splitlines() if "Error" in line or "Signal" in line]
+    errors = [line.strip() for line in ended.text.splitlines() if "Error" in line or "Signal" in line]
+    last = [line for line in errors if "ChildFailedError" not in line] or errors  # torchrun's own, of which a rank is the cause
     raise PlannerError(
         f"rank {', '.join(map(str, missing))} ended early during {from_file(state).doing or 'the start'} "
         f"(exit code {ended.code}){f': {last[-1][:300]}' if last else ''}"
