@@ -162,7 +162,7 @@ def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
 @needs_torch
 def test_exposed_communication_is_what_no_kernel_hides() -> None:
     """Kernels from 0 to 10 and 20 to 30 us; tensor 5 to 15, data 8 to 12 and 25 to 40: exposed 5, 2 + 10, together 15."""
-    from planner.lab.run.traced import exposed
+    from planner.lab.run.full_rank import exposed
 
     def event(name: str, start: float, length: float, group: str = "") -> dict[str, Any]:
         return {

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import json
 import math
 import os
 import signal
@@ -10,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
@@ -35,14 +37,18 @@ def need_torch() -> None:
         )
 
 
+def ask_torch(expressions: str) -> list[Any] | None:
+    """The values of some expressions with torch imported, in a process of its own; None where torch does not work."""
+    words = [sys.executable, "-c", f"import json, torch, torch.distributed; print(json.dumps([{expressions}]))"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=120, check=True, stdin=subprocess.DEVNULL)
+        return list(json.loads(done.stdout.strip().splitlines()[-1]))
+    return None
+
+
 def count_by_torch() -> int:
-    """GPUs that torch sees, asked in a process of its own: for devices whose driver has no nvidia-smi."""
-    if importlib.util.find_spec("torch") is None:
-        return 0
-    command = [sys.executable, "-c", "import torch; print(torch.cuda.device_count())"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    text = done.stdout.strip().splitlines()
-    return int(text[-1]) if done.returncode == 0 and text and text[-1].isdecimal() else 0
+    """GPUs that torch sees: for devices whose driver has no nvidia-smi."""
+    return int((ask_torch("torch.cuda.device_count()") or [0])[0])
 
 
 def run_here(module: str, settings: str, ranks: int, directory: Path, show: Callable[[State], object]) -> float:
@@ -74,7 +80,8 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
         return time.monotonic() - begun
     if words.is_file():
         raise PlannerError(words.read_text(encoding="utf-8").strip())
-    last = [line.strip() for line in ended.text.splitlines() if "Error" in line or "Signal" in line]
+    errors = [line.strip() for line in ended.text.splitlines() if "Error" in line or "Signal" in line]
+    last = [line for line in errors if "ChildFailedError" not in line] or errors  # torchrun's own, of which a rank is the cause
     raise PlannerError(
         f"rank {', '.join(map(str, missing))} ended early during {from_file(state).doing or 'the start'} "
         f"(exit code {ended.code}){f': {last[-1][:300]}' if last else ''}"

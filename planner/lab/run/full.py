@@ -9,6 +9,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
@@ -25,29 +26,25 @@ LIBRARIES = 0.4 * GIB
 
 def obstacle(task: Task) -> str:
     """Too few GPUs, too little memory, or another number of ranks than the plan has."""
-    world, place = task.asked.split.world, task.machine.place
+    world, place, gpus = task.asked.split.world, task.machine.place, task.machine.gpus
     if task.ranks:
         return "it runs all ranks and --rank names some; leave --rank out"
     if place is not None:
-        if place.world != world:
-            return f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
-        return ""
+        wrong = f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
+        return wrong if place.world != world else ""
     if task.machine.device == "cuda":
-        if task.machine.gpus < world:
-            return (
-                f"the plan has {world} ranks and this machine {task.machine.gpus} GPUs; --print-commands shows how to start it "
-                "on several machines"
-            )
-        return ""
+        few = (
+            f"the plan has {world} ranks and this machine {gpus} GPUs; --print-commands shows how to start it on several machines"
+        )
+        return few if gpus < world else ""
     if world > MOST_ON_CPU:
         return f"the plan has {world} ranks, and on a CPU at most {MOST_ON_CPU} are started; --rung meta looks at one of them"
     needed = needed_memory(task)
-    if needed > task.machine.memory:
-        return (
-            f"its {world} ranks need {needed / GIB:.1f} GiB of main memory and {task.machine.memory / GIB:.1f} GiB are free; "
-            "validate a smaller model, or --rung meta"
-        )
-    return ""
+    large = (
+        f"its {world} ranks need {needed / GIB:.1f} GiB of main memory and {task.machine.memory / GIB:.1f} GiB are free; "
+        "validate a smaller model, or --rung meta"
+    )
+    return large if needed > task.machine.memory else ""
 
 
 def needed_memory(task: Task) -> float:
@@ -59,9 +56,10 @@ def needed_memory(task: Task) -> float:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """Runs it and compares. Faults of the run are results."""
-    if task.machine.place is None or task.machine.place.rank == 0:
+    place = task.machine.place
+    if place is None or place.rank == 0:
         print(stated_limits(task), file=sys.stderr, flush=True)
-    return _here(task) if task.machine.place is None else _as_rank(task)
+    return _here(task) if place is None else _as_rank(task, place)
 
 
 def stated_limits(task: Task) -> str:
@@ -77,13 +75,19 @@ def stated_limits(task: Task) -> str:
 
 
 def _result(task: Task, entries: list[dict[str, Any]], verdict: Verdict | None) -> dict[str, Any]:
-    """What the ranks left, with the limits and the traces."""
+    """What the ranks left, with the limits, and with the predicted trace next to those that ranks wrote."""
     found = result(task, entries, verdict)
-    limits = {
+    found["limits"] = {
         "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
         "first_step_seconds": FIRST * task.timeout,
     }  # fmt: skip
-    return {**found, "limits": limits, "traces": _traces(task, found["traces"])}
+    if task.trace and found["traces"]:
+        from planner.questions.report.trace import trace_of
+
+        path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
+        library.write_whole(path, trace_of(task.asked.priced()))
+        found["traces"].append({"what": "predicted", "file": str(path)})
+    return found
 
 
 def _here(task: Task) -> dict[str, Any]:
@@ -115,12 +119,10 @@ def _verdict(directory: Path, sentence: str) -> Verdict:
     return Verdict(kind=kind, rank=-1, phase="", sentence=sentence)
 
 
-def _as_rank(task: Task) -> dict[str, Any]:
+def _as_rank(task: Task, place: Place) -> dict[str, Any]:
     """One of the ranks that torchrun or srun started: the first, or the one that finds out what is wrong, reports."""
     from planner.lab.run.full_rank import work
 
-    place = task.machine.place
-    assert place is not None
     finished: list[dict[str, Any]] = []
 
     def report(entries: list[dict[str, Any]], verdict: Verdict | None) -> None:
@@ -136,14 +138,3 @@ def _as_rank(task: Task) -> dict[str, Any]:
         except KeyboardInterrupt:
             sys.exit(1)  # the first rank has reported
     return finished[0] if finished else {}
-
-
-def _traces(task: Task, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The traces that ranks wrote, and next to them the predicted one."""
-    if not task.trace or not written:
-        return []
-    from planner.questions.report.trace import trace_of
-
-    path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
-    library.write_whole(path, trace_of(task.asked.priced()))
-    return [*written, {"what": "predicted", "file": str(path)}]

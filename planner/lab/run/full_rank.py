@@ -3,16 +3,19 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import statistics
+import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from planner import library
 from planner.detect import pressure
@@ -28,12 +31,16 @@ from planner.lab.run.levels import FIRST, SETTING_UP, Task
 from planner.lab.run.memory_tracker import MemoryTracker, optimizer_states
 from planner.lab.run.parity import among_ranks, precisions, tiny_of
 from planner.lab.run.rate import Core, Slowed, host_seconds
-from planner.lab.run.traced import traced_step
 from planner.lab.run.training import Run
-from planner.units import GIB
+from planner.units import GIB, MICRO
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""
+DIMENSIONS = {
+    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "replica": "data", "shard": "data",
+    "expert_shard": "data", "flat": "data", "all": "data",
+}  # fmt: skip
+"""Dimension of a mesh (its name, or how it begins) -> kind of communication in a plan."""
 
 
 class OneRank:
@@ -176,7 +183,9 @@ class OneRank:
     def _trace(self, made: Run) -> None:
         """One more step under torch's profiler, on one rank of each pipeline stage."""
         mine = all(made.rank[name] == 0 for name in ("replica", "shard", "cp", "tp"))
-        path = trace_path(self.task.trace, made.rank["pp"]) if self.task.trace else None
+        path, stage = self.task.trace, made.rank["pp"]
+        if path and stage:  # that of the user for the first stage
+            path = path.with_name(f"{path.stem}.stage{stage}{path.suffix}")
         with self.doing("the traced step", self.task.timeout * FIRST):
             self.show("tracing", self.steps + 3)
             if mine:
@@ -185,11 +194,6 @@ class OneRank:
             else:
                 made.step(*made.data(0))
             dist.barrier()
-
-
-def trace_path(whole: Path, stage: int) -> Path:
-    """The file of a pipeline stage: that of the user for the first, with the stage in its name for the others."""
-    return whole if stage == 0 else whole.with_name(f"{whole.stem}.stage{stage}{whole.suffix}")
 
 
 def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
@@ -220,6 +224,58 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
         for name in ("step", "passes"):
             found[name][0] -= slowed.wall
     return found
+
+
+# ------------------------------------------------------------------------------------------------ the trace
+
+
+def traced_step(run: Run, device: torch.device, path: Path | None) -> dict[str, float]:
+    """Runs a step under torch's profiler; writes the trace (Chrome format) where a path is given. On a GPU {kind: seconds} of
+    exposed communication by ``exposed``, on a CPU, whose collectives run in threads that share its cores, {}."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    data = run.data(0)
+    with profile(activities=activities) as trace:
+        run.step(*data)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
+        file = Path(name) / "trace.json"
+        trace.export_chrome_trace(str(file))
+        text = file.read_text(encoding="utf-8")
+    if path is not None:
+        library.write_whole(path, text)
+    return exposed(json.loads(text)["traceEvents"]) if device.type == "cuda" else {}
+
+
+def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Seconds in which a collective runs and no kernel computes, by kind of communication; together under ``all``.
+
+    exposed = |communication or computation| - |computation|. NCCL kernels carry the description of their group, which for meshes is
+    mesh_ and the dimension. A time in which two kinds run counts for both, and once under ``all``.
+    """
+    computing: list[tuple[float, float]] = []
+    by_kind: dict[str, list[tuple[float, float]]] = {"all": []}
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        span = (float(event["ts"]) * MICRO, (float(event["ts"]) + float(event["dur"])) * MICRO)
+        if "nccl" in str(event.get("name", "")).lower():
+            group = str(event.get("args", {}).get("Process Group Description", "")).removeprefix("mesh_")
+            kind = DIMENSIONS.get(group) or DIMENSIONS.get(group.split("_")[0], "other")
+            by_kind.setdefault(kind, []).append(span)
+            by_kind["all"].append(span)
+        elif event["cat"] == "kernel":
+            computing.append(span)
+    return {kind: _covered([*spans, *computing]) - _covered(computing) for kind, spans in sorted(by_kind.items())}
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of some pieces of time, start and end, runs."""
+    total, end = 0.0, -math.inf
+    for start, stop in sorted(spans):
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total
 
 
 # ------------------------------------------------------------------------------------------------ the process

@@ -129,7 +129,7 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
     The answer of planner.questions.doctor.numbers. Nothing is said of times that another device gave.
     """
     device, hardware = found.get("device") or {}, plan.cluster().hardware
-    if found["outcome"] != "completed" or found["rung"] in RAN and other_device(hardware, device):
+    if found["outcome"] != "completed" or (found["rung"] in RAN and other_device(hardware, device)):
         return None
     row, (kind, peak) = None if found.get("as_run") else step_of(found), peak_of(found)
     if not _ran_the_largest(plan, found):
