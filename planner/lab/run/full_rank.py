@@ -21,7 +21,7 @@ from planner.lab.launch.place import Place
 from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, Watch, heed_signals
-from planner.lab.reference import kernels
+from planner.lab.reference import fused_operators
 from planner.lab.run.clock import PASSES, Clock, Timed, TimedSteps, memory, reset_memory, states
 from planner.lab.run.eager_pricing import host_is_measured, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP
@@ -172,7 +172,7 @@ class OneRank:
             for name in ("step", "passes"):
                 found[name][0] -= slowed.wall
         self.entry["steps"].append(found)
-        self.entry["not_compiled"] = dict(kernels.NOT_COMPILED)
+        self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
         self.put()
 
     def _trace(self, made: Run) -> None:
