@@ -166,9 +166,9 @@ WIDTH = 8
 
 
 def tiny_of(split: Split, precision: str = "fp64") -> Split:
-    """The same degrees, schedule, sharding, recompute and kind of layers; one layer of small sizes per stage (three of a
-    single stage), two sequences at most per microbatch, as many microbatches as the schedule needs to reach its steady state: interleaved schedules want a multiple
-    of p, V-shaped ones at least 2 p."""
+    """The same degrees, schedule, sharding, recompute and kind of layers; one small layer per stage (three of a single
+    stage), two sequences at most per microbatch, as many microbatches as the schedule needs to reach its steady state:
+    interleaved schedules want a multiple of p, V-shaped ones at least 2 p."""
     each = 3 if len(split.stages) == 1 else 1
     counts = [min(len(stage.layers), each) for stage in split.stages]
     ends = zip(split.stages, counts, itertools.accumulate(counts), strict=True)
