@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from planner.lab.reference import kernels
+from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import Clock, Timed, TimedSteps, memory, reset_memory
@@ -198,7 +198,7 @@ class LoneRank:
 
     def snapshot(self) -> Emulation:
         """All that was found so far."""
-        self.found.allocator, self.found.not_compiled = memory(self.device), dict(kernels.NOT_COMPILED)
+        self.found.allocator, self.found.not_compiled = memory(self.device), dict(fused_operators.NOT_COMPILED)
         return self.found
 
     def run(self) -> None:

@@ -24,7 +24,7 @@ from planner.lab.launch.place import Place
 from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, heed_signals
-from planner.lab.reference import kernels
+from planner.lab.reference import fused_operators
 from planner.lab.run.clock import PASSES, Clock, Timed, TimedSteps, memory, reset_memory, states
 from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Task
@@ -177,7 +177,7 @@ class OneRank:
         """Keeps the times of one step."""
         timed, slowed = self.clock.resolve(batch), self.core.ended() if self.core is not None else None
         self.entry["steps"].append(summary(timed, slowed))
-        self.entry["not_compiled"] = dict(kernels.NOT_COMPILED)
+        self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
         self.put()
 
     def _trace(self, made: Run) -> None:

@@ -9,7 +9,7 @@ is left. All else is temporary: gathered weights, gradients on their way, buffer
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,17 +86,21 @@ def optimizer_states(optimizer: Any) -> list[Any]:
     return [one for state in optimizer.state.values() for one in state.values()]
 
 
-def _outside(original: Any) -> Any:
-    """The function as if no forward pass were running."""
+def _while_it_runs(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
+    """Makes functions during whose calls an attribute has another value."""
 
-    def run(*arguments: Any, **named: Any) -> Any:
-        depth, ForwardPass.depth = ForwardPass.depth, 0
-        try:
-            return original(*arguments, **named)
-        finally:
-            ForwardPass.depth = depth
+    def wrap(original: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
+            before = getattr(owner, name)
+            setattr(owner, name, value)
+            try:
+                return original(*arguments, **named)
+            finally:
+                setattr(owner, name, before)
 
-    return run
+        return run
+
+    return wrap
 
 
 class MemoryTracker(TorchDispatchMode):
@@ -149,32 +153,20 @@ class MemoryTracker(TorchDispatchMode):
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
         """What has to be watched that is no operation; entered before modules are sharded."""
+        no_forward_pass = _while_it_runs(ForwardPass, "depth", 0)
         wrapped = (
             (torch.UntypedStorage, "resize_", self._resized),
-            (FSDPState, "_pre_forward", _outside),  # gathers weights inside of a forward pass: not activations
-            (FSDPState, "_post_forward", _outside),
-            (ShardingPropagator, "_propagate_tensor_meta_non_cached", self._unseen),
+            (FSDPState, "_pre_forward", no_forward_pass),  # gathers weights inside of a forward pass: not activations
+            (FSDPState, "_post_forward", no_forward_pass),
+            # DTensor finds shapes by operations on tensors of the global size, which exist nowhere
+            (ShardingPropagator, "_propagate_tensor_meta_non_cached", _while_it_runs(self, "_blind", True)),
         )
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
-        for owner, name, wrap in wrapped:
-            setattr(owner, name, wrap(getattr(owner, name)))
-        try:
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrap in wrapped:
+                original = getattr(owner, name)
+                stack.callback(setattr, owner, name, original)
+                setattr(owner, name, wrap(original))
             yield
-        finally:
-            for owner, name, original in before:
-                setattr(owner, name, original)
-
-    def _unseen(self, original: Any) -> Any:
-        """DTensor finds shapes by operations on tensors of the global size, which exist nowhere."""
-
-        def run(*arguments: Any, **named: Any) -> Any:
-            blind, self._blind = self._blind, True
-            try:
-                return original(*arguments, **named)
-            finally:
-                self._blind = blind
-
-        return run
 
     def _resized(self, original: Any) -> Any:
         """FSDP frees and allocates by resizing, which is no operation."""
