@@ -6,7 +6,7 @@ A name of a model may hold any sign. What a function here returns is a literal, 
 import json
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -34,7 +34,12 @@ def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> Any:
 
     It may name the facts of the job and ``values``; @layout.tp@ and @NAME@ are short for {{ layout.tp }} and {{ name }}.
     """
-    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render({**job.facts, **values}), _LOADER)
+    return yaml_from(trainer, file, {**job.facts, **values})
+
+
+def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> Any:
+    """The data in a YAML template that names these facts and no others."""
+    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render(facts), _LOADER)
 
 
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
