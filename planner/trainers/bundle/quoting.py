@@ -4,10 +4,9 @@ A name of a model may hold any sign. What a function here returns is a literal, 
 """
 
 import json
-import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -15,6 +14,9 @@ from typing import Any
 import yaml
 
 from planner.trainers.bundle.target import ExportJob
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def _template(trainer: str, file: str) -> str:
@@ -32,7 +34,12 @@ def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> Any:
 
     It may name the facts of the job and ``values``; @layout.tp@ and @NAME@ are short for {{ layout.tp }} and {{ name }}.
     """
-    return yaml.safe_load(_templates(_literal).get_template(f"{trainer}/{file}").render({**job.facts, **values}))
+    return yaml_from(trainer, file, {**job.facts, **values})
+
+
+def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> Any:
+    """The data in a YAML template that names these facts and no others."""
+    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render(facts), _LOADER)
 
 
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
@@ -71,7 +78,9 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
 def _literal(value: Any) -> Any:
     if isinstance(value, Expression):
         return value
-    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
+    if value is None or isinstance(value, int):
+        return json.dumps(value)
+    return yaml.dump([value], Dumper=_DUMPER, default_flow_style=True, sort_keys=False, width=2**30).strip()[1:-1]
 
 
 def shell_word(text: str) -> str:
