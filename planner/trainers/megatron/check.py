@@ -36,8 +36,8 @@ def asks(job: ExportJob) -> dict[str, Any]:
     """Groups of a rank whose place in each is neither first nor last where they are large enough; layers per virtual stage,
     parameters per rank of some stages."""
     arch, rank = job.cluster.hardware.arch, int(job.layout.num_gpus) * 5 // 8
-    # Without experts Megatron calls all ranks of a stage expert data parallel, whatever tp is.
-    names = [name for name in GROUPS if job.model.is_moe or name not in ("etp", "ep", "edp")]
+    # Without experts Megatron calls all ranks of a stage expert data parallel, whatever tp is; edp 0: degrees that do not divide.
+    names = [name for name in GROUPS if getattr(job.layout, name) and (job.model.is_moe or name not in ("etp", "ep", "edp"))]
     ranks, pp = group_of(job.layout, "pp", 0), job.layout.pp
     counts = job.parameters(vocab_rows(job))
     built = sorted({0, pp - 1, pp // 2, min(1, pp - 1)})[:MODEL_RANKS]
