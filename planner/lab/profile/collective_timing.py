@@ -6,6 +6,7 @@ block / runs. The median, its interval and the outliers are of these samples.
 """
 
 import math
+from statistics import median
 
 import torch
 
@@ -16,7 +17,7 @@ from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Taker, Value
 from planner.lab.profile.rank_groups import Ranks
 from planner.lab.profile.tensors import DTYPES
-from planner.lab.profile.timing import FEWEST, measure, middle, precise, slowest_group, slowest_of, summarise, taker
+from planner.lab.profile.timing import FEWEST, measure, precise, slowest_group, slowest_of, summarise, taker
 
 PRECISION = 0.05  # Half the interval of the median over the median at which a point is done
 BLOCK_SECONDS = 2e-3
@@ -46,7 +47,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     everyone = pattern.groups(ranks.world)
     if not everyone:
         return None
-    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
+    op, size, dtype = point["op"], point["size"], point["dtype"]
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
         operation = Operation(op, size, dtype, group, buffers) if group else None
@@ -58,7 +59,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         several: dict[str, Value] = {}
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
-            group_ranks, ratio = slowest_group(everyone, ranks.collect(middle(sorted(own))))
+            group_ranks, ratio = slowest_group(everyone, ranks.collect(median(own)))
             several = {"slowest_group": group_ranks, "over_median": ratio}
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     bandwidth = size / found.median
@@ -148,7 +149,7 @@ def measure_ranks(point: Point, ranks: Ranks) -> Measured:
 
     On a CPU by processor time: cores are shared.
     """
-    side, dtype = point.whole("m"), DTYPES[point.text("dtype")]
+    side, dtype = point["m"], DTYPES[point["dtype"]]
     a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
     limit = ranks.timeout + 10.0 * SECONDS[ranks.device]
     with ranks.watch.doing("a product on every rank", list(range(ranks.world)), limit):

@@ -18,7 +18,7 @@ from planner import units
 from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, bus_factor
 from planner.errors import PlannerError
 from planner.hardware.overlap import LINKS, SIDES, MeasuredOverlap, impossible
-from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds, solved
+from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds
 from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured
 from planner.lab.profile.timing import summarise
@@ -66,7 +66,7 @@ def curves(measured: Sequence[Measured]) -> list[Curve]:
         found.setdefault(tuple(one.point[name] for name in CURVE), []).append(one)
     return [
         Curve(
-            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point.whole("size")))
+            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point["size"]))
         )
         for key, alike in found.items()
     ]
@@ -124,7 +124,7 @@ def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float
         return np.log(lines(x).time(sizes) / seconds)
 
     begin = np.log([value for pair in starts for value in pair])
-    found = lines(fitted(error, begin, np.log(1e-18), np.log(1e6), scale=0.05))
+    found = lines(fitted(error, begin, np.log(1e-18), np.log(1e6), scale=0.05).x)
     off = np.abs(found.time(sizes) / seconds - 1.0)
     return replace(found, median=float(np.median(off)), worst=float(np.max(off)))
 
@@ -152,8 +152,8 @@ def _best(curve: Curve) -> dict[str, Any]:
     """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
     each with its spread in percent, and the least confidence of any interval of the curve."""
     smallest = curve.points[0]
-    best = max(curve.points, key=lambda one: one.point.whole("size") / one.median)
-    rate = best.point.whole("size") / best.median
+    best = max(curve.points, key=lambda one: one.point["size"] / one.median)
+    rate = best.point["size"] / best.median
     return {
         "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
@@ -272,7 +272,7 @@ def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> N
     least = max(float(np.min(t)), TINY)
     growth = [math.log(0.05 * least)] * 2 if grows else []
     starts = [[math.log(0.9 * least), math.log(k * least), 0.0, 3.0, *growth] for k in (1.0, 3.0)]
-    best = min((solved(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
+    best = min((fitted(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
     off = np.abs(np.exp(error(best.x)) - 1.0)
     return replace(build(best.x), errors=_errors(float(np.median(off)), float(np.max(off))))
 
@@ -300,7 +300,7 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
         problems: list[str] = []
         for side, name in zip(SIDES, ("gemm", "collective"), strict=True):
             alike = of(measured, "overlap", of=name)
-            ratios = [one for one in alike if (one.point.whole("nodes") > 1) == (link == "across")]
+            ratios = [one for one in alike if (one.point["nodes"] > 1) == (link == "across")]
             if not ratios:
                 continue
             over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")

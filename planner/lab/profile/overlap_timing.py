@@ -42,8 +42,8 @@ class _Pair:
 
 def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: float) -> Measured:
     """``median`` is the time while the other runs; details hold the time alone and their ratio. All ranks together."""
-    pattern, of = pattern_of(point), point.text("of")
-    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
+    pattern, of = pattern_of(point), point["of"]
+    op, size, dtype = point["op"], point["size"], point["dtype"]
     single = collective_point(op, pattern, size, dtype, ranks.local)
     alone = measure_collective(single, ranks, buffers, budget_s / 3.0)
     group = ranks.group(pattern)

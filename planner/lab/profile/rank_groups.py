@@ -83,14 +83,14 @@ class Ranks:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return [float(value) for value in values]
 
-    def word(self, values: Sequence[float], meanwhile: Callable[[], object] | None = None) -> list[float]:
-        """Numbers that rank 0 says to all; until then the others do ``meanwhile`` over and over, where it is given."""
-        said = torch.tensor(values, dtype=torch.float64)
-        spoken: Any = dist.broadcast(said, 0, async_op=True)
-        while meanwhile and not spoken.is_completed():
+    def from_first(self, values: Sequence[float], meanwhile: Callable[[], object] | None = None) -> list[float]:
+        """Rank 0's numbers, on every rank; until they come the others do ``meanwhile`` over and over, where it is given."""
+        sent = torch.tensor(values, dtype=torch.float64)
+        work: Any = dist.broadcast(sent, 0, async_op=True)
+        while meanwhile and not work.is_completed():
             meanwhile()
-        spoken.wait()
-        return [float(value) for value in said]
+        work.wait()
+        return [float(value) for value in sent]
 
     def collect(self, value: Any) -> list[Any]:
         """An object from every rank, on every rank."""

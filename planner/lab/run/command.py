@@ -184,10 +184,10 @@ class _Asked:
         return _run(task, self.rung)
 
     def run_with_trainer(
-        self, plan: Plan, trainer: TrainerRun, shown: Callable[[State], State] | None = None
+        self, plan: Plan, trainer: TrainerRun, shown: Callable[[State], State] = lambda state: state
     ) -> dict[str, Any]:
         """One plan with its trainer; limits are said before the start. ``shown`` is what a bar draws of a state."""
-        from planner.lab.launch.state import Bar, same
+        from planner.lab.launch.state import Bar
         from planner.lab.run.trainer_run import run_trainer
 
         with ExitStack() as stack:
@@ -196,7 +196,7 @@ class _Asked:
                 click.echo(text, err=True)
                 stack.enter_context(bar)
 
-            bar = Bar(through=shown or same)
+            bar = Bar(through=shown)
             return run_trainer(plan, self.file, trainer, bar.show, started)
 
     def report(self, found: dict[str, Any]) -> None:
@@ -208,11 +208,9 @@ class _Asked:
         written = {**head(self.file), **complete(taught)}
         self.write(written)
         if not self.print_json(written):
-            from planner.lab.run.show import validation_tables
-            from planner.lab.run.show_learned import learned_lines, trainer_tables
+            from planner.lab.run.show import learned_lines, validation_tables
 
-            tables = trainer_tables if written["rung"] == "trainer" else validation_tables
-            _print([*tables(written), *learned_lines(written, self.output)])
+            _print([*validation_tables(written), *learned_lines(written, self.output)])
         if written["failure"] is not None:
             click.echo(f"error: {written['failure']['sentence']}", err=True)
 
@@ -282,7 +280,7 @@ class _Asked:
             chosen, one, lambda found: self.write({**head(self.file), **found}), file=self.file, rung=name
         )
         if not self.print_json({**head(self.file), **ranked}):
-            from planner.lab.run.show_learned import finalist_tables
+            from planner.lab.run.show import finalist_tables
 
             _print(finalist_tables(ranked, self.output))
         if not any(row["measured_seconds"] for row in ranked["finalists"]):

@@ -84,8 +84,9 @@ def rank_memory(
 
 def tracked_rank(asked: Question, measured: Any) -> dict[str, Any]:
     """Everything about a rank whose step was tracked (``meta.Measured``), as plain data."""
+    most = measured.most
     return {
-        **rank_memory(asked, measured.rank, measured.stage, {**measured.held, "peak": measured.peak}, measured.at_peak),
+        **rank_memory(asked, measured.rank, measured.stage, {**most.held, "peak": most.total}, most.parts),
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
         "layers_run": measured.layers_run, "traffic": compared_traffic(asked, measured),

@@ -15,7 +15,6 @@ from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full_result import result
 from planner.lab.run.levels import FIRST, OUT_OF_MAIN_MEMORY, SETTING_UP, START, Say, Task, kills, step_limits
-from planner.lab.run.orders import Ledger, Orders
 from planner.units import GIB, format_seconds
 
 MOST_ON_CPU = 64
@@ -60,13 +59,9 @@ def needed_memory(task: Task) -> float:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """Runs it and compares. Faults of the run are results."""
-    orders = Orders(
-        plan=task.plan.to_dict(), device=task.machine.device, steps=task.steps, warmup=task.warmup, timeout=task.timeout,
-        parity=task.parity, trace=str(task.trace.resolve()) if task.trace else "",
-    )  # fmt: skip
     if task.machine.place is None or task.machine.place.rank == 0:
         print(stated_limits(task), file=sys.stderr, flush=True)
-    return _here(task, orders) if task.machine.place is None else _as_rank(task, orders)
+    return _here(task) if task.machine.place is None else _as_rank(task)
 
 
 def stated_limits(task: Task) -> str:
@@ -91,14 +86,14 @@ def _result(task: Task, entries: list[dict[str, Any]], verdict: Verdict | None) 
     return {**found, "limits": limits, "traces": _traces(task, found["traces"])}
 
 
-def _here(task: Task, orders: Orders) -> dict[str, Any]:
+def _here(task: Task) -> dict[str, Any]:
     """One machine: torchrun is started, the result is made of what the ranks left."""
     world, killed = task.asked.split.world, kills()
     verdict: Verdict | None = None
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         try:
             with Bar(through=task.shown) as bar:
-                run_here("planner.lab.run", orders.to_json(), world, Path(name), bar.show)
+                run_here("planner.lab.run", task.to_json(), world, Path(name), bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
@@ -107,7 +102,9 @@ def _here(task: Task, orders: Orders) -> dict[str, Any]:
             sentence = f"{verdict.sentence}: the kernel ended a process of this machine {OUT_OF_MAIN_MEMORY}"
             facts = {"out_of_memory": True}
             verdict = Verdict(kind="error", rank=verdict.rank, phase=verdict.phase, facts=facts, sentence=sentence)
-        return _result(task, Ledger(name).read(world), verdict)
+        files = [Path(name) / f"rank-{rank}.json" for rank in range(world)]
+        entries = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+        return _result(task, entries, verdict)
 
 
 def _verdict(directory: Path, sentence: str) -> Verdict:
@@ -118,7 +115,7 @@ def _verdict(directory: Path, sentence: str) -> Verdict:
     return Verdict(kind=kind, rank=-1, phase="", sentence=sentence)
 
 
-def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
+def _as_rank(task: Task) -> dict[str, Any]:
     """One of the ranks that torchrun or srun started: the first, or the one that finds out what is wrong, reports."""
     from planner.lab.run.full_rank import work
 
@@ -135,7 +132,7 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
 
     with Bar(quiet=place.rank != 0, through=task.shown) as bar:
         try:
-            work(orders, place, report, bar.show)
+            work(task, place, report, bar.show)
         except KeyboardInterrupt:
             sys.exit(1)  # the first rank has reported
     return finished[0] if finished else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
-from planner.lab.launch.state import State, same
+from planner.lab.launch.state import State
 from planner.units import KIB, format_seconds
 
 if TYPE_CHECKING:
@@ -82,10 +83,16 @@ class Task:
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
     """Why this level, in one sentence."""
-    shown: Callable[[State], State] = same
+    shown: Callable[[State], State] = lambda state: state
     """What a bar draws of a state: where this run is one of several, all of them."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
+
+    def to_json(self) -> str:
+        """What a rank of level ``full`` has to know; ``task_of_rank`` reads it."""
+        same = {name: getattr(self, name) for name in ("steps", "warmup", "timeout", "parity")}
+        trace = str(self.trace.resolve()) if self.trace else None
+        return json.dumps({"plan": self.plan.to_dict(), "device": self.machine.device, "trace": trace, **same})
 
     def chosen_ranks(self) -> list[int]:
         """The ranks that the user named, else one of the first, the second and the last stage. Raises PlannerError."""
@@ -95,6 +102,17 @@ class Task:
                 raise PlannerError(f"--rank {one}: the plan has ranks 0 to {split.world - 1}")
         stages = sorted({0, min(1, split.pp - 1), split.pp - 1})
         return list(dict.fromkeys(self.ranks)) or [stage * (split.world // split.pp) for stage in stages]
+
+
+def task_of_rank(text: str, place: Place) -> Task:
+    """The task of one rank, from ``Task.to_json``."""
+    from planner.lab.run.plan_question import question
+    from planner.plan_file import plan_from_dict
+
+    given = json.loads(text)
+    plan, device, trace = plan_from_dict(given.pop("plan")), given.pop("device"), given.pop("trace")
+    machine = Machine(device=device, gpus=0, name="", memory=0.0, cores=1, place=place)
+    return Task(plan=plan, asked=question(plan), machine=machine, trace=Path(trace) if trace else None, **given)
 
 
 def step_limits(timeout: float, steps: int) -> str:

@@ -23,7 +23,6 @@ from planner.lab.run.assembled_step import (
     Predicted,
     assemble,
     predicted_of,
-    predicted_parts,
     predicted_step,
 )
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
@@ -222,7 +221,7 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     if elsewhere:
         return {"stages": stages, "times": updates}
     whole = assemble(priced, [one.seen() for one in done], predicted)
-    parts = predicted_parts(priced) if as_run is None else predicted_step(priced, predicted).parts
+    parts = predicted_step(priced, predicted).parts
     spreads = [spread([a + b for a, b in zip(one.totals, one.updates, strict=True)]) for one in done]
     widest = max((one for one in spreads if one is not None), default=None)
     return {

@@ -4,7 +4,7 @@ import math
 import re
 from typing import Any
 
-from planner.lab.run.children import Ended
+from planner.lab.launch.children import Ended
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.timeline.priced_plan import estimate_of, job_of

@@ -22,8 +22,8 @@ from typing import Any
 from planner import library
 from planner.detect import local_device
 from planner.errors import PlannerError
+from planner.lab.launch.children import Ended, run_watched
 from planner.lab.launch.state import Pace, State
-from planner.lab.run.children import Ended, run_watched
 from planner.lab.run.trainer_log import compared, judge, last_step
 from planner.plan_file import Plan
 from planner.runs.planned import columns
@@ -94,7 +94,7 @@ def run_trainer(
         words = shlex.split(asked.command) if asked.command else ["bash", "smoke.sh"]
         progress = _Progress(asked, show, time.monotonic() + START + asked.silence(plan), asked.silence(plan))
         try:
-            ended = run_watched(words, folder, progress.look, progress.deadline)
+            ended = run_watched(words, progress.look, progress.deadline, folder=folder)
         except OSError as error:
             raise PlannerError(f"--trainer-command {words[0]}: cannot be started ({error.strerror})") from error
     if asked.keep_log is not None:
