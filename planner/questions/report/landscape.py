@@ -220,8 +220,8 @@ class _Layouts:
         actions = np.where(pp > 1, 2 * pp * vpp * (np.minimum(m, 6 * pp) + np.minimum(m, 5 * pp)), 0)  # [walked_time]
         rows = rows[np.cumsum(actions) <= MOST_ACTIONS]
         if len(rows):
-            job, layouts, found = self.job, *([one.row(row) for row in rows] for one in (self.table, self.found))
-            exact = refine(job.workload, job.cluster, job.trainer, layouts, found)
+            job, layouts = self.job, [self.table.row(row) for row in rows]
+            exact = refine(job.workload, job.cluster, job.trainer, layouts, [self.found.row(row) for row in rows])
             self.time[rows] = [float(one.step_time[0]) for one in exact]
             self.exact[rows] = True
             self._follow()

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.explain import layout_text
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
@@ -39,7 +39,7 @@ def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
             sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
             rows.append((kind, *sizes, *values, layout, one.why_not))
     counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
-    return chart(
+    return Chart(
         "scaling", "From one node to beyond the cluster",
         _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"]),
         columns(
@@ -108,7 +108,7 @@ def sensitivity_chart(about: Subject) -> Chart:
                 side.factor < 1, side.fits or not about.fits,
                 "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
             ))  # fmt: skip
-    return chart(
+    return Chart(
         "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
         columns(
             "what text number of the profile, origin text known from, factor text if it were, step_s seconds step, "
@@ -181,10 +181,10 @@ def accuracy_chart(about: Subject) -> Chart:
              "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
              "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
              "high": found.bar.high}  # fmt: skip
-    return chart(
+    return Chart(
         "accuracy", "How well runs like this were predicted", _accuracy_reading(found, facts),
         columns("source text, error signed_share"),
-        rows, facts=facts, table=table, with_texts=False,
+        rows, facts=facts, table=table,
         table_columns=columns(
             "source text, runs count, median share median error, bias signed_share, where text published in"
         ),
