@@ -15,6 +15,7 @@ from planner.cost.memory.states import COMPONENTS
 from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout
+from planner.questions.sensitivity.pull import MOST
 from planner.rules import RULES, Job, allowed
 from planner.search import PLAN_FIELDS, Finding, best_splits, fits
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
@@ -70,6 +71,8 @@ class Landscape:
     """Layouts of different memory and throughput, thinned; the front and the plan are always among them."""
     front: tuple[Point, ...]
     """Layouts that fit and that no other beats in both throughput and memory, least memory first."""
+    near: tuple[Layout, ...]
+    """The fastest layouts that fit, where few do also others, at most 1.5 times as slow as the plan."""
     plan: Point
     """The plan in question, on the exact timeline."""
     legal: int
@@ -93,8 +96,8 @@ def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> La
     return Landscape(
         cells=_cells(job, base, [points[row] for row in cells.tolist()]),
         points=tuple(points[row] for row in dict.fromkeys([0, *front.tolist(), *drawn.tolist()])),
-        front=tuple(points[row] for row in front.tolist()), plan=points[0], legal=len(plain),
-        priced=len(every.table), fitting=int(every.fit.sum()),
+        front=tuple(points[row] for row in front.tolist()), near=tuple(map(every.table.row, every.near())), plan=points[0],
+        legal=len(plain), priced=len(every.table), fitting=int(every.fit.sum()),
     )  # fmt: skip
 
 
@@ -231,6 +234,11 @@ class _Layouts:
         value = np.where(self.fit, self.time, self.found.memory_needed)
         return _first_of_cells(self.table, np.arange(len(value)), 1, value, ~(self.fit & self.exact), ~self.fit)
 
+    def near(self) -> list[int]:
+        """The fastest that fit, then the others, up to 1.5 times as slow as the first layout."""
+        rows = np.lexsort((self.time, ~self.fit))
+        return list(rows[self.time[rows] < 1.5 * self.time[0]][:MOST].tolist())
+
     def _fast(self) -> NDArray[np.bool_]:
         """Fast enough for a picture."""
         return self.rate >= LEAST_SPEED * self.rate[self.fit if self.fit.any() else slice(None)].max()
@@ -241,10 +249,10 @@ class _Layouts:
         return rows[pareto(self.found.memory_peak[rows], self.rate[rows])]
 
     def thinned(self) -> NDArray[np.intp]:
-        """One layout for each small square of the picture, one that fits if there is any."""
+        """One layout for each small square of the picture: the fastest that fits if there is any."""
         memory = self.found.memory_peak / self.found.usable_memory
         rows = np.flatnonzero((memory <= 2.0) & self._fast())
-        rows = rows[np.argsort(~self.fit[rows], kind="stable")]
+        rows = rows[np.lexsort((self.time[rows], ~self.fit[rows]))]
         square = np.zeros(len(rows), dtype=np.int64)
         for value in (memory[rows], self.rate[rows]):
             low, high = value.min(initial=np.inf), value.max(initial=0.0)

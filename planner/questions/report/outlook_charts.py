@@ -87,11 +87,7 @@ def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak
 
 def sensitivity_chart(about: Subject) -> Chart:
     """How far each number of the profile moves the step time, and where the choice should change."""
-    near = sorted(
-        (one for one in about.landscape.points if one.step_time_s < 1.5 * about.landscape.plan.step_time_s),
-        key=lambda one: (not one.fits, one.step_time_s),
-    )  # fmt: skip
-    others = [*about.finding.layouts, *(one.layout for one in near)]
+    others = [*about.finding.layouts, *about.landscape.near]
     found = pulls(about.resolved, about.plan.layout, about.estimate, others, settled=_settled(about))
     rows: list[tuple[Value, ...]] = []
     still = []
