@@ -1,10 +1,8 @@
 """Plans side by side: the differences of their inputs, and the effect of each on time and memory.
 
-The effect of a difference is the cost model's price with that one input changed: from the first plan towards the other, one
-input after the other, each on top of those before it. The effects of all differences therefore sum to the whole difference,
-exactly; in another order each may have another size, where they work on each other. The order is workload, cluster, trainer,
-layout. An input that cannot change alone (tp without dp, when the number of GPUs stays) waits for those that can, and then
-changes together with the fewest others that make it legal.
+Effects are prices with one input changed after the other, each on top of those before it: they sum to the whole difference, and
+in another order each may have another size. An input that cannot change alone (tp without dp, when the number of GPUs stays)
+waits, and then changes together with the fewest others that make it legal.
 """
 
 import dataclasses
