@@ -316,10 +316,10 @@ def test_trainer_extends(tmp_path: Path) -> None:
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"extends: {loop}\n")
     assert sentence(load_trainer, str(loop)) == (
-        f"{loop}: extends is {str(loop)!r}; it must name one trainer, at most four levels deep"
+        f"{loop}: extends is {str(loop)!r}; it must name a trainer, at most four levels deep"
     )
     loop.write_text("extends: [megatron]\n")
-    assert "extends is ['megatron']; it must name one trainer" in sentence(load_trainer, str(loop))
+    assert "extends is ['megatron']; it must name a trainer" in sentence(load_trainer, str(loop))
     loop.write_text("extends: megatorn\n")
     assert sentence(load_trainer, str(loop)).startswith("unknown trainer 'megatorn'; known, nearest first: megatron")
 
