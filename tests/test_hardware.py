@@ -309,7 +309,7 @@ def test_attention_kernels() -> None:
 def test_scaled() -> None:
     twice = H100.scaled(network_bandwidth=2, memory=2)
     assert twice.network_bandwidth == 2 * H100.network_bandwidth and twice.memory == 2 * H100.memory
-    with pytest.raises(PlannerError, match="'network_bandwith' cannot be scaled; did you mean network_bandwidth"):
+    with pytest.raises(PlannerError, match="unknown scale 'network_bandwith'; known, nearest first: network_bandwidth"):
         H100.scaled(network_bandwith=2)
     with pytest.raises(PlannerError, match="must be above 0"):
         H100.scaled(network_bandwidth=0)
