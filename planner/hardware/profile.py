@@ -17,10 +17,9 @@ from planner import library, schema, units
 from planner.curves import RINGS, bus_factor, least_factor
 from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
-from planner.hardware.datasheet import filled
 from planner.hardware.links import Links
 from planner.hardware.provenance import Provenance
-from planner.hardware.relatives import with_relatives
+from planner.hardware.relatives import filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
 SCALES: dict[str, str] = {
