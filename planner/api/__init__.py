@@ -230,9 +230,9 @@ def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst
     """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
     the ``worst`` rows. Raises PlannerError.
     """
-    from planner.questions.accuracy.summary import report_of
-    from planner.questions.accuracy.prediction import pairs_of
     from planner.questions.accuracy.page import print_accuracy
+    from planner.questions.accuracy.prediction import pairs_of
+    from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
     pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
