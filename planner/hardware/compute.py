@@ -22,18 +22,14 @@ def _attention_curves(data: object, where: str) -> dict[tuple[str, str, str], At
     """The list of a profile file: one entry per kernel, dtype and pass. Raises PlannerError."""
     found = {}
     for entry in data if isinstance(data, list) else ():
-        which = tuple(
-            str(check_keys(entry, entry, where, required=("kernel", "dtype", "pass"))[key]) for key in _CURVE_KEY
-        )
+        own = check_keys(entry, entry, where, required=("kernel", "dtype", "pass"))
+        which = (str(own["kernel"]), str(own["dtype"]), str(own["pass"]))
         if not all(word.isprintable() for word in which) or which[2] not in ("forward", "backward"):
             raise PlannerError(f"{where}: {shown(' '.join(which))} does not end in forward or backward")
-        found[which[0], which[1], which[2]] = AttentionCurve.from_dict(entry, where)
+        found[which] = AttentionCurve.from_dict(entry, where)
     if not found:
         raise PlannerError(f"{where} is {shown(data)}; it must be a list of curves")
     return found
-
-
-_CURVE_KEY = ("kernel", "dtype", "pass")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,8 @@
 
 Compiled or hand-written GPU code runs each of them as one kernel that keeps its inputs and small statistics. Here each is one
 operator of a torch library, with its gradient: on fake tensors it allocates what the kernel would, on a CPU it computes
-by plain torch, on a GPU compiled or by the kernels of ``kernels.py``. Without ``fused`` the model uses plain torch operations.
+by plain torch, on a GPU compiled: in the time and the memory of a compiled trainer. Without ``fused`` the model uses plain
+torch operations. What is for a GPU is written from torch's own schemas; it has not run on one yet.
 """
 
 from collections.abc import Callable
@@ -16,8 +17,6 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
-from planner.lab.reference import kernels
-
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": functional.silu,
     "gelu": functional.gelu,
@@ -25,6 +24,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu2": lambda x: functional.relu(x).square(),
 }
 """Non-linearities as plain torch operations, by their names in a model."""
+HALF = (torch.bfloat16, torch.float16)
+"""What the flash kernel of CUDA takes."""
+NOT_COMPILED: dict[str, str] = {}
+"""Operators that run as several plain kernels because no compiler made one of them, and why: slower and larger than planned."""
 
 
 def exact(x: Tensor) -> Tensor:
@@ -105,6 +108,32 @@ def _loss_gradient(logits: Tensor, normaliser: Tensor, targets: Tensor, scale: T
     return (found * scale).to(logits.dtype)
 
 
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function as one generated kernel, compiled when it is first called; each shape on its own."""
+    ready: list[Callable[..., Any]] = []
+    name = function.__name__.lstrip("_")
+
+    def run(*arguments: Any) -> Any:
+        if not ready:
+            import torch._inductor.config
+
+            torch._inductor.config.compile_threads = 1  # a dozen small kernels: no processes of its own to start and end
+            torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+            ready.append(torch.compile(function, dynamic=False))
+        with torch.no_grad():
+            if name in NOT_COMPILED:
+                return function(*arguments)
+            try:
+                return ready[0](*arguments)
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # of every stage of the compiler: no Triton, no C compiler
+                NOT_COMPILED[name] = (str(error).splitlines() or [type(error).__name__])[0]
+                return function(*arguments)
+
+    return run
+
+
 _LIBRARY = torch.library.Library("planner", "DEF")
 for _real, _signature, _fake in (
     (_rms_norm, "(Tensor x, Tensor weight, float eps) -> (Tensor, Tensor)",
@@ -129,7 +158,7 @@ for _real, _signature, _fake in (
     _name = _real.__name__.lstrip("_")
     _LIBRARY.define(_name + _signature)
     _LIBRARY.impl(_name, _real, "CompositeExplicitAutograd")
-    _LIBRARY.impl(_name, _real if _name.startswith("grouped") else kernels.compiled(_real), "CUDA")
+    _LIBRARY.impl(_name, _real if _name.startswith("grouped") else compiled(_real), "CUDA")
     torch.library.register_fake(f"planner::{_name}", _fake, lib=_LIBRARY)
 
 OPS = torch.ops.planner
@@ -144,14 +173,12 @@ class RmsNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """x (..., h)."""
         out, scale = OPS.rms_norm(x, weight, eps)
         ctx.save_for_backward(x, weight, scale)
         return out
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Gradients of x and weight."""
         return *OPS.rms_norm_backward(gradient.contiguous(), *ctx.saved_tensors), None
 
 
@@ -160,56 +187,52 @@ class SwiGlu(Function):
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        """Same shapes."""
         ctx.save_for_backward(gate, up)
         return OPS.swiglu(gate, up)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of both."""
         return OPS.swiglu_backward(gradient, *ctx.saved_tensors)
 
 
 class Rotate(Function):
-    """Rotary embedding of (batch, tokens, heads, width): pairs (i, i + width/2) turned; keeps the angles alone."""
+    """Rotary embedding of (batch, tokens, heads, width): pairs (i, i + width/2) turned; keeps the angles' cosine and sine,
+    (1, tokens, 1, width / 2), alone."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        """cosine, sine (1, tokens, 1, width / 2)."""
         ctx.save_for_backward(cosine, sine)
         return OPS.rotate(x, cosine, sine)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        """Rotated backwards."""
         cosine, sine = ctx.saved_tensors
         return OPS.rotate(gradient, cosine, -sine), None, None
 
 
 class Grouped(Function):
-    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in)."""
+    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in); ``rows`` of each group lie one
+    after the other."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
-        """``rows`` of each group lie one after the other."""
         ctx.save_for_backward(x, weights)
         ctx.rows = rows
         return OPS.grouped(x, weights, rows)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        """Gradients of x and of the weights."""
         x, weights = ctx.saved_tensors
         to_x = OPS.grouped(gradient, weights.transpose(1, 2), ctx.rows)
         return to_x, OPS.grouped_weight_gradient(gradient, x, ctx.rows), None
 
 
 class VocabularyLoss(Function):
-    """Sum of cross entropies times a scale, of logits whose vocabulary is split over a group; keeps the logits."""
+    """Sum of cross entropies times a scale, of logits (batch, tokens, V / ranks) whose vocabulary is split over a group, and
+    targets (batch, tokens) of the whole one; keeps the logits."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor, scale: float, group: Any) -> Tensor:
-        """logits (batch, tokens, V / ranks), targets (batch, tokens) of the whole vocabulary."""
         largest = OPS.largest_logit(logits)
         if group is not None:
             largest = collectives.wait_tensor(collectives.all_reduce(largest, "max", group))
@@ -229,24 +252,36 @@ class VocabularyLoss(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
-        """Gradient of the logits, in their precision."""
         logits, normaliser, mine = ctx.saved_tensors
         return OPS.loss_gradient(logits, normaliser, mine, gradient * ctx.scale), None, None, None
 
 
 ATEN = torch.ops.aten
+Saved = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Queries, keys, values, output and normaliser of a forward pass."""
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
-    if q.is_cuda:
-        return kernels.attention(q, k, v, causal)
-    return ATEN._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
+    """Output (batch, heads, tokens, width) and the normaliser of each row, ln sum exp; k and v may have fewer heads."""
+    if q.is_cuda and q.dtype in HALF:
+        return ATEN._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[:2]
+    return _by_processor(ATEN._scaled_dot_product_flash_attention_for_cpu, q, k, v, 0.0, causal)
 
 
-def _flash_backward(gradient: Tensor, saved: kernels.Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-    if gradient.is_cuda:
-        return kernels.attention_backward(gradient, saved, causal)
-    return ATEN._scaled_dot_product_flash_attention_for_cpu_backward(gradient, *saved, 0.0, causal)
+def _flash_backward(gradient: Tensor, saved: Saved, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+    q, k = saved[:2]
+    if not (q.is_cuda and q.dtype in HALF):
+        return _by_processor(ATEN._scaled_dot_product_flash_attention_for_cpu_backward, gradient, *saved, 0.0, causal)
+    unused = q.new_empty(2, dtype=torch.uint64)  # state of a dropout that there is not
+    return ATEN._scaled_dot_product_flash_attention_backward(
+        gradient, *saved, None, None, q.shape[2], k.shape[2], 0.0, causal, unused, unused
+    )
+
+
+def _by_processor(operator: Callable[..., Any], first: Tensor, *more: Any) -> Any:
+    """What the processor computes; for a GPU too, whose kernel takes half precision only: a tiny model in fp64."""
+    here = (one.cpu() if isinstance(one, Tensor) else one for one in (first, *more))
+    return tuple(one.to(first.device) for one in operator(*here))
 
 
 class FlashAttention(Function):
@@ -259,12 +294,13 @@ class FlashAttention(Function):
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, group: Any) -> Tensor:
-        """k and v may have fewer heads."""
         ctx.group, ctx.narrow = group, v.shape[-1]
         if group is None:
             out, normaliser = _flash(q, k, _padded(v, q), True)
         else:
-            parts = [_attend(*one) for one in _chunks(q, _gathered(k, group), _padded(_gathered(v, group), q), group)]
+            keys, values = _gathered(k, group), _padded(_gathered(v, group), q)
+            chunks = zip(q.chunk(2, 2), _starts(q, group), strict=True)
+            parts = [_attend(chunk, keys, values, start) for chunk, start in chunks]
             # Laid out by tokens, as the kernel does: the output projection then takes it without a copy.
             out = torch.cat([one.transpose(1, 2) for one, _ in parts], 1).transpose(1, 2)
             normaliser = torch.cat([one for _, one in parts], 2)
@@ -275,27 +311,24 @@ class FlashAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
-        """Gradients of q, k and v."""
         q, k, v, out, normaliser = ctx.saved_tensors
         out, gradient = _padded(out, q), _padded(gradient, q)
         if ctx.group is None:
-            found = _flash_backward(gradient, (q, k, _padded(v, q), out, normaliser), True)
-            return found[0], found[1], found[2][..., : ctx.narrow], None
+            to_q, to_k, to_v = _flash_backward(gradient, (q, k, _padded(v, q), out, normaliser), True)
+            return to_q, to_k, to_v[..., : ctx.narrow], None
         keys, values = _gathered(k, ctx.group), _padded(_gathered(v, ctx.group), q)
-        to_q, to_k, to_v = [], torch.zeros_like(keys), torch.zeros_like(values)
-        parts = zip(gradient.chunk(2, 2), out.chunk(2, 2), normaliser.chunk(2, 2), strict=True)
-        for (mine, _, _, start), (g, o, n) in zip(_chunks(q, keys, values, ctx.group), parts, strict=True):
-            end = start + mine.shape[2]
-            both = [(slice(start, end), True)] + ([(slice(0, start), False)] if start else [])
-            total = None
-            for where, causal in both:
+        to_queries, to_k, to_v = [], torch.zeros_like(keys), torch.zeros_like(values)
+        chunks = (one.chunk(2, 2) for one in (q, gradient, out, normaliser))
+        for mine, g, o, n, start in zip(*chunks, _starts(q, ctx.group), strict=True):
+            end, to_q = start + mine.shape[2], None
+            for where, causal in ((slice(start, end), True), (slice(0, start), False))[: 2 if start else 1]:
                 saved = (mine, keys[:, :, where], values[:, :, where], o, n.contiguous())
-                one = _flash_backward(g, saved, causal)
-                total = one[0] if total is None else total + one[0]
-                to_k[:, :, where] += one[1]
-                to_v[:, :, where] += one[2]
-            to_q.append(total)
-        return torch.cat(to_q, 2), _scattered(to_k, ctx.group), _scattered(to_v[..., : ctx.narrow], ctx.group), None
+                found = _flash_backward(g, saved, causal)
+                to_q = found[0] if to_q is None else to_q + found[0]
+                to_k[:, :, where] += found[1]
+                to_v[:, :, where] += found[2]
+            to_queries.append(to_q)
+        return torch.cat(to_queries, 2), _scattered(to_k, ctx.group), _scattered(to_v[..., : ctx.narrow], ctx.group), None
 
 
 def _padded(x: Tensor, like: Tensor) -> Tensor:
@@ -303,14 +336,10 @@ def _padded(x: Tensor, like: Tensor) -> Tensor:
     return x if x.shape[-1] == like.shape[-1] else functional.pad(x, (0, like.shape[-1] - x.shape[-1]))
 
 
-def _chunks(q: Tensor, keys: Tensor, values: Tensor, group: Any) -> list[tuple[Tensor, Tensor, Tensor, int]]:
-    """Both chunks of queries of this rank with all keys, all values, and the place where the chunk starts."""
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    size = q.shape[2] // 2
-    return [
-        (chunk, keys, values, number * size)
-        for chunk, number in zip(q.chunk(2, 2), (rank, 2 * ranks - 1 - rank), strict=True)
-    ]
+def _starts(q: Tensor, group: Any) -> tuple[int, int]:
+    """Where in the sequence both chunks of this rank start."""
+    size, rank = q.shape[2] // 2, dist.get_rank(group)
+    return rank * size, (2 * dist.get_world_size(group) - 1 - rank) * size
 
 
 def _attend(q: Tensor, keys: Tensor, values: Tensor, start: int) -> tuple[Tensor, Tensor]:

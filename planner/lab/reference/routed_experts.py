@@ -44,13 +44,11 @@ class Experts(nn.Module):
         """Rows go to the ranks of their experts, lie there by expert, and come back."""
         here = self.num_experts // self.ep
         theirs = wait_tensor(all_to_all_single(counts, None, None, group))
-        if balanced:
-            each = copies.shape[0] // self.num_experts
-            sent, got = [each * here] * self.ep, [each * here] * self.ep
-            table = [[each] * here] * self.ep
-        else:
-            table = theirs.view(self.ep, here).tolist()
-            sent, got = counts.view(self.ep, here).sum(1).tolist(), [sum(row) for row in table]
+        each = copies.shape[0] // self.num_experts
+        table, sent = [[each] * here] * self.ep, [each * here] * self.ep
+        if not balanced:
+            table, sent = theirs.view(self.ep, here).tolist(), counts.view(self.ep, here).sum(1).tolist()
+        got = [sum(row) for row in table]
         mine = wait_tensor(all_to_all_single_autograd(copies, got, sent, group))
         by_expert = self._by_expert(table, mine.device)
         out = self._multiply(mine[by_expert], [sum(row[e] for row in table) for e in range(here)])

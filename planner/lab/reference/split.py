@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
-from planner.layout import NAMES, CpMethod, Layout, Module, Order, Recompute, Schedule
+from planner.layout import NAMES, SPLIT_BACKWARD, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -18,9 +18,6 @@ SCHEDULES = {
     Schedule.DUALPIPE_V: "DualPipeV",
 }
 """Names of torch.distributed.pipelining."""
-V_SHAPED = ("ZBVZeroBubble", "DualPipeV")
-SPLIT_BACKWARD = ("InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV")
-"""Schedules that compute input and weight gradients apart."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
 
@@ -138,12 +135,9 @@ def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:
     )  # fmt: skip
 
 
-def refusals(workload: Workload, layout: Layout) -> list[str]:
+def refusals(work: Workload, layout: Layout) -> list[str]:
     """What the torch model has not, or what runs and is silently wrong: a sentence each, with the remedy."""
-    return [*_of_model(workload.model), *_of_workload(workload), *_of_layout(workload.model, layout)]
-
-
-def _of_model(model: ModelSpec) -> list[str]:
+    model = work.model
     missing = {
         "ALiBi positions": model.position == "alibi",
         f"{model.norms_per_layer} norms per layer": model.norms_per_layer != 2,
@@ -156,15 +150,9 @@ def _of_model(model: ModelSpec) -> list[str]:
         "a rotary embedding with a factor": model.scaled_rope,
         "biases with MLA": model.is_mla and (model.linear_bias or model.qkv_bias or model.qk_norm),
     }
-    return [
-        f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without"
-        for what, found in missing.items()
-        if found
-    ]
-
-
-def _of_workload(work: Workload) -> list[str]:
     reasons = (
+        *((found, f"{model.name} has {what}, which the torch model of `plan validate` has not; validate a model without")
+          for what, found in missing.items()),
         (work.precision not in ("bf16", "fp32"),
          f"precision {work.precision}: the torch model computes in bf16 or fp32; plan with one of them"),
         (work.optimizer not in ("adam", "sgd"),
@@ -174,15 +162,17 @@ def _of_workload(work: Workload) -> list[str]:
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
         (work.expert_imbalance != 1.0,
          f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"),
+        *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]
 
 
-def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
+def _of_layout(model: ModelSpec, layout: Layout) -> tuple[tuple[object, str], ...]:
+    """Pairs: whether it is so, and the sentence."""
     tp, pp, cp, ep, zero, shard = (int(getattr(layout, name)) for name in ("tp", "pp", "cp", "ep", "zero", "shard"))
     schedule, recompute = Schedule(int(layout.schedule)), int(layout.recompute)
     name, known = NAMES["schedule"][schedule], ", ".join(NAMES["schedule"][int(one)] for one in SCHEDULES)
-    reasons = (
+    return (
         (tp > 1 and not int(layout.sequence_parallel),
          f"tp {tp} without sequence parallelism: the torch model always splits the norms too; add it"),
         (not model.is_mla and model.num_kv_heads % tp,
@@ -196,7 +186,7 @@ def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
         (pp > 1 and model.tied_embeddings,
          f"{model.name} ties its embeddings: with pp {pp} they lie on two ranks whose gradients nothing adds; use pp 1"),
         (schedule not in SCHEDULES, f"schedule {name}: torch.distributed.pipelining has {known}; use one of them"),
-        (pp > 1 and SCHEDULES.get(schedule) in SPLIT_BACKWARD and zero == 3,
+        (pp > 1 and schedule in SPLIT_BACKWARD and zero == 3,
          f"schedule {name} with zero 3: weights that FSDP frees between the two halves of the backward pass lose their "
          "gradient, without an error [measured, torch 2.13]; use zero 2"),
         (int(layout.order) != Order.TP_CP_EP_DP_PP,
@@ -208,4 +198,3 @@ def _of_layout(model: ModelSpec, layout: Layout) -> list[str]:
         (int(layout.offload_optimizer) or int(layout.offload_activations),
          "offload: the torch model keeps states and activations on the GPU; plan without"),
     )  # fmt: skip
-    return [sentence for wrong, sentence in reasons if wrong]

@@ -186,10 +186,8 @@ class Mlp(nn.Module):
     def __init__(self, model: ModelSpec, width: int, fused: bool) -> None:
         super().__init__()
         h, bias = model.hidden_size, model.linear_bias
-        self.fused, self.activation = (
-            fused and model.gated and model.activation == "silu",
-            ACTIVATIONS[model.activation],
-        )
+        self.fused = fused and model.gated and model.activation == "silu"
+        self.activation = ACTIVATIONS[model.activation]
         self.gate = nn.Linear(h, width, bias=bias) if model.gated else None
         self.up = nn.Linear(h, width, bias=bias)
         self.down = nn.Linear(width, h, bias=bias)

@@ -7,7 +7,7 @@ overhead. Fed with the predicted computation it gives the prediction again, part
     T = walk(measured passes + priced communication) + stragglers + exposed data traffic + once + measured update + overhead
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,10 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.price.stage_times import largest_stage
 from planner.lab.run.plan_question import POSITIONS, position
 from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
-from planner.trainer import Trainer
 
 COMPUTED = ("compute", "recompute", "host")
 """Parts of a pass that one rank alone shows; in a measured pass they are one."""
@@ -62,8 +60,8 @@ class Predicted:
 
     computed: dict[str, Floats]
     """Computation by pass: forward, backward, weight (part of backward)."""
-    exchanged: dict[str, dict[str, Floats]]
-    """Exposed communication by part (EXCHANGED) and pass."""
+    exchanged: dict[str, Floats]
+    """Exposed communication by part (EXCHANGED): of forward and backward passes, (2, stages)."""
     ranks: list[int]
     """Pipeline rank of every virtual stage."""
     update: Floats
@@ -74,20 +72,18 @@ def predicted_of(priced: Priced) -> Predicted:
     """As the cost model has it; without a pipeline passes include the copies of sharded states."""
     pieces, layout = pieces_by_action(priced), priced.dealt
     count = 1 + max(stage for stage, _ in pieces)
-    kinds = {"forward": "F", "backward": "BIW", "weight": "W"}
 
-    def total(passes: str, parts: Iterable[str]) -> Floats:
-        wanted = set(parts)
+    def total(kinds: str, *parts: str) -> Floats:
         found = np.zeros(count)
         for (stage, kind), each in pieces.items():
-            if kind in passes:
-                found[stage] += sum(one.seconds for one in each if not one.hidden and one.part in wanted)
+            if kind in kinds:
+                found[stage] += sum(one.seconds for one in each if not one.hidden and one.part in parts)
         return found
 
-    computed = {name: total(letters, COMPUTED) for name, letters in kinds.items()}
+    computed = {"forward": total("F", *COMPUTED), "backward": total("BIW", *COMPUTED), "weight": total("W", *COMPUTED)}
     return Predicted(
         computed=with_copies(priced, computed),
-        exchanged={part: {name: total(kinds[name], [part]) for name in ("forward", "backward")} for part in EXCHANGED},
+        exchanged={part: np.array([total("F", part), total("BIW", part)]) for part in EXCHANGED},
         ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
         update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
@@ -97,63 +93,35 @@ def with_copies(priced: Priced, computed: dict[str, Floats]) -> dict[str, Floats
     """Passes by name with the copies of sharded states, which without a pipeline belong to them."""
     if int(priced.dealt.pp) > 1:
         return computed
-    m = int(priced.dealt.num_microbatches)
-    more = dict(zip(("forward", "backward"), (float(one[0]) / m for one in _copies(priced)), strict=True))
-    return {name: seconds + more.get(name, 0.0) for name, seconds in computed.items()}
+    each = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
+    return computed | {"forward": computed["forward"] + each[0], "backward": computed["backward"] + each[1]}
 
 
-def _data(priced: Priced, forward: Floats, backward: Floats, trainer: Trainer | None = None) -> Floats:
-    """Exposed seconds per step of gradients and weights, by kind of stage, (3, 1)."""
-    shared = priced.shared
-    exposed, _ = data_parallel(
-        trainer or priced.job.trainer, Layout.stack([priced.dealt]), shared, forward, backward,
-        data_slowdown(priced.job.cluster, Layout.stack([priced.dealt])),
-    )  # fmt: skip
-    return exposed
+def _data(priced: Priced, longer: Floats, *copied: str) -> Floats:
+    """Exposed seconds per step of gradients and weights by kind of stage, (3,), with copies into (``reduce``) and out of
+    (``gather``) their buffers. They hide behind each pass and the send that it waits for; ``longer``, (2, 3): forward and
+    backward passes over the predicted ones."""
+    trainer, layout = priced.job.trainer, Layout.stack([priced.dealt])
+    trainer = trainer.replace(
+        copy_bytes={name: trainer.traffic.copied(name) if name in copied else 0.0 for name in ("reduce", "gather")}
+    )
+    windows = np.array([priced.shared.forward, priced.shared.backward]) * longer[:, :, None]
+    forward, backward = windows + priced.send[0] * int(priced.dealt.vpp)
+    slowdown = data_slowdown(priced.job.cluster, layout)
+    return data_parallel(trainer, layout, priced.shared, forward, backward, slowdown)[0][:, 0]
 
 
-def _without_copies(priced: Priced, *, gathers: bool) -> Trainer:
-    """The trainer as if it moved nothing into and out of its communication buffers, or (``gathers``) only gathered weights."""
-    trainer = priced.job.trainer
-    kept = trainer.traffic.copied("gather") if gathers else 0.0
-    return trainer.replace(copy_bytes={"reduce": 0.0, "gather": kept})
-
-
-def _copies(priced: Priced) -> tuple[Floats, Floats]:
-    """Seconds per step and kind of stage, (3,), that copies of sharded states add to the forward and the backward passes.
+def _copies(priced: Priced) -> Floats:
+    """Seconds per step that copies of sharded states add to forward and backward passes, by kind of stage, (2, 3).
 
     Weights are copied in for every gather: before the forward pass, and with zero 3 before the backward pass as well.
     """
-    forward, backward = priced.shared.forward, priced.shared.backward
-    none = _data(priced, forward, backward, _without_copies(priced, gathers=False))
-    gathers = (_data(priced, forward, backward, _without_copies(priced, gathers=True)) - none)[:, 0]
-    every = (_data(priced, forward, backward) - none)[:, 0]
-    ahead = gathers / 2.0 if int(priced.dealt.zero) == 3 and int(priced.dealt.pp) == 1 else gathers
-    return ahead, every - ahead
-
-
-def predicted_parts(priced: Priced) -> dict[str, float]:
-    """The predicted step in the parts of an assembled one; they sum to the predicted step time."""
-    seconds = {name: float(values[0]) for name, values in priced.estimate.time.items()}
-    forward, backward = _windows(priced, np.ones(3), np.ones(3))
-    exposed = _data(priced, forward, backward)
-    end = largest_stage(exposed + priced.shared.optimizer + priced.shared.offload)[0]
-    copies = float(np.add(*_copies(priced))[end])
-    pipelined = int(priced.dealt.pp) > 1
-    parts = {name: seconds.get(name, 0.0) for name in PARTS}
-    parts["compute"] = sum(seconds[name] for name in COMPUTED) + (0.0 if pipelined else copies)
-    parts["once_per_step"] = copies if pipelined else 0.0
-    parts["data_communication"] = seconds["data_communication"] - copies
-    return parts
-
-
-def _windows(priced: Priced, forward: Floats, backward: Floats) -> tuple[Floats, Floats]:
-    """Seconds per microbatch and kind of stage that traffic hides behind, the predicted ones times a factor each.
-
-    [cost.estimate: each pass with the send that it waits for]
-    """
-    sent = priced.send[0] * int(priced.dealt.vpp)
-    return priced.shared.forward * forward[:, None] + sent, priced.shared.backward * backward[:, None] + sent
+    as_priced = np.ones((2, 3))
+    every, gathers, none = (_data(priced, as_priced, *names) for names in (("reduce", "gather"), ("gather",), ()))
+    ahead = gathers - none
+    if int(priced.dealt.zero) == 3 and int(priced.dealt.pp) == 1:
+        ahead = ahead / 2.0
+    return np.array([ahead, every - none - ahead])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,141 +141,87 @@ class Assembled:
         return sum(self.parts.values())
 
 
-def as_predicted(priced: Priced, predicted: Predicted, rank: int) -> Seen:
-    """A pipeline rank that computes what is predicted."""
-    mine = [i for i, where in enumerate(predicted.ranks) if where == rank]
-    kind, pp = position(rank, int(priced.dealt.pp)), int(priced.dealt.pp)
-    computed = predicted.computed
-    halves = bool(computed["weight"].any())
-    passes = {
-        name: {i: float(computed[name][i]) for i in mine if halves or name != "weight"}
-        for name in ("forward", "backward", "weight")
-    }
-    once = float(np.add(*_copies(priced))[kind]) if pp > 1 else 0.0
-    return Seen(stage=rank, **passes, once=once, optimizer=float(predicted.update[kind]))
-
-
 def predicted_step(priced: Priced, predicted: Predicted) -> Assembled:
-    """The step of ranks that compute what is predicted of them; with ``predicted_of`` it has ``predicted_parts``."""
-    ranks = range(int(priced.dealt.pp))
-    return assemble(priced, [as_predicted(priced, predicted, rank) for rank in ranks], predicted)
+    """The step of ranks that compute what is predicted of them; with ``predicted_of`` it is the cost model's."""
+    return assemble(priced, (), predicted)
 
 
 def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None = None) -> Assembled:
-    """The step of a layout from what some of its ranks computed. At least one must have been measured.
+    """The step of a layout from what some of its ranks computed.
 
     Stages that were not measured take the predicted computation times measured over predicted of a stage of the same
     kind (first, middle, last), or of all measured ones where their kind was not.
     """
     whole, layout = predicted or predicted_of(priced), priced.dealt
     pp, m = int(layout.pp), int(layout.num_microbatches)
-    ratios, borrowed = _ratios(priced, whole, seen)
-    computed = {
-        name: whole.computed[name] * np.array([ratios[position(r, pp)][name] for r in whole.ranks])
-        for name in whole.computed
-    }
+    kinds = np.array([position(rank, pp) for rank in whole.ranks])
+    ratios, borrowed = _ratios(pp, whole, seen)
+    computed = {name: seconds * ratios[name][kinds] for name, seconds in whole.computed.items()}
     for one in seen:
         for name in computed:
             for stage, seconds in getattr(one, name).items():
                 computed[name][stage] = seconds
-    waits = {
-        name: np.sum([whole.exchanged[part][name] for part in EXCHANGED], axis=0) for name in ("forward", "backward")
-    }
-    forward, backward = computed["forward"] + waits["forward"], computed["backward"] + waits["backward"]
-    mine = [[i for i, rank in enumerate(whole.ranks) if rank == r] for r in range(pp)]
-    slowest = max(range(pp), key=lambda r: float((forward + backward)[mine[r]].sum()))
-
-    def of_slowest(values: Floats) -> float:
-        return m * float(values[mine[slowest]].sum())
-
+    passes = np.array([computed["forward"], computed["backward"]])
+    forward, backward = passes + sum(whole.exchanged.values())
+    slowest = int(np.bincount(whole.ranks, forward + backward).argmax())
+    mine = np.array(whole.ranks) == slowest
     parts = dict.fromkeys(PARTS, 0.0)
-    parts["compute"] = of_slowest(computed["forward"] + computed["backward"])
-    for part in EXCHANGED:
-        parts[part] = of_slowest(whole.exchanged[part]["forward"] + whole.exchanged[part]["backward"])
-    busy = sum(parts.values())
-    walked = busy
+    for part, of_passes in (("compute", passes), *whole.exchanged.items()):
+        parts[part] = m * float(of_passes[:, mine].sum())
+    busy = walked = sum(parts.values())
     if pp > 1:
         walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["weight"]))
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
-    parts |= _ends(priced, whole, ratios, seen)
+    sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("forward", "backward")]
+                     for one in (computed, predicted_of(priced).computed)])  # fmt: skip
+    longer = np.divide(*sums, out=np.ones((2, 3)), where=sums[1] > 0)
+    parts |= _ends(priced, longer, whole.update * ratios["optimizer"], seen)
     if pp == 1:
-        parts["compute"] += parts.pop("once_per_step")
+        parts["compute"] += parts["once_per_step"]
         parts["once_per_step"] = 0.0
     parts["overhead"] = float(priced.estimate.time["overhead"][0])
-    return Assembled(parts={name: parts[name] for name in PARTS}, slowest=slowest, borrowed=borrowed)
+    return Assembled(parts=parts, slowest=slowest, borrowed=borrowed)
 
 
 def _stragglers(priced: Priced, parts: dict[str, float]) -> float:
-    """What the slowest GPU of the job adds to computation (the host's part, as predicted, left out) and bubble."""
-    computed = sum(float(priced.estimate.time[name][0]) for name in ("compute", "recompute"))
-    whole = predicted_parts(priced)["compute"]
-    share = computed / whole if whole else 1.0
+    """What the slowest GPU of the job adds to computation (the host's part and copies, as predicted, left out) and bubble."""
+    compute, recompute, host = (float(priced.estimate.time[name][0]) for name in COMPUTED)
+    others = host + (float(_copies(priced)[:, 0].sum()) if int(priced.dealt.pp) == 1 else 0.0)
+    share = (compute + recompute) / (compute + recompute + others)
     return float(priced.estimate.slowed[0]) * (parts["compute"] * share + parts["bubble"])
 
 
-Ratios = dict[int, dict[str, float]]
-"""Measured over predicted by kind of stage (0 first, 1 middle, 2 last) and by pass or part."""
-
-
-def _ratios(priced: Priced, predicted: Predicted, seen: Sequence[Seen]) -> tuple[Ratios, tuple[str, ...]]:
-    """Of every kind of stage; and which of them are others' in words."""
-    pp = int(priced.dealt.pp)
-    names = ("forward", "backward", "weight", "optimizer")
-    sums: dict[int, dict[str, list[float]]] = {}
+def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, Floats], tuple[str, ...]]:
+    """Measured over predicted by pass (and optimizer) and kind of stage, (3,); and which are those of others, in words."""
+    sums = {name: np.zeros((2, 3)) for name in (*whole.computed, "optimizer")}
     for one in seen:
         kind = position(one.stage, pp)
-        mine = sums.setdefault(kind, {name: [0.0, 0.0] for name in names})
-        for name in names[:3]:
+        for name, expected in whole.computed.items():
             for stage, seconds in getattr(one, name).items():
-                mine[name][0] += seconds
-                mine[name][1] += float(predicted.computed[name][stage])
-        mine["optimizer"][0] += one.optimizer
-        mine["optimizer"][1] += float(predicted.update[kind])
-    every = {name: [sum(one[name][i] for one in sums.values()) for i in (0, 1)] for name in names}
-
-    def ratio(pair: list[float], other: float = 1.0) -> float:
-        return pair[0] / pair[1] if pair[1] > 0 and pair[0] > 0 else other
-
-    found, borrowed = {}, []
-    for kind in sorted({position(rank, pp) for rank in range(pp)} | {0, 1, 2}):
-        pairs = sums.get(kind, every)
-        found[kind] = {name: ratio(pairs[name]) for name in names}
-        if not pairs["weight"][0]:
-            found[kind]["weight"] = found[kind]["backward"]
-        if kind not in sums and any(position(rank, pp) == kind for rank in range(pp)):
-            which = " and ".join(POSITIONS[one] for one in sums)
-            borrowed.append(f"{POSITIONS[kind]} stage not measured: priced times measured over predicted of {which}")
-    return found, tuple(borrowed)
+                sums[name][:, kind] += seconds, expected[stage]
+        sums["optimizer"][:, kind] += one.optimizer, whole.update[kind]
+    measured = sorted({position(one.stage, pp) for one in seen})
+    missing = [kind for kind in range(3) if kind not in measured]
+    for pair in sums.values():
+        pair[:, missing] = pair.sum(axis=1, keepdims=True)
+    ratios = {name: np.divide(*pair, out=np.ones(3), where=(pair > 0).all(axis=0)) for name, pair in sums.items()}
+    ratios["weight"] = np.where(sums["weight"][0] > 0, ratios["weight"], ratios["backward"])
+    others = " and ".join(POSITIONS[kind] for kind in measured)
+    return ratios, tuple(
+        f"{POSITIONS[kind]} stage not measured: priced times measured over predicted of {others}"
+        for kind in missing if kind in {position(rank, pp) for rank in range(pp)}
+    )  # fmt: skip
 
 
-def _beyond(priced: Priced, predicted: Predicted, name: str) -> Floats:
-    """What is predicted of a pass over what the cost model says, by kind of stage, (3,): 1 where they are the same."""
-    bare, pp = predicted_of(priced), int(priced.dealt.pp)
-    sums = np.zeros((2, 3))
-    for stage, rank in enumerate(bare.ranks):
-        sums[:, position(rank, pp)] += predicted.computed[name][stage], bare.computed[name][stage]
-    return np.divide(sums[0], sums[1], out=np.ones(3), where=sums[1] > 0)
-
-
-def _ends(priced: Priced, predicted: Predicted, ratios: Ratios, seen: Sequence[Seen]) -> dict[str, float]:
-    """What stands around the passes on the stage where it takes longest: traffic, copies, update.
-
-    Exposed traffic is priced behind the windows that were measured.
-    """
-    kinds = (0, 1, 2)
+def _ends(priced: Priced, longer: Floats, optimizer: Floats, seen: Sequence[Seen]) -> dict[str, float]:
+    """What stands around the passes on the stage where it takes longest: traffic behind so much longer passes, copies (those
+    that were measured, else priced), update."""
     pp = int(priced.dealt.pp)
-    longer = {name: np.array([ratios[kind][name] for kind in kinds]) for name in ("forward", "backward", "optimizer")}
-    windows = _windows(priced, *(longer[name] * _beyond(priced, predicted, name) for name in ("forward", "backward")))
-    exposed = _data(priced, *windows, _without_copies(priced, gathers=False))[:, 0]
-    once = np.add(*_copies(priced)) if pp > 1 else np.zeros(3)
-    optimizer = predicted.update * longer["optimizer"]
-    for kind in kinds:
-        measured = [one for one in seen if position(one.stage, pp) == kind]
-        if measured:
-            once[kind] = max(one.once for one in measured)
-    if pp == 1:
-        once[:] = seen[0].once
-    end = int(largest_stage((exposed + once + optimizer)[:, None])[0])
+    exposed, once = _data(priced, longer), _copies(priced).sum(axis=0) if pp > 1 else np.zeros(3)
+    for kind in {position(one.stage, pp) for one in seen}:
+        once[kind] = max(one.once for one in seen if position(one.stage, pp) == kind)
     found = {"data_communication": exposed, "once_per_step": once, "optimizer": optimizer}
+    kinds = sorted({position(rank, pp) for rank in range(pp)})
+    end = max(kinds, key=lambda kind: float(sum(seconds[kind] for seconds in found.values())))
     return {name: float(seconds[end]) for name, seconds in found.items()}

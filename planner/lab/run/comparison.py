@@ -4,6 +4,8 @@ Buffers of collectives count whole, as nccl-tests counts them. Small messages (n
 left out on both sides: those below LEAST bytes, in a small model below a part of its largest one.
 """
 
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -84,8 +86,9 @@ def rank_memory(
 
 def tracked_rank(asked: Question, measured: Any) -> dict[str, Any]:
     """Everything about a rank whose step was tracked (``meta.Measured``), as plain data."""
+    most = measured.most
     return {
-        **rank_memory(asked, measured.rank, measured.stage, {**measured.held, "peak": measured.peak}, measured.at_peak),
+        **rank_memory(asked, measured.rank, measured.stage, {**most.held, "peak": most.total}, most.parts),
         "parameters": measured.parameters, "microbatches_run": measured.microbatches,
         "receive_buffers_added_gib": measured.unseen_receive_bytes / GIB,
         "layers_run": measured.layers_run, "traffic": compared_traffic(asked, measured),
@@ -121,7 +124,7 @@ def grouped(asked: Question, collectives: list[dict[str, Any]], least: float = L
         ("tp", tp, 1), ("data", shard * cp, tp), ("cp", cp, tp), ("replicas", int(layout.dp) // shard, inner),
         ("ep", ep, 1), ("expert data", max(inner // ep, 1), ep),
     ]  # fmt: skip
-    found: dict[Key, float] = {}
+    found: Counter[Key] = Counter()
     for one in collectives:
         if one["bytes"] < least:
             continue
@@ -131,8 +134,8 @@ def grouped(asked: Question, collectives: list[dict[str, Any]], least: float = L
         dimension = "pp" if pp > 1 and operation in ("send", "receive") else next(same, "other")
         if dimension == "data" and cp > 1 and shard == 1:
             dimension = "data or cp"
-        found[operation, dimension] = found.get((operation, dimension), 0.0) + one["bytes"] * one["times"]
-    return found
+        found[operation, dimension] += one["bytes"] * one["times"]
+    return dict(found)
 
 
 def predicted_traffic(asked: Question, stage: int, microbatches: int, least: float = LEAST) -> dict[Key, float]:
@@ -142,62 +145,52 @@ def predicted_traffic(asked: Question, stage: int, microbatches: int, least: flo
     stages = split_stages(asked.workload.model, layout)
     shard = Shard(workload=asked.workload, trainer=asked.trainer, layout=layout, ep_stride=1.0)
     counts = {name: float(getattr(stages, name)[0, where]) for name in ("dense", "moe", "embedding", "head")}
-    found: dict[Key, float] = {}
-
-    def add(operation: str, dimension: str, size: float) -> None:
-        if size:
-            found[operation, dimension] = found.get((operation, dimension), 0.0) + size
-
-    for collective, times in _of_layers(shard, counts):
-        n, size, count = (_scalar(value) for value in (collective.n, collective.size, collective.count))
-        if n > 1 and size >= least:
-            add(collective.op, collective.group, microbatches * times * size * count)
-    _states(asked, layout, where, microbatches, add)
-    pp, vpp = (int(np.ravel(value)[0]) for value in (layout.pp, layout.vpp))
-    if pp > 1:
+    found: dict[Key, float] = defaultdict(float)
+    for one, times in _of_layers(shard, counts):
+        if _scalar(one.n) > 1 and _scalar(one.size) >= least:
+            found[one.op, one.group] += microbatches * times * _scalar(one.size) * _scalar(one.count)
+    for key, size in _states(asked, layout, where, microbatches):
+        found[key] += size
+    if asked.split.pp > 1:
         whole = float((shard.tokens_split * asked.workload.model.hidden_size * shard.element)[0])
-        virtual = vpp if len(asked.split.stages) > pp else 1
-        each = microbatches * whole * (2 * virtual - (counts["embedding"] + min(counts["head"], 1.0)))
-        add("send", "pp", each)
-        add("receive", "pp", each)
-    return found
+        virtual = int(asked.layout.vpp) if len(asked.split.stages) > asked.split.pp else 1
+        for operation in ("send", "receive"):
+            found[operation, "pp"] = microbatches * whole * (2 * virtual - counts["embedding"] - min(counts["head"], 1.0))
+    return {key: size for key, size in found.items() if size}
 
 
 def _scalar(value: Any) -> float:
     return float(np.broadcast_to(value, 1)[0])
 
 
-def _of_layers(shard: Shard, counts: dict[str, float]) -> list[tuple[Collective, float]]:
+def _of_layers(shard: Shard, counts: dict[str, float]) -> Iterator[tuple[Collective, float]]:
     """Collectives of layers, embedding and head with how often each runs per microbatch."""
-    model, found = shard.model, []
     made = {"embedding": layers.embedding(shard)[1], "head": layers.head(shard)[1]}
-    if model.num_plain_layers:
+    if shard.model.num_plain_layers:
         made["dense"] = layers.layer(shard, moe=False)[1]
-    if model.num_moe_layers:
+    if shard.model.num_moe_layers:
         made["moe"] = layers.layer(shard, moe=True)[1]
     recomputes = int(np.asarray(shard.layout.recompute)[0]) != Recompute.NONE
     for kind, collectives in made.items():
         for one in collectives:
             stops = one.ends and shard.trainer.stored.recompute_stops_early
             runs = recomputes and kind in ("dense", "moe") and not one.backward and not stops
-            again = _scalar(repeated(int(one.module), shard)) if runs else 0.0
-            found.append((one, counts[kind] * (1.0 + again)))
-    return found
+            yield one, counts[kind] * (1.0 + (_scalar(repeated(int(one.module), shard)) if runs else 0.0))
 
 
-def _states(asked: Question, layout: Layout, where: int, microbatches: int, add: Any) -> None:
+def _states(asked: Question, layout: Layout, where: int, microbatches: int) -> Iterator[tuple[Key, float]]:
     """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
     parameters = stage_parameters(asked.workload, layout, split_stages(asked.workload.model, layout))
-    dense, expert = (float(values[0, where]) for values in trained_parameters(asked.workload, parameters))
-    shards = [float(one[0, 0]) for one in shard_groups(layout)]
+    sizes = (float(values[0, where]) for values in trained_parameters(asked.workload, parameters))
+    shards = (float(one[0, 0]) for one in shard_groups(layout))
     replicas = int(asked.layout.dp) // int(asked.layout.shard)
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
     passes = 1 if zero <= 1 or pipelined else microbatches
     gathers = passes * (1 if zero < 3 else microbatches + 1 if pipelined else 2)
-    trainer = asked.trainer
-    for size, group, dimension in ((dense, shards[0], "data"), (expert, shards[1], "expert data")):
+    reduced = passes * asked.trainer.traffic.gradient_reduce_bytes
+    for size, group, dimension in zip(sizes, shards, ("data", "expert data"), strict=True):
         if group > 1:
-            add("all_gather", dimension, gathers * size * gathered_bytes(asked.workload))
-            add("reduce_scatter", dimension, passes * size * trainer.traffic.gradient_reduce_bytes)
+            yield ("all_gather", dimension), gathers * size * gathered_bytes(asked.workload)
+            yield ("reduce_scatter", dimension), size * reduced
         if replicas > 1:
-            add("all_reduce", "replicas", passes * size / group * trainer.traffic.gradient_reduce_bytes)
+            yield ("all_reduce", "replicas"), size / group * reduced

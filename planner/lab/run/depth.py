@@ -14,8 +14,6 @@ from planner.lab.reference.split import Split
 
 SHALLOW = (3, 5)
 """Equal layers of a stage in both runs: the first and the last two are kept apart."""
-Points = dict[tuple[Any, ...], tuple[int, dict[str, int], dict[str, int]]]
-"""(virtual stage, microbatch, pass, layer) -> most bytes, their parts at that moment, most of each category."""
 
 
 def depths(split: Split, stage: int) -> tuple[Split, Split, float] | None:
@@ -54,42 +52,28 @@ def place(layer: int, layers: int) -> int | None:
 def beyond(first: Any, second: Any, times: float) -> Any:
     """The deep stage's measurement from both shallow ones."""
     points = {
-        key: (_line(first.points[key][0], value[0], times), _lines(first.points[key][1], value[1], times),
-              _lines(first.points[key][2], value[2], times))
+        key: dataclasses.replace(
+            value, parts=_line(first.points[key].parts, value.parts, times), held=_line(first.points[key].held, value.held, times)
+        )
         for key, value in second.points.items()
         if key in first.points  # three layers have no middle
     }  # fmt: skip
-    top = max(points.values(), key=lambda one: one[0])
-    held = {name: max(one[2][name] for one in points.values()) for name in top[2]}
     return dataclasses.replace(
-        second, held=held, at_peak=top[1], peak=top[0], parameters=_line(first.parameters, second.parameters, times),
-        collectives=_collectives(first.collectives, second.collectives, times), points=points,
+        second, points=points, parameters=_line(first.parameters, second.parameters, times),
+        collectives=[_collective(first.collectives, one, times) for one in second.collectives],
         seconds=max(first.seconds, second.seconds),
     )  # fmt: skip
 
 
-def _line(first: float, second: float, times: float) -> int:
+def _line(first: Any, second: Any, times: float) -> Any:
+    """A number, or those of a dict, where the straight line through both has it."""
+    if isinstance(second, dict):
+        return {name: _line(first[name], value, times) for name, value in second.items()}
     return round(second + (second - first) * times)
 
 
-def _lines(first: dict[str, int], second: dict[str, int], times: float) -> dict[str, int]:
-    return {name: _line(first[name], second[name], times) for name in second}
-
-
-def _collectives(first: list[dict[str, Any]], second: list[dict[str, Any]], times: float) -> list[dict[str, Any]]:
-    """How often each runs is a line too; the norm of all gradients is one whose size is."""
-
-    def key(one: dict[str, Any]) -> tuple[Any, ...]:
-        return one["operation"], one["ranks"], one["stride"], one["bytes"]
-
-    before = {key(one): one for one in first}
-    left = [one for one in first if key(one) not in {key(two) for two in second}]
-    found = []
-    for one in second:
-        other = before.get(key(one))
-        if other is None:
-            other = next((two for two in left if key(two)[:3] == key(one)[:3]), one)
-            found.append({**one, "bytes": _line(other["bytes"], one["bytes"], times)})
-        else:
-            found.append({**one, "times": _line(other["times"], one["times"], times)})
-    return found
+def _collective(first: list[dict[str, Any]], one: dict[str, Any], times: float) -> dict[str, Any]:
+    """How often it runs is a line; of the norm of all gradients, which is the nearest in size, the bytes are one."""
+    same = [other for other in first if all(other[key] == one[key] for key in ("operation", "ranks", "stride"))]
+    other = min(same, key=lambda other: abs(other["bytes"] - one["bytes"]), default=one)
+    return {**one, **{name: _line(other[name], one[name], times) for name in ("bytes", "times")}}

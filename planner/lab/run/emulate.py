@@ -7,35 +7,28 @@ timed it does not. Time of the copies is taken off every pass: what is left is t
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
 import os
 import statistics
-import time
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from planner.lab.reference import kernels
+from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import Clock, Timed, TimedSteps, memory, reset_memory
 from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
-from planner.lab.run.fake_collectives import FakeCollectives, denormals
+from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
 from planner.lab.run.levels import FIRST, SETTING_UP
-from planner.lab.run.memory_tracker import MemoryTracker
-from planner.lab.run.meta import Measured, RankAlone, quiet_process, step_of
+from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
 from planner.lab.run.rate import Core, host_seconds
-from planner.lab.run.training import Run
 from planner.lab.run.workers import Pipe
 
 Key = tuple[str, int, int]
@@ -131,83 +124,39 @@ class Emulation:
         self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 
 
-class OnDevice(RankAlone):
-    """The run of a rank without neighbours, with numbers: weights, tokens and what comes from neighbours are drawn."""
-
-    def __init__(self, run: Run, tracker: MemoryTracker, progress: Pipe, rank: int) -> None:
-        super().__init__(run, tracker, progress)
-        self._drawn = torch.Generator(device=run.device).manual_seed(rank)
-        run.fill_by_shard()
-
-    def inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Tokens of ``count`` microbatches and what follows them."""
-        shape = (count * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
-        size, device = self.split.model.vocab_size, self.run.device
-        first, second = (torch.randint(size, shape, device=device, generator=self._drawn) for _ in range(2))
-        return first, second
-
-    def receive_buffers(self) -> list[torch.Tensor]:
-        """Buffers for activations and gradients of neighbours."""
-        every = [
-            infos
-            for stage in self.run.stages
-            for all_ in (stage.args_recv_info, stage.grad_recv_info)
-            for infos in all_.values()
-        ]
-        return [info.buffer for infos in every for info in infos if info.buffer is not None]
-
-
 class OwnClock(Clock):
-    """A clock that knows which local copies ran inside of each span."""
+    """A clock that leaves out the local copies inside of each span."""
 
     def __init__(self, device: torch.device, fakes: FakeCollectives) -> None:
         super().__init__(device)
         self._fakes = fakes
-        self._inside: dict[Key, list[tuple[int, int]]] = defaultdict(list)
 
-    @contextlib.contextmanager
-    def span(self, kind: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
-        """Times the block."""
-        first = len(self._fakes.log)
-        with super().span(kind, stage, microbatch):
-            yield
-        if self.on:
-            self._inside[kind, stage, microbatch].append((first, len(self._fakes.log)))
+    def _now(self) -> Any:
+        now = super()._now()
+        if self.cuda:
+            now.copies = len(self._fakes.log)
+            return now
+        wall, processor, thread = now
+        return wall, processor - self._fakes.spent, thread - self._fakes.spent
 
-    def cut(self) -> list[Any]:
-        """Everything since the last call, not read yet, and the local copies inside of it."""
-        inside, self._inside = self._inside, defaultdict(list)
-        return [super().cut(), inside]
-
-    def own(self, batch: list[Any]) -> dict[Key, float]:
-        """What ``cut`` gave: seconds of every span by kind, stage and microbatch, without the local copies inside: time of the
-        stream on a GPU, of the processor on a CPU, because on shared cores wall time says little."""
-        spans, inside = batch
-        found = {(one.kind, one.stage, one.microbatch): one for one in self.resolve(spans)}
-        return {
-            key: (one.seconds if self.cuda else one.processor)
-            - sum(self._fakes.seconds(*window) for window in inside[key])
-            for key, one in found.items()
-        }
-
-    def take(self) -> list[Timed]:
-        """Everything since the last call; what ran in a thread is without the local copies inside."""
-        batch = self.cut()
-        own = self.own(batch)
-        timed = self.resolve(batch[0])
-        return [dataclasses.replace(one, thread=own[one.kind, one.stage, one.microbatch]) for one in timed]
+    def _timed(self, kind: str, stage: int, number: int, origin: Any, begun: Any, ended: Any) -> Timed:
+        one = super()._timed(kind, stage, number, origin, begun, ended)
+        if not self.cuda:
+            return one
+        copies = [times for _, _, times in self._fakes.log[begun.copies : ended.copies]]
+        return dataclasses.replace(one, seconds=one.seconds - seconds_of(copies))
 
 
 def emulate(alone: Alone, split: Split, rank: int, pipe: Pipe | None = None) -> Emulation:
-    """Run one rank by itself. Once per process: torch remembers process groups by name that the next call would not have.
+    """Run one rank by itself, once per process.
 
     Running out of memory is a result: what was known until then, and the phase.
     """
     torch.set_flush_denormal(True)  # on a CPU numbers near 0 cost a matrix product up to 180 times its time
     one = LoneRank(alone, split, rank, pipe or Pipe())
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
-        one.run()
+        with pretended(split, rank), one.fakes:
+            one.run()
     except Exception as error:
         known = facts(error, one.device.type)
         if not known:
@@ -215,9 +164,6 @@ def emulate(alone: Alone, split: Split, rank: int, pipe: Pipe | None = None) -> 
         one.snapshot().failure = {
             "outcome": "out_of_memory", "phase": one.phase, "sentence": in_words(error), "allocated_gib": known["allocated_gib"],
         }  # fmt: skip
-    finally:
-        gc.enable()
-        dist.destroy_process_group()
     return one.snapshot()
 
 
@@ -236,13 +182,14 @@ class LoneRank:
     """One rank that is run by itself: where it is, named when it fails, and what it has found."""
 
     def __init__(self, alone: Alone, split: Split, rank: int, pipe: Pipe) -> None:
-        self.alone, self.split, self.pipe = alone, split, pipe
-        self.device, self.ran = _device(alone), quiet_process(split)
+        self.alone, self.split, self.pipe, self.device = alone, split, pipe, _device(alone)
         self.found = Emulation.of(rank, split)
         self.fakes = FakeCollectives(self.device)
         self.clock = OwnClock(self.device, self.fakes)
         self.core = Core(alone.yardsticks) if alone.yardsticks is not None else None
         self.phase = ""
+        self.starts: list[int] = []
+        """Local copies before each timed step."""
 
     def begin(self, phase: str, seconds: float) -> None:
         """What comes next, and after how long it has hung."""
@@ -251,40 +198,32 @@ class LoneRank:
 
     def snapshot(self) -> Emulation:
         """All that was found so far."""
-        self.found.allocator, self.found.not_compiled = memory(self.device), dict(kernels.NOT_COMPILED)
+        self.found.allocator, self.found.not_compiled = memory(self.device), dict(fused_operators.NOT_COMPILED)
         return self.found
 
     def run(self) -> None:
         """The step that is followed, then the timed ones."""
-        started = time.perf_counter()
         self.begin("building the model", SETTING_UP)
-        with ExitStack() as stack:
-            tracker = MemoryTracker()
-            stack.enter_context(tracker.patches())
-            made = Run(self.ran, self.device)
-            stack.enter_context(self.fakes)
-            with tracker:
-                run = OnDevice(made, tracker, self.pipe, self.found.rank)
-                run.warm()
-                self.begin("first step", self.alone.timeout * FIRST)
-                self.found.memory = run.tracked(self.split, self.found.rank, started)
-            odd = sum(denormals(one) for one in run.receive_buffers())
-            assert not odd, f"{odd} numbers of receive buffers are denormal or not finite"
-            self.pipe.keep(self.snapshot())
-            for hook in run.hooks:
-                hook.remove()
-            if self.core is not None and self.alone.host:
-                self.begin("timing layers without work", SETTING_UP)
-                self.found.host = host_seconds(self.ran, self.core.kept.product, partial(OwnClock, fakes=self.fakes))
-            self.time(run)
+        torch.manual_seed(self.found.rank)
+        followed = RankAlone(self.split, self.pipe, self.device)
+        self.begin("first step", self.alone.timeout * FIRST)
+        self.found.memory = followed.tracked(self.found.rank)
+        self.pipe.keep(self.snapshot())
+        for hook in followed.hooks:
+            hook.remove()
+        if self.core is not None and self.alone.host:
+            self.begin("timing layers without work", SETTING_UP)
+            clock = partial(OwnClock, fakes=self.fakes)
+            self.found.host = host_seconds(followed.split, self.core.kept.product, clock)
+        self.time(followed)
 
-    def time(self, run: OnDevice) -> None:
+    def time(self, alone: RankAlone) -> None:
         """Steps with the clock on; nothing follows them."""
-        self.clock.attach(run.run)
+        self.clock.attach(alone.run)
         if self.core is not None:
             self.clock.between = self.core.look
         steps = TimedSteps(warmup=self.alone.warmup, steps=self.alone.steps, before=self.before, took=self.took)
-        steps.take(run.run, self.clock, [run.inputs(self.ran.num_microbatches)])
+        steps.take(alone.run, self.clock, [alone.inputs()])
 
     def before(self, number: int) -> Any:
         """A step begins, or the wait for the last one."""
@@ -299,20 +238,23 @@ class LoneRank:
         if number == warmup:
             gc.collect()
             reset_memory(self.device)
-            self.fakes.clear()
         if self.core is not None:
             self.core.begin()
+        if timed:
+            self.starts.append(len(self.fakes.log))
         return nullcontext()
 
     def took(self, batch: list[Any]) -> None:
-        """Keeps the times of one step, here and where this process was started; on a processor at the rate of its profile."""
-        [window] = batch[1]["step", -1, -1]
-        own, slowed = self.clock.own(batch), self.core.ended() if self.core is not None else None
+        """Keeps the times of one step, here and where this process was started: of the stream on a GPU, of the processor on a
+        CPU, because on shared cores wall time says little, and at the rate of its profile."""
+        own = {(t.kind, t.stage, t.microbatch): t.seconds if self.clock.cuda else t.processor for t in self.clock.resolve(batch)}
+        slowed = self.core.ended() if self.core is not None else None
         if slowed is not None:
             own["passes", -1, -1] -= slowed.worked
             own = {key: t / (slowed.update if key[0] in UPDATE else slowed.passes) for key, t in own.items()}
             self.found.slowed.append(slowed.passes)
             self.found.update_slowed.append(slowed.update)
+        begun, ended = [*self.starts, None][len(self.found.totals) :][:2]
+        self.found.stand_ins = by_operation(self.fakes.log[begun:ended])
         self.found.add(own)
-        self.found.stand_ins = self.fakes.by_operation(*window)
         self.pipe.keep(self.snapshot())

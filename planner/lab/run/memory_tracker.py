@@ -9,8 +9,8 @@ is left. All else is temporary: gathered weights, gradients on their way, buffer
 import contextlib
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,13 +50,30 @@ class Storage:
 
 
 @dataclass
-class Peak:
-    """The moment when most was allocated."""
+class Most:
+    """The most that was allocated while the program was at one point, or at any."""
 
-    total: int = 0
-    """Bytes."""
-    parts: dict[str, int] = field(default_factory=dict)
-    """Bytes by category at that moment; they sum to the total."""
+    parts: dict[str, int]
+    """Bytes by category when all of it was most; they sum to the peak."""
+    held: dict[str, int]
+    """Most bytes of each category, not all at one moment."""
+
+    @property
+    def total(self) -> int:
+        """The peak, bytes."""
+        return sum(self.parts.values())
+
+
+def overall(points: Iterable[Most]) -> Most:
+    """The most at any of some points."""
+    every = list(points)
+    peak = max(every, key=lambda one: one.total)
+    return Most(peak.parts, {name: max(one.held[name] for one in every) for name in CATEGORIES})
+
+
+def operation_of(name: str) -> str:
+    """One of ours for torch's name of a collective; "" = none."""
+    return next((word for start, word in OPERATIONS.items() if name.lstrip("_").startswith(start)), "")
 
 
 def local(tensor: Any) -> Any:
@@ -69,45 +86,64 @@ def optimizer_states(optimizer: Any) -> list[Any]:
     return [one for state in optimizer.state.values() for one in state.values()]
 
 
-def _outside(original: Any) -> Any:
-    """The function as if no forward pass were running."""
+def _while_it_runs(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
+    """Makes functions during whose calls an attribute has another value."""
 
-    def run(*arguments: Any, **named: Any) -> Any:
-        depth, ForwardPass.depth = ForwardPass.depth, 0
-        try:
-            return original(*arguments, **named)
-        finally:
-            ForwardPass.depth = depth
+    def wrap(original: Any) -> Any:
+        def run(*arguments: Any, **named: Any) -> Any:
+            before = getattr(owner, name)
+            setattr(owner, name, value)
+            try:
+                return original(*arguments, **named)
+            finally:
+                setattr(owner, name, before)
 
-    return run
+        return run
+
+    return wrap
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts storages while it is entered. ``largest`` holds the most bytes of each category, not all at one moment."""
+    """Counts storages while it is entered; ``points`` holds the most since ``start`` at each point of the program."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = dict.fromkeys(CATEGORIES, 0)
-        self.total = 0
-        self.peak, self.largest = Peak(), dict.fromkeys(CATEGORIES, 0)
-        self.points: dict[Any, tuple[int, dict[str, int], dict[str, int]]] = {}
-        self._point: Any = None
-        self._top, self._most = Peak(), dict.fromkeys(CATEGORIES, 0)
+        self.points: dict[Any, Most] = {}
         self._alive: dict[int, Storage] = {}
         self._blind = False
+        self.start()
+
+    @property
+    def peak(self) -> Most:
+        """The most since ``start``."""
+        return overall(self.points.values())
+
+    @property
+    def largest(self) -> dict[str, int]:
+        """Most bytes of each category since ``start``."""
+        return self.peak.held
+
+    def start(self) -> None:
+        """Forget what was most: what is alive now is where it starts."""
+        self.points.clear()
+        self.at("start")
+
+    def at(self, point: Any) -> None:
+        """From here on the program is at this point, until the next call."""
+        self._most = self.points.setdefault(point, Most(dict(self.now), dict(self.now)))
+        self._grown(*CATEGORIES)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if any(issubclass(kind, WRAPPERS) for kind in types):
             return NotImplemented  # they come again with what they wrap
         if func is WAIT:  # gives back what it waited for; on fake tensors it would be a second buffer
-            if not isinstance(
-                args[0], FakeTensor
-            ):  # unwaited, what it gives is not there yet and what it took stays alive
+            if not isinstance(args[0], FakeTensor):  # unwaited, it is not there yet and what it was made of stays alive
                 func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))
         if not ForwardPass.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
-            self._settle("activations")
+            self._grown("activations")
         activations = ForwardPass.depth or any(name in str(func) for name in LOSS_GRADIENTS)
         for tensor in pytree.tree_leaves(out):
             if isinstance(tensor, torch.Tensor) and not isinstance(tensor, WRAPPERS):
@@ -117,32 +153,20 @@ class MemoryTracker(TorchDispatchMode):
     @contextlib.contextmanager
     def patches(self) -> Iterator[None]:
         """What has to be watched that is no operation; entered before modules are sharded."""
+        no_forward_pass = _while_it_runs(ForwardPass, "depth", 0)
         wrapped = (
             (torch.UntypedStorage, "resize_", self._resized),
-            (FSDPState, "_pre_forward", _outside),  # gathers weights inside of a forward pass: not activations
-            (FSDPState, "_post_forward", _outside),
-            (ShardingPropagator, "_propagate_tensor_meta_non_cached", self._unseen),
+            (FSDPState, "_pre_forward", no_forward_pass),  # gathers weights inside of a forward pass: not activations
+            (FSDPState, "_post_forward", no_forward_pass),
+            # DTensor finds shapes by operations on tensors of the global size, which exist nowhere
+            (ShardingPropagator, "_propagate_tensor_meta_non_cached", _while_it_runs(self, "_blind", True)),
         )
-        before = [(owner, name, getattr(owner, name)) for owner, name, _ in wrapped]
-        for owner, name, wrap in wrapped:
-            setattr(owner, name, wrap(getattr(owner, name)))
-        try:
+        with contextlib.ExitStack() as stack:
+            for owner, name, wrap in wrapped:
+                original = getattr(owner, name)
+                stack.callback(setattr, owner, name, original)
+                setattr(owner, name, wrap(original))
             yield
-        finally:
-            for owner, name, original in before:
-                setattr(owner, name, original)
-
-    def _unseen(self, original: Any) -> Any:
-        """DTensor finds shapes by operations on tensors of the global size, which exist nowhere."""
-
-        def run(*arguments: Any, **named: Any) -> Any:
-            blind, self._blind = self._blind, True
-            try:
-                return original(*arguments, **named)
-            finally:
-                self._blind = blind
-
-        return run
 
     def _resized(self, original: Any) -> Any:
         """FSDP frees and allocates by resizing, which is no operation."""
@@ -174,27 +198,15 @@ class MemoryTracker(TorchDispatchMode):
 
     def _add(self, category: str, size: int) -> None:
         self.now[category] += size
-        self.total += size
-        if size > 0 and (category != "activations" or not ForwardPass.depth):
-            self._settle(category)
-        if self.total > self._top.total:
-            self._top = Peak(self.total, dict(self.now))
-            if self.total > self.peak.total:
-                self.peak = self._top
+        if size > 0:
+            self._grown(*([] if category == "activations" and ForwardPass.depth else [category]))
 
-    def _settle(self, category: str) -> None:
-        """The most of a category, of all and since the last program point."""
-        for most in (self.largest, self._most):
-            most[category] = max(most[category], self.now[category])
-
-    def at(self, point: Any) -> None:
-        """From here on the program is at another point; what was highest at the last one is kept under its name."""
-        if self._point is not None:
-            total, parts, most = self.points.get(self._point, (-1, {}, self._most))
-            if self._top.total > total:
-                total, parts = self._top.total, self._top.parts
-            self.points[self._point] = (total, parts, {name: max(self._most[name], most[name]) for name in CATEGORIES})
-        self._point, self._top, self._most = point, Peak(self.total, dict(self.now)), dict(self.now)
+    def _grown(self, *categories: str) -> None:
+        """Keeps the most of such categories and of all."""
+        for name in categories:
+            self._most.held[name] = max(self._most.held[name], self.now[name])
+        if sum(self.now.values()) > self._most.total:
+            self._most.parts = dict(self.now)
 
     def assign(self, category: str, tensors: Iterable[Any]) -> None:
         """What some tensors hold counts in this category from now on; what is no tensor is left out."""
@@ -206,11 +218,7 @@ class MemoryTracker(TorchDispatchMode):
                 self.now[one.category] -= one.size
                 one.category = category
                 self.now[category] += one.size
-                self._settle(category)
-
-    def start(self) -> None:
-        """Forget the peak: what is alive now is where it starts."""
-        self.peak, self.largest = Peak(self.total, dict(self.now)), dict(self.now)
+                self._grown(category)
 
 
 class CollectiveRecorder(TorchDispatchMode):
@@ -225,9 +233,8 @@ class CollectiveRecorder(TorchDispatchMode):
             return NotImplemented
         out = func(*args, **(kwargs or {}))
         if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            name = func._opname.lstrip("_")
-            operation = next((word for start, word in OPERATIONS.items() if name.startswith(start)), None)
-            if operation is not None:
+            operation = operation_of(func._opname)
+            if operation:
                 values = pytree.tree_leaves((args, kwargs))
                 tensors = [one for one in (*values, *pytree.tree_leaves(out)) if isinstance(one, torch.Tensor)]
                 size = max((one.numel() * one.element_size() for one in tensors), default=0)

@@ -13,25 +13,25 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed.device_mesh import DeviceMesh
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.pipelining._utils import InferenceMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from planner.errors import PlannerError
-from planner.lab.reference.split import V_SHAPED, Split
+from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
-from planner.lab.run.depth import Points, beyond, depths, place
+from planner.lab.run.depth import beyond, depths, place
 from planner.lab.run.levels import Say, Task, kills
-from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, optimizer_states
+from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.plan_question import Question
 from planner.lab.run.training import Run
 from planner.lab.run.workers import Lost, Manner, measure_all
@@ -101,12 +101,8 @@ class Measured:
     """Of all ranks."""
     stage: int
     """Its pipeline rank."""
-    held: dict[str, int]
-    """Most bytes of each category within the step, not all at one moment."""
-    at_peak: dict[str, int]
-    """Bytes of each category when most was allocated; they sum to the peak."""
-    peak: int
-    """Most bytes allocated at one moment."""
+    points: dict[Any, Most] = dataclasses.field(repr=False)
+    """What was most between two layers, by (virtual stage, microbatch, pass, layer): see depth.py."""
     parameters: int
     """Parameters of the rank before state sharding."""
     microbatches: int
@@ -118,10 +114,13 @@ class Measured:
     microbatches that were run."""
     seconds: float
     """That it took."""
-    layers_run: int = 0
+    layers_run: int
     """Layers of the rank that were run; the rest is their straight line (depth.py)."""
-    points: Points = dataclasses.field(default_factory=dict, repr=False)
-    """Most bytes between two layers, by pass and microbatch (depth.py)."""
+
+    @property
+    def most(self) -> Most:
+        """Within the step."""
+        return overall(self.points.values())
 
 
 def step_of(split: Split) -> int:
@@ -144,74 +143,77 @@ def step_of(split: Split) -> int:
     return min(count, 2 * split.pp + 1)
 
 
-def measure(
-    split: Split, rank: int, progress: Callable[[str], None] = lambda _: None, *, real: bool = False
-) -> Measured:
-    """The step of one rank. ``real``: on the CPU, with memory and numbers.
+@contextmanager
+def pretended(split: Split, rank: int) -> Iterator[None]:
+    """This process is one rank of a job whose other ranks do not exist.
 
     Once per process: torch remembers process groups by name that the next call would not have.
     """
-    started = time.perf_counter()
-    ran = quiet_process(split)
+    gc.collect()
+    gc.disable()  # a collection in a step belongs to no layout, and would look at every fake tensor again and again
+    warnings.filterwarnings("ignore")
+    logging.getLogger("torch").setLevel(logging.ERROR)
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=split.world)
     try:
-        with ExitStack() as stack:
-            stack.enter_context(RealMeshes())
-            tracker = MemoryTracker()
-            stack.enter_context(tracker.patches())
-            made = Run(ran, torch.device("cpu"))  # before tensors are fake: shards of nothing are made quickly
-            if not real:
-                stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
-            stack.enter_context(tracker)
-            alone = RankAlone(made, tracker, progress)
-            alone.warm()
-            return alone.tracked(split, rank, started)
+        yield
     finally:
         gc.enable()
         dist.destroy_process_group()
 
 
-def quiet_process(split: Split) -> Split:
-    """Sets this process up for one rank alone; the job with as few microbatches as show the peak, and even experts."""
-    gc.collect()
-    gc.disable()  # a collection in a step belongs to no layout, and would look at every fake tensor again and again
-    warnings.filterwarnings("ignore")
-    logging.getLogger("torch").setLevel(logging.ERROR)
-    return dataclasses.replace(split, num_microbatches=step_of(split), balanced=True)
-
-
-def _with(parts: dict[str, int], unseen: int) -> dict[str, int]:
-    return {**parts, "temporary": parts["temporary"] + unseen}
+def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _: None) -> Measured:
+    """The step of one rank on fake tensors, once per process."""
+    with pretended(split, rank):
+        return RankAlone(split, progress).tracked(rank)
 
 
 class RankAlone:
-    """The run of a rank whose neighbours do not exist, under a tracker."""
+    """The run of a rank whose neighbours do not exist: as few microbatches as show the peak, even experts.
 
-    def __init__(self, run: Run, tracker: MemoryTracker, progress: Callable[[str], None]) -> None:
-        self.split, self.run, self.tracker, self.progress = run.split, run, tracker, progress
-        self.parameters = sum(p.numel() for part in run.parts for p in part.parameters())
-        self._done = 0
-        self._passes: dict[int, int] = {}
-        run.allocate(fill=False)
-        self.kept = [
-            p for part in run.parts for p in part.parameters()
-        ]  # shards: in a pass modules hold gathered weights
-        tracker.assign("weights", self.kept)
+    Without a device on fake tensors, with no numbers; else weights and tokens are drawn.
+    """
+
+    def __init__(self, split: Split, progress: Callable[[str], None], device: torch.device | None = None) -> None:
+        self.whole, self.progress, self.started = split, progress, time.perf_counter()
+        self.split = dataclasses.replace(split, num_microbatches=step_of(split), balanced=True)
+        self.tracker = MemoryTracker()
+        self._passes: Counter[int] = Counter()
+        self._layers_done = 0
+        self._mode: Any = nullcontext() if device else FakeTensorMode(allow_non_fake_inputs=True)
+        with self.tracker.patches():
+            self.run = Run(self.split, device or torch.device("cpu"))  # before tensors are fake: shards of nothing are quick
+            self.parameters = sum(p.numel() for part in self.run.parts for p in part.parameters())
+            with self._mode, self.tracker:
+                self.run.allocate(fill=False)
+                if device:
+                    self.run.fill_by_shard()
+                self._warm()
         self.hooks: list[Any] = []
-        for number, part in zip(run.mine, run.parts, strict=True):
-            self._passes[number] = 0
-            self.hooks.append(part.register_forward_pre_hook(self._accumulated))
+        for number, part in zip(self.run.mine, self.run.parts, strict=True):
             self.hooks.append(part.register_forward_pre_hook(partial(self._begun, number)))
             for i, layer in enumerate(part.layers.values()):
                 where = place(i, len(part.layers))
                 self.hooks.append(layer.register_forward_pre_hook(partial(self._before, number, where)))
                 self.hooks.append(layer.register_forward_hook(partial(self._after, number, where)))
 
-    def _accumulated(self, *_: Any) -> None:
-        """Gradients of the microbatches before this one."""
-        self.tracker.assign("gradients", self.gradient_tensors())
+    def _warm(self) -> None:
+        """Optimizer states, by an update with gradients of nothing; no vote on the shapes of stages."""
+        self.kept = [p for part in self.run.parts for p in part.parameters()]  # shards; in a pass modules hold whole weights
+        self.tracker.assign("weights", self.kept)
+        for parameter in self.kept:
+            parameter.grad = torch.zeros_like(parameter)
+        for optimizer in self.run.optimizers:
+            optimizer.step()
+            self.tracker.assign("optimizer_states", optimizer_states(optimizer))
+            optimizer.zero_grad()
+        if self.run.schedule is not None:
+            self.run.schedule._warmup_p2p = lambda *_: None
+            for stage in self.run.stages:
+                stage._inference_mode = InferenceMode.STATIC
 
     def _begun(self, number: int, *_: Any) -> None:
+        """The next microbatch: what has been accumulated until now is of the ones before."""
+        self._name_gradients()
         self._passes[number] += 1
 
     def _before(self, number: int, where: int | None, *_: Any) -> None:
@@ -223,90 +225,49 @@ class RankAlone:
         if where == -1:
             self.tracker.at((number, count, "behind", 0))
         output.register_hook(lambda _: self.tracker.at((number, count, "backward", where)))
-        self._done += 1
-        layers = sum(len(part.layers) for part in self.run.parts)
-        self.progress(f"stage {self.run.rank['pp']}: {self._done} of {layers * self.split.num_microbatches} layers")
+        self._layers_done += 1
+        layers = sum(len(part.layers) for part in self.run.parts) * self.split.num_microbatches
+        self.progress(f"stage {self.run.rank['pp']}: {self._layers_done} of {layers} layers")
 
-    def inputs(self, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Token numbers and targets of ``count`` microbatches, all zero."""
-        shape = (count * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
-        return torch.zeros(shape, dtype=torch.int64), torch.zeros(shape, dtype=torch.int64)
+    def _name_gradients(self) -> None:
+        self.tracker.assign("gradients", [p.grad for p in self.kept if p.grad is not None])
 
-    def warm(self) -> None:
-        """Optimizer states, by an update with gradients of nothing."""
-        for part, optimizer in zip(self.run.parts, self.run.optimizers, strict=True):
-            for parameter in part.parameters():
-                parameter.grad = torch.zeros_like(parameter)
-            optimizer.step()
-            self.tracker.assign("optimizer_states", optimizer_states(optimizer))
-            optimizer.zero_grad()
-        if self.run.schedule is not None:
-            self.run.schedule._warmup_p2p = self._no_vote
+    def inputs(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Tokens of a step and what follows them."""
+        shape = (self.split.num_microbatches * self.split.micro_batch_size, self.split.sequence_length // self.split.cp)
+        first, second = (torch.randint(self.split.model.vocab_size, shape, device=self.run.device) for _ in range(2))
+        return first, second
 
-    @staticmethod
-    def _no_vote(stages: Any, *_: Any) -> None:
-        for stage in stages if isinstance(stages, list) else [stages]:
-            stage._inference_mode = InferenceMode.STATIC
-
-    def tracked(self, split: Split, rank: int, started: float) -> Measured:
-        """Takes a step and says what was seen of it, as if all microbatches of ``split`` had run."""
+    def tracked(self, rank: int) -> Measured:
+        """Takes a step and says what was seen of it, as if all microbatches had run."""
         recorder, tracker = CollectiveRecorder(), self.tracker
-        tracker.start()
-        tracker.at("start")
-        with recorder:
-            self.measured()
-        tracker.assign("gradients", self.gradient_tensors())
-        tracker.at(None)
-        unseen = (split.num_microbatches - self.split.num_microbatches) * self.receive_bytes()
+        with tracker.patches(), self._mode, tracker:
+            tracker.start()
+            with recorder:
+                self.step()
+            self._name_gradients()
+        unseen = (self.whole.num_microbatches - self.split.num_microbatches) * self._receive_bytes()
+        for point in tracker.points.values():
+            point.parts["temporary"] += unseen
+            point.held["temporary"] += unseen
         return Measured(
-            rank=rank, stage=self.run.rank["pp"], held=_with(tracker.largest, unseen), at_peak=_with(self.peak.parts, unseen),
-            peak=self.peak.total + unseen, parameters=self.parameters, microbatches=self.split.num_microbatches,
-            unseen_receive_bytes=unseen, collectives=recorder.listed(), seconds=time.perf_counter() - started,
-            layers_run=sum(len(part.layers) for part in self.run.parts),
-            points={key: (top + unseen, _with(parts, unseen), _with(most, unseen))
-                    for key, (top, parts, most) in tracker.points.items()},
+            rank=rank, stage=self.run.rank["pp"], points=tracker.points, parameters=self.parameters,
+            microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=recorder.listed(),
+            seconds=time.perf_counter() - self.started, layers_run=sum(len(part.layers) for part in self.run.parts),
         )  # fmt: skip
 
-    def measured(self) -> None:
-        """The step: gradients are named when the passes are over, before clipping and the update."""
-        self.run.gradients(*self.inputs(self.split.num_microbatches))
-        before = self.tracker.peak
-        self.tracker.assign("gradients", self.gradient_tensors())
+    def step(self) -> None:
+        """Gradients are named when the passes are over, before clipping and the update."""
+        self.run.gradients(*self.inputs())
+        self._name_gradients()
         self.tracker.at("update")
         self.run.clip()
         for optimizer in self.run.optimizers:
             optimizer.step()
-        self.peak = self.tracker.peak if self.tracker.peak.total > before.total else before
 
-    def gradient_tensors(self) -> list[torch.Tensor]:
-        """Of all parameters, as they are kept between the backward pass and the update."""
-        return [p.grad for p in self.kept if p.grad is not None]
-
-    def receive_bytes(self) -> int:
-        """Receive buffers of one microbatch: activations from before, gradients from behind, for each virtual stage."""
-        total = 0
-        for number in self.run.mine if self.split.pp > 1 else ():
-            for neighbour, shown in ((number - 1, number), (number + 1, number + 1)):
-                if not 0 <= neighbour < len(self.split.stages):
-                    continue
-                mine = self.split.stages[neighbour].rank == self.run.rank["pp"]
-                if not (mine and self.split.schedule in V_SHAPED):
-                    example, _ = self.run.examples(shown)
-                    total += example.numel() * example.element_size()
-        return total
-
-
-class RealMeshes(ExitStack):
-    """Meshes are joined with real tensors, also under fake ones."""
-
-    def __enter__(self) -> RealMeshes:
-        original = DeviceMesh._concatenate
-
-        def joined(*arguments: Any) -> Any:
-            with unset_fake_temporarily():
-                return original(*arguments)
-
-        DeviceMesh._concatenate = staticmethod(joined)
-        self.callback(setattr, DeviceMesh, "_concatenate", staticmethod(original))
-        super().__enter__()
-        return self
+    def _receive_bytes(self) -> int:
+        """Receive buffers of one microbatch: what comes from stages of other ranks."""
+        infos = [info for one in self.run.stages for every in (one.args_recv_info, one.grad_recv_info) for info in every.get(0, ())]
+        received = [one.buffer for one in infos
+                    if one.buffer is not None and self.split.stages[one.source].rank != self.run.rank["pp"]]  # fmt: skip
+        return sum(one.numel() * one.element_size() for one in received)

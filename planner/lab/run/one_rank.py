@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,22 +16,13 @@ from planner import detect
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Bar, Course, Pace
 from planner.lab.run.as_run import EagerRun, notes_of, predicted_as_run, priced_as_run
-from planner.lab.run.assembled_step import (
-    MEASURED,
-    Assembled,
-    Predicted,
-    assemble,
-    predicted_of,
-    predicted_parts,
-    predicted_step,
-)
+from planner.lab.run.assembled_step import MEASURED, Assembled, assemble, predicted_of, predicted_step
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import host_is_measured, mean_host, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Machine, Say, Task, kills, step_limits
 from planner.lab.run.plan_question import Question, position
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
-from planner.timeline.priced_plan import Priced
 from planner.units import GIB, format_seconds
 
 if TYPE_CHECKING:
@@ -75,11 +65,7 @@ def run(task: Task, say: Say) -> dict[str, Any]:
         f"{format_seconds(SETTING_UP)} to build the model, {step_limits(task.timeout, 1 + task.warmup + task.steps)}"
     )
     print(stated, file=sys.stderr, flush=True)
-    limits = {
-        "setting_up_seconds": SETTING_UP,
-        "step_seconds": task.timeout,
-        "first_step_seconds": FIRST * task.timeout,
-    }
+    limits = {"setting_up_seconds": SETTING_UP, "step_seconds": task.timeout, "first_step_seconds": FIRST * task.timeout}
     content = result(task, _emulated(task, ranks)) | {"limits": limits}
     if task.machine.device == "cpu":
         content["device"]["pressure"] = {"some_avg10": {"before": before, "after": detect.pressure()}}
@@ -96,8 +82,7 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
         device=task.machine.device, warmup=task.warmup, steps=task.steps, timeout=task.timeout,
         yardsticks=yardsticks(cluster) if on_cpu else None, host=on_cpu and host_is_measured(cluster, split),
     )  # fmt: skip
-    work = partial(emulate, alone)
-    manner = Manner(work=work, at_once=1, fork=on_cpu, where="alone on one device", limit=SETTING_UP)
+    manner = Manner(work=partial(emulate, alone), at_once=1, fork=on_cpu, where="alone on one device", limit=SETTING_UP)
     found: list[Emulation] = []
 
     def lost(one: Lost) -> None:
@@ -191,62 +176,45 @@ def _memory(task: Task, one: Emulation) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------------ times
 
-Notes = Callable[[list[dict[str, Any]]], dict[str, Any]]
-"""Makes ``as_run`` of the rows of passes."""
-
 
 def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     """Passes and updates of the ranks and, where the device is the plan's, the step that they make."""
     elsewhere = other_device(task.asked, task.machine)
     currency = "processor" if task.machine.device == "cpu" else "device"
-    priced, predicted, as_run = _as_run(task, done, elsewhere)
+    ran = None if elsewhere or currency == "device" else _eager_run(task, done)
+    priced = ran.priced if ran else task.asked.priced()
+    predicted = predicted_as_run(priced, task.asked.split, ran.host) if ran else predicted_of(priced)
 
     def row(what: str, seconds: float, values: list[float]) -> dict[str, Any]:
         return measured_row(what, None if elsewhere else seconds, values, currency=currency, note=elsewhere)
 
-    stages = []
+    stages, updates = [], []
     for one in done:
-        for (name, stage), values in sorted(
-            one.samples.items(), key=lambda item: (item[0][1], [*KINDS].index(item[0][0]))
-        ):
-            found = row(KINDS[name], float(predicted.computed[name][stage]), values)
+        for name, stage in sorted(one.samples, key=lambda key: (key[1], [*KINDS].index(key[0]))):
+            found = row(KINDS[name], float(predicted.computed[name][stage]), one.samples[name, stage])
             stages.append({"rank": one.rank, "stage": stage, "kind": found.pop("what"), **found})
-    updates = [
-        row(
-            f"optimizer of rank {one.rank}",
-            float(predicted.update[position(one.stage, task.asked.split.pp)]),
-            one.updates,
-        )
-        for one in done
-    ]
+        update = float(predicted.update[position(one.stage, task.asked.split.pp)])
+        updates.append(row(f"optimizer of rank {one.rank}", update, one.updates))
     if elsewhere:
         return {"stages": stages, "times": updates}
-    whole = assemble(priced, [one.seen() for one in done], predicted)
-    parts = predicted_parts(priced) if as_run is None else predicted_step(priced, predicted).parts
+    whole, parts = assemble(priced, [one.seen() for one in done], predicted), predicted_step(priced, predicted).parts
     spreads = [spread([a + b for a, b in zip(one.totals, one.updates, strict=True)]) for one in done]
     widest = max((one for one in spreads if one is not None), default=None)
     return {
         "stages": stages, "times": [*_assembled_rows(task, whole, parts, widest, currency), *updates],
-        "as_run": None if as_run is None else as_run(stages),
-        "borrowed": list(whole.borrowed), "slowest_stage": whole.slowest,
+        "as_run": notes_of(ran, stages) if ran else None, "borrowed": list(whole.borrowed), "slowest_stage": whole.slowest,
         "rates": rates(priced.estimate, int(priced.dealt.num_gpus), sum(parts.values()), whole.step),
     }  # fmt: skip
 
 
-def _as_run(task: Task, done: list[Emulation], elsewhere: str) -> tuple[Priced, Predicted, Notes | None]:
-    """What the ranks are compared with: on the plan's own processor as it runs there, else the plan's trainer."""
-    asked = task.asked
-    if task.machine.device != "cpu" or elsewhere:
-        priced = asked.priced()
-        return priced, predicted_of(priced), None
-    priced, host = priced_as_run(asked), mean_host([one.host for one in done])
-    ran = EagerRun(
-        asked=asked, priced=priced, on_cpu=True, not_compiled={}, host=host,
-        slowed=[value for one in done for value in one.slowed],
+def _eager_run(task: Task, done: list[Emulation]) -> EagerRun:
+    """What the ranks are compared with on the plan's own processor: the plan as it runs there."""
+    return EagerRun(
+        asked=task.asked, priced=priced_as_run(task.asked), on_cpu=True, not_compiled={},
+        host=mean_host([one.host for one in done]), slowed=[value for one in done for value in one.slowed],
         update_slowed=[value for one in done for value in one.update_slowed],
         more=[ALONE + (MADE_UP if any(one.slowed for one in done) else NOT_MADE_UP)],
     )  # fmt: skip
-    return priced, predicted_as_run(priced, asked.split, host), partial(notes_of, ran)
 
 
 def _assembled_rows(

@@ -12,7 +12,7 @@ from torch.distributed.tensor import Placement, Replicate, Shard, distribute_ten
 from torch.distributed.tensor.parallel import ColwiseParallel, PrepareModuleInput, RowwiseParallel, parallelize_module
 
 from planner.lab.reference.split import Split
-from planner.lab.reference.transformer import Attention, LatentAttention, Layer, Mixture, Norm, Part
+from planner.lab.reference.transformer import LatentAttention, Layer, Mixture, Norm, Part
 
 
 class Meshes:
@@ -45,45 +45,22 @@ class Meshes:
         return mesh.get_group(name) if mesh is not None and mesh[name].size() > 1 else None
 
 
-GATHER = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
-
-
 def split_tensors(part: Part, mesh: DeviceMesh) -> None:
     """Tensor parallelism with sequence parallelism: norms work on tokens of this rank, matrices on its heads and columns."""
-    plan: dict[str, Any] = {}
-    if part.embedding is not None:
-        plan["embedding"] = RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1))
-    if part.head is not None:
-        plan["head"] = ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1))
-    parallelize_module(part, mesh, plan)
+    gathered = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    columns, rows = ColwiseParallel(), RowwiseParallel(output_layouts=Shard(1))
+    parallelize_module(part, mesh, {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)),
+    })  # fmt: skip
     for layer in part.layers.values():
         assert isinstance(layer, Layer)
-        mlp = layer.mlp
-        styles = _attention_styles(layer.attention)
-        if isinstance(mlp, Mixture):
-            styles |= _mlp_styles("mlp.shared", mlp.shared) if mlp.shared is not None else {}
-        else:
-            styles |= _mlp_styles("mlp", mlp)
-        parallelize_module(layer, mesh, styles)
+        mlp = "mlp.shared" if isinstance(layer.mlp, Mixture) else "mlp"
+        parallelize_module(layer, mesh, {  # names that a module has not are left out
+            "attention": gathered, "attention.[qkv]": columns, "attention.out": rows,
+            mlp: gathered, f"{mlp}.gate": columns, f"{mlp}.up": columns, f"{mlp}.down": rows,
+        })  # fmt: skip
     _replicate_rest(part, mesh)
-
-
-def _attention_styles(attention: nn.Module) -> dict[str, Any]:
-    names = ("q", "k", "v") if isinstance(attention, Attention) else ()
-    return {
-        "attention": PrepareModuleInput(**GATHER),
-        **{f"attention.{name}": ColwiseParallel() for name in names},
-        "attention.out": RowwiseParallel(output_layouts=Shard(1)),
-    }
-
-
-def _mlp_styles(name: str, mlp: Any) -> dict[str, Any]:
-    return {
-        name: PrepareModuleInput(**GATHER),
-        f"{name}.up": ColwiseParallel(),
-        **({f"{name}.gate": ColwiseParallel()} if mlp.gate is not None else {}),
-        f"{name}.down": RowwiseParallel(output_layouts=Shard(1)),
-    }
 
 
 def _replicate_rest(part: Part, mesh: DeviceMesh) -> None:

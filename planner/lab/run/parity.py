@@ -5,9 +5,9 @@ hides a gradient that is scaled wrongly.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,18 +29,8 @@ NO_UPDATE = 1e-6
 """Update of a parameter, over the usual one, below which its gradient is 0 but for rounding (fp64 rounds at 1e-16)."""
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a run gave."""
-
-    losses: list[float]
-    norms: list[float]
-    parameters: dict[str, torch.Tensor]
-    """Updated parameters, whole, by name."""
-
-
-def serial(split: Split, rounded: bool = False) -> Found:
-    """The same job by one process: no groups, no sharding, plain torch operations.
+def serial(split: Split, rounded: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
+    """Losses and norms, and the updated parameters of the job by one process: no groups, no sharding, plain torch operations.
 
     In fp64, from the weights that the split job starts with; ``rounded``: as mixed precision does it, fp32 weights and
     gradients, passes in bf16.
@@ -59,7 +49,7 @@ def serial(split: Split, rounded: bool = False) -> Found:
     with torch.no_grad():
         for name, parameter in part.named_parameters():
             parameter.copy_(initial(name, tuple(parameter.shape), drawn))
-    optimizer, losses, norms = torch.optim.SGD(part.parameters(), lr=split.learning_rate, momentum=0.9), [], []
+    optimizer, scalars = torch.optim.SGD(part.parameters(), lr=split.learning_rate, momentum=0.9), []
     for step in range(STEPS):
         optimizer.zero_grad()
         batch = tokens(alone, step)
@@ -68,25 +58,22 @@ def serial(split: Split, rounded: bool = False) -> Found:
         wide = logits.float() if rounded else logits
         loss = functional.cross_entropy(wide.flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(part.parameters(), split.clip)
+        scalars += [float(loss.detach()), float(torch.nn.utils.clip_grad_norm_(part.parameters(), split.clip))]
         optimizer.step()
-        losses.append(float(loss.detach()))
-        norms.append(float(norm))
-    return Found(losses, norms, {name: one.detach() for name, one in part.named_parameters()})
+    return scalars, {name: one.detach() for name, one in part.named_parameters()}
 
 
-OfRank = tuple[list[float], list[float], dict[str, Any]]
-"""Losses, norms, and by name the number of the first row and the rows of a parameter."""
+OfRank = tuple[list[float], dict[str, Any]]
+"""Losses and norms; and by name the number of the first row and the rows of a parameter."""
 
 
 def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | None = None) -> OfRank:
     """Trains; what this rank has of the parameters afterwards, experts by the number of the first."""
     run = Run(split, device or torch.device("cpu"), meshes).allocate()
-    losses, norms = [], []
+    scalars = []
     for step in range(STEPS):
         loss, norm = run.step(*run.data(step))
-        losses.append(run.total_loss(loss))
-        norms.append(float(norm))
+        scalars += [run.total_loss(loss), float(norm)]
     found: dict[str, Any] = {}
     for part in run.parts:
         experts = expert_parameters(part)
@@ -97,7 +84,7 @@ def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | N
             if id(parameter) in experts and run.meshes.experts is not None:
                 first = run.meshes.experts.get_local_rank("ep") * value.shape[0]
             found[name] = (first, value.cpu().numpy())
-    return losses, norms, found
+    return scalars, found
 
 
 def among_ranks(split: Split, device: torch.device, meshes: Meshes) -> dict[str, Any]:
@@ -125,20 +112,17 @@ class Truth:
     """
 
     def __init__(self, split: Split) -> None:
-        self.split, self.expected = split, serial(split)
+        self.split, (self.scalars, self.expected) = split, serial(split)
         self.tolerance, self.usual = TOLERANCE, 0.0
         if split.precision == "bf16":
-            moved = [
-                one - initial(name, tuple(one.shape), torch.float32).double()
-                for name, one in self.expected.parameters.items()
-            ]
+            moved = [one - initial(name, tuple(one.shape), torch.float32).double() for name, one in self.expected.items()]
             self.usual = math.sqrt(sum(float(one.square().sum()) for one in moved) / sum(one.numel() for one in moved))
-            rough = serial(split, rounded=True)
-            self.tolerance = 2.0 * max(self.error(name, one, 0) for name, one in rough.parameters.items())
+            _, rough = serial(split, rounded=True)
+            self.tolerance = 2.0 * max(self.error(name, one, 0) for name, one in rough.items())
 
     def error(self, name: str, value: torch.Tensor, first: int) -> float:
         """Of some rows of a parameter."""
-        whole = self.expected.parameters[name]
+        whole = self.expected[name]
         want, value = whole[first : first + len(value)], value.double()
         if want.shape != value.shape:
             raise PlannerError(f"{name}: {tuple(value.shape)} instead of {tuple(want.shape)}")
@@ -152,18 +136,17 @@ class Truth:
 
     def differences(self, found: OfRank) -> Differences:
         """Largest errors of what one rank has."""
-        losses, norms, parameters = found
+        scalars, parameters = found
         worst, rows = 0.0, []
         for name, (first, value) in parameters.items():
             worst = max(worst, self.error(name, torch.from_numpy(value), first))
             rows.append((name, first, first + len(value)))
-        pairs = [*zip(losses, self.expected.losses, strict=True), *zip(norms, self.expected.norms, strict=True)]
-        scalars = [abs(got - want) / abs(want) for got, want in pairs]
-        return worst, max(one if math.isfinite(one) else math.inf for one in scalars), rows
+        errors = [abs(got - want) / abs(want) for got, want in zip(scalars, self.scalars, strict=True)]
+        return worst, max(one if math.isfinite(one) else math.inf for one in errors), rows
 
     def judged(self, every: Sequence[Differences]) -> dict[str, Any]:
         """All ranks together. Raises PlannerError where parameters are missing."""
-        expected = self.expected.parameters
+        expected = self.expected
         places = {(name, row) for _, _, rows in every for name, first, end in rows for row in range(first, end)}
         count = sum(len(value) for value in expected.values())
         if len(places) != count:
@@ -183,17 +166,17 @@ WIDTH = 8
 
 
 def tiny_of(split: Split, precision: str = "fp64") -> Split:
-    """The same degrees, schedule, sharding, recompute and kind of layers; a few layers of small sizes, two sequences at most
-    per microbatch, as many microbatches as the schedule needs to reach its steady state: interleaved schedules want a multiple
-    of p, V-shaped ones at least 2 p."""
-    layers = _layers(split)
+    """The same degrees, schedule, sharding, recompute and kind of layers; one small layer per stage (three of a single
+    stage), two sequences at most per microbatch, as many microbatches as the schedule needs to reach its steady state:
+    interleaved schedules want a multiple of p, V-shaped ones at least 2 p."""
+    each = 3 if len(split.stages) == 1 else 1
+    counts = [min(len(stage.layers), each) for stage in split.stages]
+    ends = zip(split.stages, counts, itertools.accumulate(counts), strict=True)
     return dataclasses.replace(
-        split, model=_model(split, sum(map(len, layers))), sequence_length=8 * split.cp * split.tp,
+        split, model=_model(split, sum(counts)), sequence_length=8 * split.cp * split.tp,
         micro_batch_size=min(split.micro_batch_size, 2),
         num_microbatches=min(split.num_microbatches, 2 if split.pp == 1 else 2 * split.pp),
-        stages=tuple(
-            Stage(rank=stage.rank, layers=held) for stage, held in zip(split.stages, layers, strict=True)
-        ),
+        stages=tuple(Stage(rank=stage.rank, layers=tuple(range(end - count, end))) for stage, count, end in ends),
         precision=precision, optimizer="sgd", balanced=False, clip=0.5, learning_rate=0.1,
     )  # fmt: skip
 
@@ -204,17 +187,6 @@ def precisions(split: Split) -> tuple[str, ...]:
     Not with experts: rounding changes which one a token goes to, and a different expert is no error.
     """
     return ("fp64", "bf16") if split.precision == "bf16" and not split.model.is_moe else ("fp64",)
-
-
-def _layers(split: Split) -> list[tuple[int, ...]]:
-    """Numbers of the layers of each stage: one, or none where the stage has none; in a pipeline of one stage three."""
-    each = 3 if len(split.stages) == 1 else 1
-    found, start = [], 0
-    for stage in split.stages:
-        count = min(len(stage.layers), each)
-        found.append(tuple(range(start, start + count)))
-        start += count
-    return found
 
 
 def _model(split: Split, layers: int) -> ModelSpec:

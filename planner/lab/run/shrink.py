@@ -121,22 +121,13 @@ def _needs(small: Truncated) -> float:
 
 def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Truncated:
     """The plan with such degrees and layers per virtual stage (None: the plan's own). Raises PlannerError if not legal."""
-    changes: list[str] = []
     tp, ep, cp, pp, dp = (int(getattr(degrees, name)) for name in ("tp", "ep", "cp", "pp", "dp"))
-    model = _narrower(job.model, layout, degrees, changes)
     length = job.workload.sequence_length * cp // int(layout.cp)
-    if cp < int(layout.cp):
-        changes.append(
-            f"cp {cp} instead of {int(layout.cp)} with sequences of {length} instead of {job.workload.sequence_length} "
-            "tokens: the same tokens per rank, which attend to fewer others"
-        )
     piped, own = pp > 1, stage_layers(job.model.num_layers, layout)
-    own = (
-        [*own[: pp - 1], own[-1]] if piped else own[:1]
-    )  # of the ranks that are kept: the first, some in the middle, the last
+    own = [*own[: pp - 1], own[-1]] if piped else own[:1]  # the first, some in the middle, the last
     parts = int(layout.vpp) if piped else 1
     each = layers or max(1, max(own) // parts)
-    model = _shallow(model, sum(own) if layers is None else layers * parts * pp, changes)
+    model = _smaller(job.model, layout, degrees, sum(own) if layers is None else layers * parts * pp)
     few = min(int(layout.num_microbatches), ROUNDS * pp)
     small = layout.replace(
         tp=tp, ep=ep, cp=cp, pp=pp, dp=dp, dp_shard=min(int(layout.shard), dp),
@@ -144,10 +135,8 @@ def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Tru
         first_stage_layers=int(layout.first_stage_layers) if piped and layers is None else 0,
         last_stage_layers=int(layout.last_stage_layers) if piped and layers is None else 0,
         **({} if piped else {"vpp": 1, "schedule": int(Schedule.ONE_F_ONE_B)}),
+        **({"sequence_parallel": 0} if tp == 1 else {}),
     )  # fmt: skip
-    if tp == 1:
-        small = small.replace(sequence_parallel=0)
-    changes += _ranks_and_rounds(layout, small)
     workload = dataclasses.replace(
         job.workload, model=model, sequence_length=length, global_batch_size=int(small.global_batch_size)
     )
@@ -156,67 +145,57 @@ def _build(job: Job, layout: Layout, degrees: Layout, layers: int | None) -> Tru
     check(smaller, small)
     for reason in refusals(workload, small):
         raise PlannerError(reason)
-    return Truncated(job=smaller, layout=small, layers=each, changes=tuple(changes))
+    return Truncated(job=smaller, layout=small, layers=each, changes=_changes(job, layout, smaller, small))
 
 
-def _narrower(model: ModelSpec, layout: Layout, degrees: Layout, changes: list[str]) -> ModelSpec:
-    """The model whose shards on fewer ranks are the plan's."""
+def _smaller(model: ModelSpec, layout: Layout, degrees: Layout, layers: int) -> ModelSpec:
+    """The model whose shards on fewer ranks are the plan's, with so many layers, the leading dense ones of a mixture among
+    them."""
     tp, t, ep, e = (int(one) for one in (layout.tp, degrees.tp, layout.ep, degrees.ep))
+    names = ("num_heads", "num_kv_heads", "ffn_size", "shared_expert_ffn_size")
+    odd = [f"{name} {getattr(model, name)}" for name in names if getattr(model, name) * t % tp]
+    if odd:
+        raise PlannerError(f"tp {t} instead of {tp} would need {odd[0]} divided by {tp // t}")
+    sizes = {name: getattr(model, name) * t // tp for name in names}
+    sizes["num_experts"] = experts = model.num_experts * e // ep
+    if model.num_experts * e % ep or (e < ep and experts < model.top_k):
+        raise PlannerError(
+            f"ep {e} instead of {ep} would leave {experts} of {model.num_experts} experts for the {model.top_k} that each token "
+            "visits"
+        )
     if t < tp:
-        names = ("num_heads", "num_kv_heads", "ffn_size", "shared_expert_ffn_size")
-        sizes = {name: getattr(model, name) for name in names}
-        odd = [f"{name} {size}" for name, size in sizes.items() if size * t % tp]
-        if odd:
-            raise PlannerError(f"tp {t} instead of {tp} would need {odd[0]} divided by {tp // t}")
-        rows = -(-model.vocab_size // tp) * t
-        model = dataclasses.replace(
-            model, **{name: size * t // tp for name, size in sizes.items()}, vocab_size=rows, published_parameters=0.0
-        )
-        changes.append(
-            f"tp {t} instead of {tp} with 1/{tp // t} of heads, MLP width and vocabulary: the same matrices per rank, whose "
-            f"norms and residual stream have {tp // t} times the tokens"
-        )
-    if e < ep:
-        if model.num_experts * e % ep or model.num_experts * e // ep < model.top_k:
-            raise PlannerError(
-                f"ep {e} instead of {ep} would leave {model.num_experts * e // ep} of {model.num_experts} experts for the "
-                f"{model.top_k} that each token visits"
-            )
-        count = model.num_experts * e // ep
-        model = dataclasses.replace(model, num_experts=count, published_parameters=0.0, published_active_parameters=0.0)
-        changes.append(
-            f"ep {e} instead of {ep} with {count} experts: the same experts and rows per rank, exchanged with fewer"
-        )
-    return model
+        sizes["vocab_size"] = -(-model.vocab_size // tp) * t
+    if layers != model.num_layers:
+        sizes["num_dense_layers"] = min(model.num_dense_layers, max(layers - model.moe_layer_interval, 0))
+    smaller = dataclasses.replace(model, **sizes, num_layers=layers)
+    published = {"published_parameters": 0.0, "published_active_parameters": 0.0}
+    return model if smaller == model else dataclasses.replace(smaller, **published)
 
 
-def _shallow(model: ModelSpec, layers: int, changes: list[str]) -> ModelSpec:
-    """So many layers, the leading dense ones of a mixture among them."""
-    if layers == model.num_layers:
-        return model
-    dense = min(model.num_dense_layers, max(layers - model.moe_layer_interval, 0))
-    changes.append(f"{layers} layers instead of {model.num_layers}")
-    return dataclasses.replace(
-        model, num_layers=layers, num_dense_layers=dense, published_parameters=0.0, published_active_parameters=0.0
-    )
-
-
-def _ranks_and_rounds(layout: Layout, small: Layout) -> list[str]:
-    """What fewer stages, replicas and microbatches change."""
+def _changes(job: Job, layout: Layout, smaller: Job, small: Layout) -> tuple[str, ...]:
+    """What differs, a sentence each."""
+    shards = [int(one.shard) * int(one.cp) for one in (layout, small)]
+    times = int(layout.tp) // int(small.tp)
+    kept = "the first and the last stage" if int(small.pp) > 1 else "one stage with embedding and head"
+    between = " and some between" if int(small.pp) > 2 else ""
+    notes = {
+        "tp": f" with 1/{times} of heads, MLP width and vocabulary: the same matrices per rank, whose norms and residual "
+              f"stream have {times} times the tokens",
+        "ep": f" with {smaller.model.num_experts} experts: the same experts and rows per rank, exchanged with fewer",
+        "cp": f" with sequences of {smaller.workload.sequence_length} instead of {job.workload.sequence_length} tokens: the "
+              "same tokens per rank, which attend to fewer others",
+        "pp": f": {kept}{between}", "dp": "", "num_microbatches": " per step",
+    }  # fmt: skip
     found = []
-    pp, dp, m = int(layout.pp), int(layout.dp), int(layout.num_microbatches)
-    if int(small.pp) < pp:
-        kept = "one stage with embedding and head" if int(small.pp) == 1 else "the first and the last stage"
-        kept += " and some between" if int(small.pp) > 2 else ""
-        found.append(f"pp {int(small.pp)} instead of {pp}: {kept}")
-    if int(small.dp) < dp:
-        found.append(f"dp {int(small.dp)} instead of {dp}")
-    before, after = int(layout.shard) * int(layout.cp), int(small.shard) * int(small.cp)
-    if int(layout.zero) and after < before:
+    for name, note in notes.items():
+        before, after = int(getattr(layout, name)), int(getattr(small, name))
+        if after < before:
+            found.append(f"{name} {after} instead of {before}{note}")
+    if smaller.model.num_layers != job.model.num_layers:
+        found.append(f"{smaller.model.num_layers} layers instead of {job.model.num_layers}")
+    if int(layout.zero) and shards[1] < shards[0]:
         found.append(
-            f"states are sharded over {after} instead of {before} ranks: {before / after:g} times the bytes of each rank in "
-            "optimizer, gathers and reductions of a shard"
+            f"states are sharded over {shards[1]} instead of {shards[0]} ranks: {shards[0] / shards[1]:g} times the bytes of "
+            "each rank in optimizer, gathers and reductions of a shard"
         )
-    if int(small.num_microbatches) < m:
-        found.append(f"{int(small.num_microbatches)} microbatches per step instead of {m}")
-    return found
+    return tuple(found)

@@ -124,8 +124,7 @@ def result(
     [found] = price_exactly(task.asked.workload, task.asked.cluster, task.asked.trainer, [task.asked.layout])
     prediction = predict(found, task.asked.job, task.plan.kind())
     seconds, interval = prediction.time_s, prediction.step_time_range_s
-    depths = second is not None and second["outcome"] == "completed"
-    rows = second["times"] if second is not None and depths else None
+    rows = second["times"] if second is not None and second["outcome"] == "completed" else None
     elsewhere = other_device(task.asked, task.machine)
     if task.machine.device == "cpu" and not elsewhere:
         seconds = parts_as_run(task.asked, host_of(first.get("as_run")))
@@ -138,28 +137,24 @@ def result(
     ]  # fmt: skip
     if elsewhere:
         changes.append(f"nothing is scaled up: {elsewhere.removeprefix('not compared: ')}")
-    learned = _learned(plan_of(task, deep), first)
+    learned = _learned(task, deep, first)
+    depths = [_one(deep, first)]
+    if less is not None and second is not None:
+        again = _learned(task, less, second)  # that of the first stands where other levels have theirs
+        depths.append({**_one(less, second), "no_run": again["no_run"], "run": again["run"]})
     return {
         **{key: learned[key] for key in ("likeliest", "no_run", "run")},
         "rung": "truncated", "changes": changes, "layout": task.asked.layout.to_dict(),
-        "num_gpus": int(task.asked.layout.num_gpus),
-        "truncated": [_one(deep, first), *([_again(task, less, second)] if less is not None and second is not None else [])],
-        "scaled": {
-            "step": summary(parts, interval, depths), "parts": parts,
-        } if parts else None,
+        "num_gpus": int(task.asked.layout.num_gpus), "truncated": depths,
+        "scaled": {"step": summary(parts, interval, rows is not None), "parts": parts} if parts else None,
     }  # fmt: skip
 
 
-def _learned(plan: Plan, found: dict[str, Any]) -> dict[str, Any]:
+def _learned(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
     """What the run of a truncated plan teaches: it is a run of a smaller job, with its own model and layout."""
+    plan = plan_of(task, small)
     name = f"{plan.workload.model.num_layers}-layers-truncated"
     return learned_of(plan, complete({**found, "rung": "truncated"}), date=date.today().isoformat(), name=name)
-
-
-def _again(task: Task, small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
-    """The second depth, with the run that it is; that of the first stands where other levels have theirs."""
-    learned = _learned(plan_of(task, small), found)
-    return {**_one(small, found), "no_run": learned["no_run"], "run": learned["run"]}
 
 
 def _one(small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
@@ -170,8 +165,7 @@ def _one(small: Truncated, found: dict[str, Any]) -> dict[str, Any]:
         "sequence_length": small.job.workload.sequence_length,
         "model": {name: getattr(model, name) for name in
                   ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "ffn_size", "num_experts", "vocab_size")},
-        "outcome": found["outcome"], "failure": found["failure"], "times": found["times"], "stages": found["stages"],
-        "as_run": found["as_run"], "rates": found["rates"],
+        **{name: found[name] for name in ("outcome", "failure", "times", "stages", "as_run", "rates")},
     }  # fmt: skip
 
 
@@ -182,15 +176,9 @@ def ratios(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Measured over predicted of the rows of a truncated run, by part of the step; {} where nothing was compared."""
     found: dict[str, float] = {}
     for row in rows:
-        if row["error"] is None or row["what"] not in (PASSES, UPDATE):
-            continue
-        ratio = row["measured_seconds"] / row["predicted_seconds"]
-        if row["what"] == UPDATE:
-            found[UPDATE] = ratio
-            continue
-        found |= dict.fromkeys((*OWN, "bubble"), ratio)
-        if row["currency"] == "device":
-            found |= dict.fromkeys(INSIDE, ratio)
+        if row["error"] is not None and row["what"] in (PASSES, UPDATE):
+            shown = (UPDATE,) if row["what"] == UPDATE else (*OWN, "bubble", *(INSIDE if row["currency"] == "device" else ()))
+            found |= dict.fromkeys(shown, row["measured_seconds"] / row["predicted_seconds"])
     return found
 
 

@@ -1,7 +1,7 @@
 """How well the planner chooses: layouts of one job that somebody measured, ranked and compared."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -41,13 +41,13 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
         if len({pair.run.layout for pair in members}) >= SWEEP
     ]
     drawn, scatter = floors([(str(sweep["family"]), sweep.pop("times")) for sweep in sweeps], pairs)
-    for sweep, regrets in zip(sweeps, drawn, strict=True):
+    found = list(zip(sweeps, drawn, strict=True))
+    for sweep, regrets in found:
         sweep["floor"] = None if regrets is None else float(regrets.mean())
-    draws = dict(zip(map(id, sweeps), drawn, strict=True))
-    families = {str(sweep["family"]) for sweep in sweeps}
+    families = sorted({str(sweep["family"]) for sweep in sweeps})
     return {
-        "overall": _statistics([sweep for sweep in sweeps if sweep["representative"]], draws),
-        "families": {name: _statistics([s for s in sweeps if s["family"] == name], draws) for name in sorted(families)},
+        "overall": _statistics([one for one in found if one[0]["representative"]]),
+        "families": {name: _statistics([one for one in found if one[0]["family"] == name]) for name in families},
         "scatter": scatter,
         "sweeps": sweeps,
     }
@@ -87,15 +87,17 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
     }
 
 
-def _statistics(sweeps: list[dict[str, Any]], draws: Mapping[int, Floats | None]) -> dict[str, Any]:
-    regrets = [sweep["regret"] for sweep in sweeps]
-    taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
-    picked = [sweep["pick_regret"] for sweep in sweeps if sweep["pick_regret"] is not None]
+def _statistics(found: list[tuple[dict[str, Any], Floats | None]]) -> dict[str, Any]:
+    """Figures over sweeps, each with its drawn regrets of a perfect model."""
+    sweeps = [sweep for sweep, _ in found]
+    floor = [values for _, values in found if values is not None]
+    regrets, taus, picked = (
+        [sweep[name] for sweep in sweeps if sweep[name] is not None] for name in ("regret", "tau", "pick_regret")
+    )
 
     def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
         return float(function(values)) if values else None
 
-    floor = [values for sweep in sweeps if (values := draws[id(sweep)]) is not None]
     return {
         "sweeps": len(sweeps),
         "with_floor": len(floor),

@@ -1,18 +1,17 @@
 """Builds the document of a report from a plan: the heading, the reasons, the charts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan_file import Plan
 from planner.questions.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
-from planner.questions.report.document import Chart, Document, Figure, rounded, shown
-from planner.questions.report.memory_charts import memory_chart, memory_timeline_chart
+from planner.questions.report.document import Document, Figure, rounded, shown
 from planner.questions.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart
-from planner.questions.report.scaling import Scaling
+from planner.questions.report.scaling import Size
+from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.questions.report.subject import MOVED, Subject, subject_of
-from planner.questions.report.time_charts import pipeline_chart, waterfall_chart
 from planner.questions.sensitivity import ties
 from planner.search import SAFE
 from planner.timeline.step_slices import timeline_of
@@ -22,7 +21,7 @@ Progress = Callable[[str], None]
 
 
 def build(
-    plan: Plan, scaled: Callable[[Progress], Scaling] | None = None, progress: Progress = lambda _: None
+    plan: Plan, scaled: Callable[[Progress], list[Size]] | None = None, progress: Progress = lambda _: None
 ) -> Document:
     """The whole report of a plan; ``scaled`` gives the sizes of the cluster when everything else is done (None = left out).
 
@@ -32,33 +31,25 @@ def build(
     about = subject_of(plan)
     progress("walking the pipeline")
     step = timeline_of(about.priced)
-    charts: list[Chart] = [
+    charts = [
         waterfall_chart(about), memory_chart(about), memory_timeline_chart(about, step), pipeline_chart(about, step),
         heatmap_chart(about), pareto_chart(about),
     ]  # fmt: skip
     progress("changing the numbers of the profile")
     pulled = sensitivity_chart(about)
-    if scaled is not None:
-        charts.append(scaling_chart(about, scaled(progress)))
-    charts.append(pulled)
-    charts.append(accuracy_chart(about))
-    return document(about, charts)
-
-
-def document(about: Subject, charts: Sequence[Chart]) -> Document:
-    """The charts with the heading around them."""
-    plan = about.plan
-    work, hardware = plan.workload, about.resolved.job.cluster.hardware
+    scaling = [] if scaled is None else [scaling_chart(about, scaled(progress))]
+    plan, job = about.plan, about.resolved.job
+    work = plan.workload
     return Document(
-        title=f"{work.model.name} on {plan.num_gpus:,} x {hardware.name}",
+        title=f"{work.model.name} on {plan.num_gpus:,} x {job.cluster.hardware.name}",
         job=(
             f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step "
             f"({format_count(work.tokens)} tokens), "
-            f"{work.precision}, {work.optimizer}, trainer {about.resolved.job.trainer.name}"
+            f"{work.precision}, {work.optimizer}, trainer {job.trainer.name}"
         ),
         layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
         figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
-        charts=tuple(charts),
+        charts=(*charts, *scaling, pulled, accuracy_chart(about)),
         assumptions=tuple({"what": one.what, "value": one.value, "why": one.why, "flag": one.flag} for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), version=_version(),
     )  # fmt: skip

@@ -1,9 +1,7 @@
 """The report of a plan as one document: every number once, for the page, Markdown, JSON and pictures alike."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +19,6 @@ KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "
 """What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
 
 Value = float | int | str | bool | None
-Spec = dict[str, Any]
-"""A piece of a Vega-Lite specification."""
 
 
 def rounded(value: Value) -> Value:
@@ -79,32 +75,34 @@ def columns(text: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chart:
-    """One picture: what it says in a sentence, and the rows that it draws."""
+    """One picture: what it says in a sentence, and the rows that it draws. Numbers are rounded once, so that all formats show
+    the same."""
 
     name: str
-    """What --chart calls it."""
+    """What --chart calls it; its drawing is of the same name in charts.yaml.j2."""
     title: str
     reading: str
     """What the picture shows, computed from its numbers."""
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: Sequence[tuple[Value, ...]]
     """What is drawn, one mark or more for each row."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further numbers that it draws: limits, the plan's own value."""
     notes: tuple[str, ...] = ()
     """What is left out or rough."""
-    table: tuple[tuple[Value, ...], ...] | None = None
+    table: Sequence[tuple[Value, ...]] | None = None
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
-    spec: Callable[[Chart], Spec] | None = None
-    """Draws it: the body of its Vega-Lite specification (``specs``); None = a table alone."""
-    with_texts: bool = True
-    """Each number that is drawn comes with its text for people."""
-    more_rows: tuple[tuple[Value, ...], ...] = ()
-    """Rows that are drawn and say nothing new."""
+
+    def __post_init__(self) -> None:
+        for name in ("rows", "table"):
+            rows = getattr(self, name)
+            if rows is not None:
+                object.__setattr__(self, name, tuple(tuple(map(rounded, row)) for row in rows))
+        object.__setattr__(self, "facts", {key: rounded(value) for key, value in self.facts.items()})
 
     def records(self) -> list[dict[str, Value]]:
         """The rows as mappings."""
@@ -112,22 +110,19 @@ class Chart:
         return [dict(zip(keys, row, strict=True)) for row in self.rows]
 
     @property
-    def table_rows(self) -> tuple[tuple[Value, ...], ...]:
+    def table_rows(self) -> Sequence[tuple[Value, ...]]:
         """Rows of the table behind the chart."""
         return self.rows if self.table is None else self.table
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and cells of the table behind the chart, for people."""
-        columns = self.table_columns or self.columns
-        picked = [number for number, column in enumerate(columns) if column.in_table]
-        rows = [[shown(row[number], columns[number].kind) for number in picked] for row in self.table_rows[:TABLE_ROWS]]
-        return [columns[number].title for number in picked], rows
-
-    def filled_cells(self) -> tuple[list[Column], list[list[str]]]:
-        """The columns of the table in which anything stands, and their cells."""
-        columns, (_, rows) = [column for column in self.table_columns or self.columns if column.in_table], self.cells()
-        used = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
-        return [columns[at] for at in used], [[row[at] for at in used] for row in rows]
+    def cells(self) -> tuple[list[Column], list[list[str]]]:
+        """The columns of the table behind the chart in which anything stands, and their cells for people."""
+        rows = self.table_rows[:TABLE_ROWS]
+        shown_columns = [
+            (column, [shown(row[at], column.kind) for row in rows])
+            for at, column in enumerate(self.table_columns or self.columns) if column.in_table
+        ]  # fmt: skip
+        used = [(column, cells) for column, cells in shown_columns if set(cells) - {"-"}]
+        return [column for column, _ in used], [list(row) for row in zip(*(cells for _, cells in used), strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -142,16 +137,6 @@ class Chart:
                 "rows": [list(row) for row in self.table],
             }
         return data
-
-
-def chart(
-    name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
-) -> Chart:
-    """A chart with every number rounded once, so that all formats show the same."""
-    tables: dict[str, Any] = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
-    once: dict[str, Any] = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
-    facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
-    return Chart(name=name, title=title, reading=reading, columns=tuple(columns), facts=facts, **once, **more)
 
 
 @dataclass(frozen=True, kw_only=True)

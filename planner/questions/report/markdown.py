@@ -16,7 +16,7 @@ def markdown(document: Document) -> str:
         "## Why this layout", *document.why,
     ]  # fmt: skip
     if document.alternatives.rows:
-        parts += [f"{document.alternatives.title}:", table(*document.alternatives.cells())]
+        parts += [f"{document.alternatives.title}:", _chart_table(document.alternatives)]
     for one in document.charts:
         parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
     parts.append("## Assumptions")
@@ -36,7 +36,7 @@ def markdown(document: Document) -> str:
 
 
 def _chart_table(chart: Chart) -> str:
-    columns, cells = chart.filled_cells()
+    columns, cells = chart.cells()
     text = table([column.title for column in columns], cells[:MOST_ROWS])
     left = len(chart.table_rows) - MOST_ROWS
     return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."

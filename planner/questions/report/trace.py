@@ -86,7 +86,7 @@ def _counters(priced: Priced, step: Timeline) -> Iterator[dict[str, Any]]:
     for rank in range(step.ranks):
         memory = memory_over_time(priced, step, rank)
         fixed = sum(memory.static.values()) / GIB
-        for one in memory.moments:
+        for one in memory.intervals:
             parts = {"static": fixed, "activations": one.activations / GIB, "workspace": one.workspace / GIB}
             yield {
                 "name": "memory (GiB)", "ph": "C", "ts": round(one.start * GIGA) / KILO, "pid": rank, "tid": 0,

@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.rules import divisors
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.model_config import config_text
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.units import GIB
 
+VENDORS = ("NVIDIA", "AMD")
 UTILISATION = 0.90
 """Part of the device memory that the server may use: --gpu-memory-utilization and, for SGLang, what mem-fraction aims at."""
 WEIGHT_BYTES = 2.0
@@ -160,3 +163,26 @@ def _step_bytes(model: ModelSpec, tp: int, dp: int, ep: int, sequences: int) -> 
         visits = model.top_k * dp / ep if ep > 1 else float(model.top_k)
         mlp = max(mlp, visits * (2.0 * model.hidden_size + 3.0 * model.expert_ffn_size / (1 if ep > 1 else tp * dp)))
     return 2.0 * tokens * (2.0 * model.hidden_size + mlp) + 4.0 * 2.0 * sequences * model.vocab_size
+
+
+def serving_refusals(job: ExportJob, name: str) -> list[str]:
+    """What neither server can serve: no room, no device, layers that are no whole part of a node."""
+    hardware = job.cluster.hardware
+    if hardware.vendor not in VENDORS:
+        return [f"{name} is exported for {' and '.join(VENDORS)} GPUs, and {hardware.name} is from {hardware.vendor}"]
+    if serving(job) is None:
+        return [
+            f"{job.cluster.num_gpus} x {hardware.usable_memory / GIB:.0f} GiB do not hold the bf16 weights of "
+            f"{job.model.name} and the KV cache of one sequence of {job.workload.sequence_length} tokens with a tensor "
+            f"parallel degree that divides its {job.model.num_heads} heads; plan for more GPUs"
+        ]
+    return []
+
+
+def served(job: ExportJob, server: str) -> Rendered:
+    """How one server is started, once with the trained weights and once with random ones: run.txt in its folder."""
+    config = config_text(job.model)
+    return run_of(
+        job, server, {"model/config.json": config} if config else {}, one=serving(job), config=config, step_tokens=STEP_TOKENS,
+        utilisation=UTILISATION,
+    )  # fmt: skip

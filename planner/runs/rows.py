@@ -1,0 +1,208 @@
+"""Files of runs, every value checked by the schema of ``profiles/runs``; what a row's texts stand for, by frameworks.yaml."""
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Annotated, Any
+
+from planner import library
+from planner.errors import PlannerError
+from planner.runs.validation import documents, is_validation
+from planner.schema import Rule, Text, check_keys, group, value_of, within
+
+_Whole, _Number = Annotated[int, within(0)] | None, Annotated[float, Rule(kept=True)] | None
+_Text, _Flag = Text | None, bool | None
+
+
+def _group(**kinds: Any) -> Any:
+    return Annotated[dict[str, Any], group(kinds)] | None
+
+
+_MODEL = _group(
+    **dict.fromkeys(("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "window"), _Whole),
+    **dict.fromkeys(("experts", "topk", "moe_ffn", "shared_experts", "dense_layers"), _Whole),
+    name=_Text, attention=_Text, gated=_Flag, tied_embeddings=_Flag, params_b=_Number,
+)  # fmt: skip
+_PARALLEL = _group(
+    **dict.fromkeys(("gpus", "tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero", "shard"), _Whole), sp=_Flag
+)
+_MEASURED = _group(
+    **dict.fromkeys(("step_s", "tokens_per_s_per_gpu", "tflops_per_gpu", "mfu", "hfu", "mem_gb"), _Number),
+    tflops_kind=_Text, oom=_Flag,
+)  # fmt: skip
+_ROW = _group(
+    model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
+    layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
+    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework"), _Text),
+    **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
+)  # fmt: skip
+_FILE = {
+    "source": _group(**dict.fromkeys(("id", "title", "where", "quality", "date"), _Text)),
+    "hardware": _group(gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text),
+    "framework": Text, "defaults": _ROW, "rows": list[Any],
+}  # fmt: skip
+
+
+class UnsupportedError(Exception):
+    """The reason why a row cannot be priced."""
+
+
+@cache
+def frameworks() -> dict[str, list[dict[str, Any]]]:
+    """The table of frameworks, GPUs and families, its expressions compiled."""
+    table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
+    # A GPU's number ends where the text says so: H100 is not the beginning of H1000.
+    whole = {"hardware": r"(?:{})(?!\d)"}
+    return {
+        kind: [
+            {**entry, "match": re.compile(whole.get(kind, "{}").format(entry["match"]), re.IGNORECASE)} for entry in entries
+        ]
+        for kind, entries in table.items()
+    }
+
+
+@cache
+def _matching(kind: str, text: str) -> tuple[Mapping[str, Any], ...]:
+    """Entries of the table that match a text."""
+    return tuple(entry for entry in frameworks().get(kind, []) if entry["match"].search(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One row of a file as it is written, defaults merged in; every value has its type or is None."""
+
+    source: str
+    """Name of the file (of its ``source.id`` when it was not read from a file)."""
+    hardware: Mapping[str, Any]
+    framework: str
+    about: Mapping[str, Any] = field(default_factory=dict)
+    """The source: id, title, where, quality, date."""
+    data: Mapping[str, Any]
+    """The fields of the row; model, parallel, batch and measured are always mappings."""
+
+    def get(self, path: str) -> Any:
+        """A value by its path, ``parallel.tp``; None when it is not there."""
+        group, _, key = path.partition(".")
+        value = self.data.get(group)
+        if not key:
+            return value
+        return value.get(key) if isinstance(value, dict) else None
+
+    @property
+    def id(self) -> str:
+        """Its name within the file."""
+        return str(self.data["id"])
+
+    @property
+    def notes(self) -> str:
+        """What the source says in addition to the numbers; empty when nothing."""
+        return str(self.data.get("notes") or "")
+
+    @cached_property
+    def entry(self) -> Mapping[str, Any]:
+        """What the table says about its framework: the first entry that matches; every row matches one."""
+        texts = {"framework": self.framework, "notes": self.notes, "id": self.id, "source": self.source}
+        entry = next(one for one in frameworks()["trainers"] if one["match"].search(texts[one["in"]]))
+        if entry.get("unknown") and self.framework in library.names("trainers"):  # as a trainer's log reader says it
+            return {**entry, "trainer": self.framework, "unknown": False}
+        return entry
+
+    @cached_property
+    def recipe(self) -> Mapping[str, Any]:
+        """What the published recipe of the release, GPU and model says and the row does not."""
+        recipes = _matching("recipes", f"{self.source} {self.framework} {self.hardware.get('gpu', '')}")
+        return next((one for one in recipes if re.search(one["id"], self.id)), {})
+
+    @cached_property
+    def remarks(self) -> str:
+        """The row's notes and what its recipe adds to them."""
+        return "; ".join(text for text in (self.notes, self.recipe.get("notes", "")) if text)
+
+    def note(self, pattern: str) -> re.Match[str] | None:
+        """The first match of an expression in the notes."""
+        return re.search(pattern, self.remarks)
+
+    def fact(self, key: str, default: Any) -> Any:
+        """What the recipe says, else the framework, else the default."""
+        return self.recipe.get(key, self.entry.get(key, default))
+
+    def family(self, network: str) -> str:
+        """Group of sources that it belongs to; split by precision, model or network where the table says so."""
+        found = next(iter(_matching("families", self.source)), None)
+        if found is None:
+            return "other"
+        low = "bf16" if self.get("precision") in (None, "bf16", "fp16") else "fp8"
+        suffix = {"precision": low, "moe": "MoE" if self.get("model.experts") else low, "network": network}
+        return f"{found['family']} {suffix.get(found.get('split', ''), '')}".rstrip()
+
+
+def shipped() -> list[Path]:
+    """The files of runs that come with the planner."""
+    return [library.profiles_directory() / "runs" / f"{name}.yaml" for name in library.names("runs")]
+
+
+def read_rows(paths: Sequence[str | Path] | None = None) -> list[Row]:
+    """Rows of files, or of all ``*.yaml`` in directories; without paths the shipped ones. Raises PlannerError."""
+    files: list[Path] = shipped() if paths is None else []
+    for path in map(Path, paths or ()):
+        if path.is_dir():
+            found = sorted([*path.glob("*.yaml"), *path.glob("*.yml")])
+            if not found:
+                raise PlannerError(f"{path}: no .yaml file of runs in this directory")
+            files += found
+        elif path.is_file():
+            files.append(path)
+        else:
+            raise PlannerError(f"no such file or directory of runs: {path}")
+    return [row for file in files for row in _rows_of_file(file)]
+
+
+def _rows_of_file(file: Path) -> list[Row]:
+    """Rows of a file of runs, or of the validations of plans."""
+    data, rows = library.read_yaml(file), list[Row]()
+    for document in documents(data, where=str(file)) if is_validation(data) else [data]:
+        rows += rows_from_dict(document, where=str(file), source=file.stem)
+    for row in rows if is_validation(data) else ():  # only here: a file of runs checks its own ids
+        if sum(other.id == row.id for other in rows) > 1:
+            raise PlannerError(f"{file}: row {row.id}: this id appears twice; ids must be unique in a file")
+    return rows
+
+
+def rows_from_dict(data: Mapping[str, Any], *, where: str = "runs", source: str = "") -> list[Row]:
+    """Rows of one source from plain data. Raises PlannerError with file, row and key of what is wrong."""
+    check_keys(data, _FILE, where)
+    _require({key: data.get(key) for key in _FILE}, ("source", "hardware", "framework", "rows"), where)
+    found = {key: value_of(_FILE[key], data[key], where, key) for key in data}
+    about, hardware, framework = (found[key] for key in ("source", "hardware", "framework"))
+    _require(about, ("id",), f"{where}: source")
+    _require(hardware, ("gpu",), f"{where}: hardware")
+    rows, seen = [], set()
+    for number, entry in enumerate(found["rows"], start=1):
+        name = entry.get("id") if isinstance(entry, Mapping) else None
+        here = f"{where}: row {name}" if isinstance(name, str) else f"{where}: row {number}"
+        merged = _merge(found.get("defaults") or {}, value_of(_ROW, entry, here, "") or {})
+        _require(merged, ("id", "model", "parallel", "batch", "measured"), here)
+        if merged["id"] in seen:
+            raise PlannerError(f"{here}: this id appears twice; ids must be unique in a file")
+        seen.add(merged["id"])
+        own = merged.get("framework") or framework
+        rows.append(Row(source=source or about["id"], hardware=hardware, framework=own, about=about, data=merged))
+    return rows
+
+
+def _require(data: Mapping[str, Any], needed: Sequence[str], where: str) -> None:
+    """Raises PlannerError with the first key that is missing or null."""
+    for key in needed:
+        if data.get(key) is None:
+            raise PlannerError(f"{where}: missing key '{key}'")
+
+
+def _merge(defaults: Mapping[str, Any], row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row over its defaults; mappings key by key."""
+    merged = dict(defaults)
+    for key, value in row.items():
+        both = isinstance(value, Mapping) and isinstance(merged.get(key), Mapping)
+        merged[key] = {**merged[key], **value} if both else value
+    return merged
