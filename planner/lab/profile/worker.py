@@ -19,10 +19,15 @@ from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, rounds
-from planner.lab.profile.collective_timing import NoSuchCollectiveError, measure_collective, measure_ranks, rank_point
+from planner.lab.profile.collective_timing import (
+    NoSuchCollectiveError,
+    measure_collective,
+    measure_overlap,
+    measure_ranks,
+    rank_point,
+)
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.operations import Buffers, quiet
-from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import Identity, Measured, Point, Value
 from planner.lab.profile.rank_groups import Ranks, header, join
