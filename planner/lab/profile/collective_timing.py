@@ -20,10 +20,9 @@ import torch
 
 from planner import units
 from planner.errors import PlannerError
-from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import Pattern, collective_point, factor, in_words, pattern_of
 from planner.lab.profile.points import Measured, Point, Run, Timing, Value
-from planner.lab.profile.rank_groups import Ranks
+from planner.lab.profile.rank_groups import Buffers, Operation, Ranks
 from planner.lab.profile.tensors import DTYPES
 from planner.lab.profile.timing import FEWEST, measure, precise, slowest_group, slowest_of, summarise, taker
 
@@ -151,10 +150,7 @@ def rank_point(device: str) -> Point:
 
 
 def measure_ranks(point: Point, ranks: Ranks) -> Measured:
-    """Seconds of one product on the slowest rank while all ranks run it; details name it and compare it with the median.
-
-    On a CPU by processor time: cores are shared.
-    """
+    """Seconds of one product on the slowest rank while all ranks run it; details name it and compare it with the median."""
     side, dtype = point["m"], DTYPES[point["dtype"]]
     a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
     budget, clock = SECONDS[ranks.device], "cpu" if ranks.device == "cpu" else "cuda_events"

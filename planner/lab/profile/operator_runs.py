@@ -128,9 +128,8 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
 def _attention(point: Point, device: str) -> Run:
     """Scaled dot product attention with grouped queries, by the kernel that the key names.
 
-    With more keys than queries, those of one rank of context parallelism: its queries are the first and the last piece of
-    the sequence; both attend causally to their own keys, the last one also to all keys before it. Outputs of the last
-    piece are left unmerged: merging moves bytes and is priced apart.
+    With more keys than queries, that of one rank of context parallelism: its queries are the first and the last piece of the
+    sequence, each against its own keys, the last also against all before it. Outputs are left unmerged: that is priced apart.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -168,11 +167,8 @@ def _attention(point: Point, device: str) -> Run:
 
 
 def built(point: Point, device: str) -> Layer:
-    """The layer of the reference transformer that a layer point stands for, with random weights.
-
-    Dense or with experts, grouped-query or latent attention, in plain torch operations. The shard of one rank of a tensor parallel
-    group, its collectives left out: heads / t, width / t, the hidden size whole.
-    """
+    """The layer of the reference transformer that a layer point stands for, in plain torch operations, with random weights; of one
+    rank of a tensor parallel group without its collectives."""
     model, dtype, sequence = model_of(point), DTYPES[point["dtype"]], point["seq"]
     place = Place()
     if model.position == "rope":
