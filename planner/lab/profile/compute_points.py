@@ -228,8 +228,7 @@ def weighed(
 ) -> list[Point]:  # fmt: skip
     """Points of all models on all numbers of GPUs (they decide tp and micro batch), the largest share of a step first.
 
-    The weight of a point is its largest share of the predicted step time in any layout, so that a shape which one layout
-    lives on is not drowned by many layouts that hardly use it. ``sequence_length`` None is the model's own, at most 8192;
+    The weight of a point is its largest share of the predicted step time in any layout. ``sequence_length`` None is the model's own, at most 8192;
     ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most: more only takes
     longer. Raises PlannerError.
     """
@@ -350,12 +349,8 @@ class Shapes:
 
 
 def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
-    """Chains of plain operations as this device can run them, and weight gradients of experts also as they are added up.
-
-    On a GPU what torch.compile makes of a chain stands before the chain itself; a processor runs the chain. A grouped
-    weight gradient that is added to an fp32 sum: torch's grouped kernel and another one that adds, or one product after the
-    other that adds itself; on a processor the latter, into the fp32 gradient.
-    """
+    """On a GPU what torch.compile makes of a chain of plain operations stands before the chain itself. Weight gradients of experts
+    also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
     def changed(point: Point, **values: Value) -> Point:
         return Point.of(point.family, weight=point.weight, **{**point.values, **values})

@@ -132,8 +132,7 @@ def _loss(point: Point, device: str) -> Run:
 def chain(point: Point, device: str) -> Run:
     """A chain of plain kernels of the reference transformer, as it runs where nothing is compiled; no autograd around it.
 
-    Inputs take turns; what is between the kernels of one run stays where the chain leaves it. cross_entropy: the largest logit and
-    the sum forward, the gradient backward. rope: q and k as if they had equally many heads; backward is the same turn.
+    cross_entropy: the largest logit and the sum forward, the gradient backward. rope: q and k as if they had equally many heads.
     """
     return _rotating(_chain, point, device)
 
