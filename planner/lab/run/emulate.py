@@ -33,6 +33,8 @@ from planner.lab.run.workers import Pipe
 
 Key = tuple[str, int, int]
 """Kind of a span, virtual stage, microbatch."""
+PASSES = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
+"""Spans that are passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,24 +104,17 @@ class Emulation:
 
     def seen(self) -> Seen:
         """Medians over the steps."""
-        found: dict[str, dict[int, float]] = {"forward": {}, "backward": {}, "weight": {}}
-        for (name, stage), values in self.samples.items():
-            found[name][stage] = statistics.median(values)
-        passes = self.microbatches * sum(sum(found[name].values()) for name in ("forward", "backward"))
-        once, optimizer = statistics.median(self.totals) - passes, statistics.median(self.updates)
-        return Seen(stage=self.stage, **found, once=once, optimizer=optimizer)
+        passes = {key: statistics.median(values) for key, values in self.samples.items()}
+        each = sum(seconds for (name, _), seconds in passes.items() if name != "weight")
+        once = statistics.median(self.totals) - self.microbatches * each
+        return Seen(stage=self.stage, passes=passes, once=once, optimizer=statistics.median(self.updates))
 
     def add(self, own: dict[Key, float]) -> None:
         """One step's times, halves of a backward pass joined."""
         for (kind, stage, number), seconds in own.items():
-            if kind == "F":
-                self.samples["forward", stage].append(seconds)
-            elif kind == "B":
-                self.samples["backward", stage].append(seconds)
-            elif kind == "I":
-                self.samples["backward", stage].append(seconds + own.get(("W", stage, number), 0.0))
-            elif kind == "W":
-                self.samples["weight", stage].append(seconds)
+            if kind in PASSES:
+                half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
+                self.samples[PASSES[kind], stage].append(seconds + half)
         self.totals.append(own["passes", -1, -1])
         self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 
