@@ -4,34 +4,11 @@
 are those of ``planner.api``, imported when one is asked for: ``import planner`` costs next to nothing.
 """
 
+# ruff: noqa: F403, F405
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from planner.api import (
-        Accuracy,
-        Answer,
-        Changes,
-        Estimate,
-        Exported,
-        Imported,
-        Plan,
-        PlannerError,
-        Plans,
-        Result,
-        accuracy,
-        calibrate,
-        compare,
-        compare_profiles,
-        doctor,
-        estimate,
-        import_config,
-        load,
-        plan,
-        plot_profile,
-        sensitivity,
-        show_profile,
-        what_if,
-    )
+    from planner.api import *
 else:
 
     def __getattr__(name: str) -> object:

@@ -11,13 +11,14 @@ from planner.cluster import Cluster
 from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
-from planner.hardware import load_hardware
+from planner.hardware import HardwareProfile, load_hardware
 from planner.rules import Job, check_workload
 from planner.search import Pins, search
 
 DOUBLINGS = 6
 """More GPUs are tried up to 64 times the number asked for."""
 SHORTEST_SEQUENCE = 512
+SMALLER_STATES = {"adam_bf16": "Adam with bf16 moments", "adam_8bit": "Adam with 8-bit moments"}
 LORA_RANK = 16
 OTHER_GPUS = 3
 """Other GPUs are listed up to this many, cheapest step first."""
@@ -39,19 +40,9 @@ class Advice:
     usd_per_million_tokens: float | None
     """At the profile's first price; None without one."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Plain data for --json."""
-        return vars(self)
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Change:
-    """A job changed in one way."""
-
-    text: str
-    job: Job
-    flags: dict[str, object]
-    """What it changes in the command line."""
+Change = tuple[str, Job, dict[str, Any]]
+"""In words, the changed job, and the flags that change in the command line."""
 
 
 def advise(job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> list[Advice]:
@@ -60,17 +51,17 @@ def advise(job: Job, pins: Pins, command: Callable[..., str], progress: Callable
     ``command`` renders the user's command with some flags replaced; ``progress`` hears what is being tried.
     """
     found: list[Advice] = []
-    for changes in (_more_gpus, _other_gpus, _shorter_sequence, _smaller_states, _adapters):
-        attempts = (_try(change, pins, command, progress) for change in changes(job))
+    for kind, changes in _changes(job):
+        attempts = (_try(change, pins, command, progress) for change in changes)
         fits = (advice for advice in attempts if advice)
-        found += sorted(fits, key=_cost)[:OTHER_GPUS] if changes is _other_gpus else itertools.islice(fits, 1)
+        found += sorted(fits, key=_cost)[:OTHER_GPUS] if kind == "other GPUs" else itertools.islice(fits, 1)
     return found
 
 
-def _try(change: _Change, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> Advice | None:
+def _try(change: Change, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> Advice | None:
     """The best plan of a changed job, or None when it still does not fit or is not possible at all."""
-    progress(change.text)
-    job = change.job
+    text, job, flags = change
+    progress(text)
     try:
         check_workload(job.workload, job.cluster, job.trainer)
         finding = search(job, pins, top=1)
@@ -81,7 +72,7 @@ def _try(change: _Change, pins: Pins, command: Callable[..., str], progress: Cal
     step = float(finding.estimates[0].step_time[0])
     rate = job.workload.tokens / step
     return Advice(
-        change=change.text, command=command(**change.flags), layout=layout_text(finding.layouts[0]), step_time_s=step,
+        change=text, command=command(**flags), layout=layout_text(finding.layouts[0]), step_time_s=step,
         tokens_per_second=rate,
         usd_per_million_tokens=usd_per_million_tokens(rates_of(job.cluster.hardware), job.cluster.num_gpus, rate),
     )  # fmt: skip
@@ -91,47 +82,35 @@ def _cost(advice: Advice) -> tuple[bool, float]:
     return advice.usd_per_million_tokens is None, advice.usd_per_million_tokens or advice.step_time_s
 
 
-def _changed(job: Job, text: str, **flags: Any) -> _Change:
-    """The job with other fields of its workload, which have the names of their flags."""
-    return _Change(text=text, job=dataclasses.replace(job, workload=job.workload.replace(**flags)), flags=flags)
+def _changes(job: Job) -> Iterator[tuple[str, Iterator[Change]]]:
+    """Kinds of change, and the changes of each, the smallest first."""
+    work, gpus, here = job.workload, job.cluster.num_gpus, job.cluster.hardware
 
+    def changed(text: str, **flags: Any) -> Change:
+        """Other fields of the workload, which have the names of their flags."""
+        return text, dataclasses.replace(job, workload=work.replace(**flags)), flags
 
-def _more_gpus(job: Job) -> Iterator[_Change]:
-    """Fewest GPUs of this kind: doubled until it fits, with the half step in between: 1.5, 2, 3, 4, 6, 8, ... times."""
-    quarters = [job.cluster.num_gpus * 2**power * part for power in range(1, DOUBLINGS + 1) for part in (3, 4)]
-    for gpus in (size // 4 for size in quarters if size % 4 == 0):
-        cluster = dataclasses.replace(job.cluster, num_gpus=gpus)
-        text = f"{gpus} GPUs of this kind"
-        yield _Change(text=text, job=dataclasses.replace(job, cluster=cluster), flags={"gpus": gpus})
+    def moved(text: str, profile: HardwareProfile, number: int, **flags: Any) -> Change:
+        """Another cluster."""
+        return text, dataclasses.replace(job, cluster=Cluster(hardware=profile, num_gpus=number)), flags
 
-
-def _other_gpus(job: Job) -> Iterator[_Change]:
-    """The same number of GPUs with more memory."""
-    gpus = job.cluster.num_gpus
-    for name in library.names("hardware"):
-        hardware = load_hardware(name)
-        if hardware.usable_memory > job.cluster.hardware.usable_memory:
-            other = dataclasses.replace(job, cluster=Cluster(hardware=hardware, num_gpus=gpus))
-            yield _Change(text=f"{gpus} x {name}", job=other, flags={"hardware": name})
-
-
-def _shorter_sequence(job: Job) -> Iterator[_Change]:
-    """Halved until it fits, with as many tokens per step."""
-    length, batch = job.workload.sequence_length // 2, job.workload.global_batch_size * 2
-    while length >= SHORTEST_SEQUENCE:
-        text = f"sequences of {length} tokens, as many tokens per step"
-        yield _changed(job, text, sequence_length=length, global_batch_size=batch)
-        length, batch = length // 2, batch * 2
-
-
-def _smaller_states(job: Job) -> Iterator[_Change]:
-    """Adam with bf16 moments, then with 8-bit moments."""
-    for optimizer, text in (("adam_bf16", "Adam with bf16 moments"), ("adam_8bit", "Adam with 8-bit moments")):
-        if optimizer != job.workload.optimizer and optimizer in job.trainer.optimizers:
-            yield _changed(job, text, optimizer=optimizer)
-
-
-def _adapters(job: Job) -> Iterator[_Change]:
-    """Low-rank adapters on frozen weights."""
-    if not job.workload.lora_rank:
-        yield _changed(job, f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", lora_rank=LORA_RANK)
+    quarters = [gpus * 2**power * part for power in range(1, DOUBLINGS + 1) for part in (3, 4)]
+    more = [size // 4 for size in quarters if size % 4 == 0]  # 1.5, 2, 3, 4, 6, 8, ... times as many
+    yield "more GPUs", (moved(f"{size} GPUs of this kind", here, size, gpus=size) for size in more)
+    others = ((name, load_hardware(name)) for name in library.names("hardware"))
+    larger = ((name, one) for name, one in others if one.usable_memory > here.usable_memory)
+    yield "other GPUs", (moved(f"{gpus} x {name}", one, gpus, hardware=name) for name, one in larger)
+    lengths = [(work.sequence_length // 2**power, work.global_batch_size * 2**power) for power in range(1, 28)]
+    yield "shorter sequences", (
+        changed(f"sequences of {length} tokens, as many tokens per step", sequence_length=length, global_batch_size=batch)
+        for length, batch in lengths
+        if length >= SHORTEST_SEQUENCE
+    )
+    yield "smaller states", (
+        changed(text, optimizer=name)
+        for name, text in SMALLER_STATES.items()
+        if name != work.optimizer and name in job.trainer.optimizers
+    )
+    if not work.lora_rank:
+        text = f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained"
+        yield "adapters", iter([changed(text, lora_rank=LORA_RANK)])

@@ -159,8 +159,3 @@ def usd_per_million_tokens(rates: Rates, num_gpus: int, tokens_per_second: float
 def kwh_per_million_tokens(rates: Rates, num_gpus: int, tokens_per_second: float) -> float:
     """The same for energy."""
     return rates.kwh_per_gpu_hour * num_gpus / HOUR / tokens_per_second * MEGA
-
-
-__all__ = [
-    "LEFT_OUT", "Basis", "Costs", "Rates", "costs", "kwh_per_million_tokens", "rates_of", "usd_per_million_tokens",
-]  # fmt: skip

@@ -4,13 +4,15 @@ import dataclasses
 from dataclasses import dataclass
 
 from planner.cluster import Cluster
+from planner.cost.estimate import Estimate
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.layout import Layout
 from planner.model import ModelSpec, load_model
-from planner.plan_file import Assumption
+from planner.plan_file import Assumption, Plan, predict
 from planner.rules import Job, check_workload
 from planner.trainer import Trainer, load_trainer
 from planner.units import format_count, format_seconds
@@ -59,6 +61,14 @@ class ResolvedJob:
     """Bytes/s per GPU where the user gave it; None = the profile's."""
     assumptions: tuple[Assumption, ...]
 
+    def plan(self, layout: Layout, found: Estimate, why: str, assumed: tuple[Assumption, ...] = ()) -> Plan:
+        """The plan of one layout of the job; ``assumed``: what was further assumed."""
+        return Plan(
+            workload=self.job.workload, hardware=self.hardware, num_gpus=self.job.cluster.num_gpus, trainer=self.trainer,
+            layout=layout, prediction=predict(found, self.job, self.kind), network_bandwidth=self.network_bandwidth,
+            assumptions=(*self.assumptions, *assumed), why=why,
+        )  # fmt: skip
+
 
 def resolve(request: Request) -> ResolvedJob:
     """Load what is named, choose what is not, and say so. Raises PlannerError."""
@@ -73,25 +83,24 @@ def resolve(request: Request) -> ResolvedJob:
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
-        assumed.append(Assumption(what="trainer", value=trainer_name, why=trainer.title, flag="--trainer"))
+        assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
     length = request.sequence_length
     if length is None:
         length = min(model.max_sequence_length, SEQUENCE_LENGTH)
         why = f"pre-training length; the model was published for {model.max_sequence_length}"
-        assumed.append(Assumption(what="sequence length", value=f"{length} tokens", why=why, flag="--sequence-length"))
+        assumed.append(Assumption("sequence length", f"{length} tokens", why, "--sequence-length"))
     precision = request.precision or (
         "fp16" if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops else "bf16"
     )
     if request.precision is None:
-        why = "mixed precision with fp32 master weights"
-        assumed.append(Assumption(what="precision", value=precision, why=why, flag="--precision"))
+        assumed.append(Assumption("precision", precision, "mixed precision with fp32 master weights", "--precision"))
     optimizer = request.optimizer or "adam"
     if request.optimizer is None:
-        assumed.append(Assumption(what="optimizer", value=optimizer, why=OPTIMIZERS[optimizer], flag="--optimizer"))
+        assumed.append(Assumption("optimizer", optimizer, OPTIMIZERS[optimizer], "--optimizer"))
     imbalance = request.expert_imbalance or 1.0
     if model.is_moe and request.expert_imbalance is None:
         why = "balanced routing; the busiest rank over the mean, a skewed router reaches 1.5 to 4"
-        assumed.append(Assumption(what="expert imbalance", value="1.0", why=why, flag="--expert-imbalance"))
+        assumed.append(Assumption("expert imbalance", "1.0", why, "--expert-imbalance"))
     if length < 1:
         raise PlannerError(f"sequence_length is {length}; it must be a whole number from 1")
     batch = request.global_batch_size
@@ -99,7 +108,7 @@ def resolve(request: Request) -> ResolvedJob:
         batch = default_global_batch_size(total_parameters(model), length, request.num_gpus)
         value = f"{batch} sequences ({format_count(batch * length)} tokens)"
         why = "a pre-training batch for a model of this size"
-        assumed.append(Assumption(what="global batch", value=value, why=why, flag="--global-batch-size"))
+        assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=request.lora_rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
@@ -108,7 +117,7 @@ def resolve(request: Request) -> ResolvedJob:
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
-        assumed.append(Assumption(what="context", value=f"{length} tokens", why=why, flag="--sequence-length"))
+        assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
@@ -123,13 +132,9 @@ def _hardware(assumed: list[Assumption]) -> str:
     """The local GPU when there is one that the library knows, else the common training card."""
     device = local_device()
     profile = profile_of(device) if device else None
-    if profile:
-        why = f"found here: {device}"
-    elif device:
-        why = f"the local {device} is not in the library"
-    else:
-        why = "no GPU found on this machine"
-    assumed.append(Assumption(what="hardware", value=profile or HARDWARE, why=why, flag="--hardware"))
+    why = f"the local {device} is not in the library" if device else "no GPU found on this machine"
+    why = f"found here: {device}" if profile else why
+    assumed.append(Assumption("hardware", profile or HARDWARE, why, "--hardware"))
     return profile or HARDWARE
 
 
@@ -154,7 +159,7 @@ def _kernel_speeds(hardware: HardwareProfile) -> list[Assumption]:
         why = "no kernel was measured on this device: times are rougher than the interval says"
     else:
         return []
-    return [Assumption(what="kernel speeds", value=value, why=why, flag="--hardware FILE")]
+    return [Assumption("kernel speeds", value, why, "--hardware FILE")]
 
 
 def _network(cluster: Cluster) -> list[Assumption]:
@@ -164,4 +169,4 @@ def _network(cluster: Cluster) -> list[Assumption]:
         return []
     value = f"{hardware.network_bandwidth * 8 / 1e9:.0f} Gb/s per GPU, {format_seconds(hardware.network_latency)}"
     why = f"of profile {hardware.name}; {cluster.num_nodes} nodes of {hardware.gpus_per_node:.0f} GPUs"
-    return [Assumption(what="network", value=value, why=why, flag="--network-bandwidth")]
+    return [Assumption("network", value, why, "--network-bandwidth")]

@@ -1,8 +1,11 @@
-"""Reads the architecture in a Hugging Face config.json: one small function per family, and a refusal for all others."""
+"""Reads the architecture in a Hugging Face config.json by the table profiles/model_families.yaml; refuses all other families."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
+from planner import library
 from planner.errors import PlannerError
 
 MAX_SIZE = 10**9
@@ -17,8 +20,14 @@ _NOT_TEXT = ("vision", "audio", "image", "video", "projector", "quantization")
 Fields = dict[str, Any]
 
 
+@cache
+def table() -> dict[str, Any]:
+    """The table: ``families`` by model_type, and the ``parts`` that they share."""
+    return library.read_yaml(library.profiles_directory() / "model_families.yaml")
+
+
 class Config:
-    """The config.json with the checks that every reader needs; errors name the field."""
+    """The config.json with the checks that every family needs; errors name the field."""
 
     def __init__(self, data: Mapping[str, Any], where: str) -> None:
         self.data, self.where = data, where
@@ -27,15 +36,16 @@ class Config:
         """A sentence that starts with the file."""
         return PlannerError(f"{self.where}: {text}")
 
-    def size(self, *keys: str, default: int | None = None, zero: bool = False) -> int:
-        """The first of the keys that has a value, an integer from 1 (from 0 with ``zero``)."""
+    def size(self, *keys: str, default: int | None = None) -> int:
+        """The first of the keys that has a value, an integer from 1 (from 0 where that is the default)."""
+        least = 0 if default == 0 else 1
         for key in keys:
             value = self.data.get(key)
             if value is None:
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or not (0 if zero else 1) <= value <= MAX_SIZE:
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
                 shown = str(value)[:40] if not isinstance(value, int) or value.bit_length() < 200 else "far too large"
-                raise self.error(f"{key} is {shown}; it must be an integer from {0 if zero else 1} to 1e9")
+                raise self.error(f"{key} is {shown}; it must be an integer from {least} to 1e9")
             return value
         if default is None:
             raise self.error(f"missing {' or '.join(keys)}")
@@ -59,7 +69,7 @@ class Config:
             raise self.error(f"{key} must be a list")
         return value
 
-    def activation(self, *keys: str, default: str) -> str:
+    def activation(self, keys: list[str], default: str) -> str:
         """The non-linearity, without the variants of its approximation."""
         name = next((self.data[key] for key in keys if self.data.get(key) is not None), default)
         if isinstance(name, str):
@@ -69,11 +79,19 @@ class Config:
                 return "gelu"
         raise self.error(f"the activation {str(name)[:40]!r} in {keys[0]} is not understood")
 
-    def head_dim(self, heads: int, hidden: int) -> int:
-        """Width of one head, given or hidden size over heads."""
-        if self.data.get("head_dim") is None and self.data.get("kv_channels") is None and hidden % heads:
-            raise self.error(f"hidden_size {hidden} is not a multiple of the {heads} heads, and head_dim is missing")
-        return self.size("head_dim", "kv_channels", default=max(hidden // heads, 1))
+    def fields(self, rules: Mapping[str, str], found: Fields) -> Fields:
+        """Adds fields of ModelSpec by the rules under ``keys`` of the table, in their order."""
+        for field, rule in rules.items():
+            text, _, default = (part.strip() for part in rule.partition("?"))
+            keys = text.split()
+            if field == "activation":
+                found[field] = self.activation(keys, default)
+            elif default in ("true", "false"):
+                found[field] = self.flag(keys[0], default == "true")
+            else:
+                factors = [found[one] if one in found else int(one) for one in default.split(" * ") if one]
+                found[field] = self.size(*keys, default=math.prod(factors) if factors else None)
+        return found
 
 
 def translate(config: Mapping[str, Any], *, where: str) -> Fields:
@@ -81,17 +99,24 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
     if not isinstance(config, Mapping):
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(config).__name__}")
     inner, kind = _text_part(config, where)
-    reader = Config(inner, where)
-    if kind not in _READERS:
+    reader, families = Config(inner, where), table()["families"]
+    if kind not in families:
         if kind is None:
             raise reader.error("missing model_type")
-        known = ", ".join(sorted(_READERS))
-        raise reader.error(f"model_type {kind[:60]!r} is not understood; understood are {known}")
+        raise reader.error(f"model_type {kind[:60]!r} is not understood; understood are {', '.join(sorted(families))}")
     for key, value in inner.items():
         foreign = isinstance(key, str) and any(part in key for part in _FOREIGN)
         if foreign and value not in (None, False, 0) and not any(part in key for part in _NOT_TEXT):
             raise reader.error(f"{key[:60]} is not understood: it describes layers other than attention and MLP")
-    return _READERS[kind](reader)
+    fields: Fields = reader.fields(families[kind]["keys"], {}) | families[kind].get("values", {})
+    for step in families[kind].get("steps", ()):
+        fields |= STEPS[step](reader, fields)
+    heads, hidden = fields["num_heads"], fields["hidden_size"]
+    if "head_dim" not in fields:
+        if reader.data.get("head_dim") is None and reader.data.get("kv_channels") is None and hidden % heads:
+            raise reader.error(f"hidden_size {hidden} is not a multiple of the {heads} heads, and head_dim is missing")
+        fields["head_dim"] = reader.size("head_dim", "kv_channels", default=max(hidden // heads, 1))
+    return fields
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str | None]:
@@ -106,270 +131,106 @@ def _text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any]
     return inner, kind
 
 
-def _base(c: Config, *, tied: bool = False, act: str = "silu") -> Fields:
-    """What families with Llama's field names share."""
-    hidden, heads = c.size("hidden_size"), c.size("num_attention_heads")
-    return {
-        "num_layers": c.size("num_hidden_layers"),
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": c.size("num_key_value_heads", default=heads),
-        "head_dim": c.head_dim(heads, hidden),
-        "ffn_size": c.size("intermediate_size"),
-        "vocab_size": c.size("vocab_size"),
-        "max_sequence_length": c.size("max_position_embeddings", default=2048),
-        "activation": c.activation("hidden_act", "hidden_activation", default=act),
-        "tied_embeddings": c.flag("tie_word_embeddings", tied),
-    }
+# --------------------------------------------------------------------- steps: what is worked out from several keys
 
 
-def _window(c: Config, fields: Fields, layers: int, key: str = "sliding_window") -> Fields:
-    """Adds the window; ``layer_types`` decides how many layers use it, else ``layers``."""
+def biases(c: Config, _: Fields) -> Fields:
+    """Llama's two switches. The output bias of attention alone, h per layer, is left out."""
+    attention, mlp = c.flag("attention_bias"), c.flag("mlp_bias")
+    if mlp and not attention:
+        raise c.error("mlp_bias without attention_bias is not understood")
+    return {"linear_bias": attention and mlp, "qkv_bias": attention and not mlp}
+
+
+def _window(c: Config, layers: int, size: int) -> Fields:
+    """The window; ``layer_types`` decides how many layers use it, else ``layers``."""
     kinds = c.items("layer_types")
     for kind in kinds:
         if kind not in _LAYER_TYPES:
             raise c.error(f"layer_types contains {str(kind)[:40]!r}, which is not understood")
     if kinds:
         layers = sum(kind != "full_attention" for kind in kinds)
-    size = c.size(key, default=0, zero=True)
-    return {**fields, "window": size, "num_windowed_layers": layers} if size and layers else fields
+    return {"window": size, "num_windowed_layers": layers} if size and layers else {"window": 0}
 
 
-def _biases(c: Config, fields: Fields) -> Fields:
-    """Llama's two switches. The output bias of attention alone, h per layer, is left out."""
-    attention, mlp = c.flag("attention_bias"), c.flag("mlp_bias")
-    if mlp and not attention:
-        raise c.error("mlp_bias without attention_bias is not understood")
-    return {**fields, "linear_bias": attention and mlp, "qkv_bias": attention and not mlp}
+def window_everywhere(c: Config, fields: Fields) -> Fields:
+    """In all layers."""
+    return _window(c, fields["num_layers"], c.size("sliding_window", default=0))
 
 
-def _llama(c: Config) -> Fields:
-    return _biases(c, _base(c))
+def window_every_second(c: Config, fields: Fields) -> Fields:
+    """In every second layer, the first one included."""
+    return _window(c, (fields["num_layers"] + 1) // 2, c.size("sliding_window", default=0))
 
 
-def _mistral(c: Config) -> Fields:
-    return _window(c, _base(c), c.size("num_hidden_layers"))
+def gemma3_window(c: Config, fields: Fields) -> Fields:
+    """In all layers but each sixth."""
+    pattern = c.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
+    return _window(c, fields["num_layers"] - fields["num_layers"] // pattern, fields["window"])
 
 
-def _mixtral(c: Config) -> Fields:
-    fields = _mistral(c)
-    experts = {"num_experts": c.size("num_local_experts"), "top_k": c.size("num_experts_per_tok")}
-    return {**fields, **experts, "expert_ffn_size": fields["ffn_size"]}
+def qwen_window(c: Config, fields: Fields) -> Fields:
+    """From a first layer on, and only with a switch."""
+    first = c.size("max_window_layers", default=0)
+    if not c.flag("use_sliding_window"):
+        return {}
+    return _window(c, max(fields["num_layers"] - first, 0), c.size("sliding_window", default=0))
 
 
-def _qwen2(c: Config) -> Fields:
-    fields = {**_base(c), "qkv_bias": True}
-    first = c.size("max_window_layers", default=0, zero=True)
-    return _window(c, fields, max(fields["num_layers"] - first, 0)) if c.flag("use_sliding_window") else fields
-
-
-def _qwen3(c: Config) -> Fields:
-    return {**_qwen2(c), "qkv_bias": c.flag("attention_bias"), "qk_norm": True}
-
-
-def _qwen_experts(c: Config) -> Fields:
-    """Experts of Qwen; dense layers must be the leading ones."""
+def qwen_experts(c: Config, fields: Fields) -> Fields:
+    """Dense layers must be the leading ones; the shared experts count as one."""
     dense = c.items("mlp_only_layers")
     if dense != list(range(len(dense))):
         raise c.error("mlp_only_layers other than the leading ones are not understood")
-    shared = c.size("shared_expert_intermediate_size", default=0, zero=True)
-    return {
-        "num_experts": c.size("num_experts", "num_local_experts"),
-        "top_k": c.size("num_experts_per_tok"),
-        "expert_ffn_size": c.size("moe_intermediate_size"),
-        "num_shared_experts": int(shared > 0),
-        "shared_expert_ffn_size": shared,
-        "num_dense_layers": len(dense),
-        "moe_layer_interval": c.size("decoder_sparse_step", default=1),
-    }
+    return {"num_dense_layers": len(dense), "num_shared_experts": int(fields["shared_expert_ffn_size"] > 0)}
 
 
-def _qwen2_moe(c: Config) -> Fields:
-    return {**_qwen2(c), **_qwen_experts(c)}
-
-
-def _qwen3_moe(c: Config) -> Fields:
-    return {**_qwen3(c), **_qwen_experts(c)}
-
-
-def _gemma2(c: Config) -> Fields:
-    fields = {**_base(c, tied=True, act="gelu"), "norms_per_layer": 4}
-    return _window(c, fields, (fields["num_layers"] + 1) // 2)
-
-
-def _gemma3(c: Config) -> Fields:
-    # Published configurations leave out what equals the default of the class that reads them.
-    defaults = {"num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "vocab_size": 262208}
-    defaults |= {"max_position_embeddings": 131072, "sliding_window": 4096}
-    given = {key: value for key, value in c.data.items() if value is not None}
-    c = Config({**defaults, **given}, c.where)
-    fields = {**_base(c, tied=True, act="gelu"), "norms_per_layer": 4, "qk_norm": True}
-    pattern = c.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _window(c, fields, fields["num_layers"] - fields["num_layers"] // pattern)
-
-
-def _phi3(c: Config) -> Fields:
-    return _window(c, _base(c), c.size("num_hidden_layers"))
-
-
-def _phi(c: Config) -> Fields:
-    """The head's bias, V, is left out."""
-    classic = {"gated": False, "norm": "layernorm", "norms_per_layer": 1, "parallel_attention": True}
-    return {**_base(c, act="gelu"), **classic, "linear_bias": True, "qk_norm": c.flag("qk_layernorm")}
-
-
-def _deepseek(c: Config) -> Fields:
-    fields = _base_mla(c)
-    experts = c.size("n_routed_experts", default=0, zero=True)
-    fields["mtp_layers"] = c.size("num_nextn_predict_layers", default=0, zero=True)
-    if c.size("moe_layer_freq", default=1) != 1:
-        raise c.error("moe_layer_freq other than 1 is not understood")
-    return {**fields, **_deepseek_experts(c)} if experts else fields
-
-
-def _base_mla(c: Config) -> Fields:
-    """Latent attention; ``head_dim`` in such files is the rotary part only and is not used."""
+def latent_attention(c: Config, fields: Fields) -> Fields:
+    """MLA; ``head_dim`` in such files is the rotary part only and is not used."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
     sizes = {name: c.size(name) for name in names}
     head = sizes["qk_nope_head_dim"] + sizes["qk_rope_head_dim"]
-    plain = {**c.data, "head_dim": head, "num_key_value_heads": c.data.get("num_attention_heads")}
-    rank = c.size("q_lora_rank", default=0, zero=True)
-    return {**_biases(c, _base(Config(plain, c.where))), **sizes, "q_lora_rank": rank}
+    return {**sizes, "head_dim": head, "num_kv_heads": fields["num_heads"]}
 
 
-def _deepseek_experts(c: Config) -> Fields:
-    """Experts with DeepSeek's field names, which GLM uses too."""
-    width, shared = c.size("moe_intermediate_size"), c.size("n_shared_experts", default=0, zero=True)
-    return {
-        "num_experts": c.size("n_routed_experts"),
-        "top_k": c.size("num_experts_per_tok"),
-        "expert_ffn_size": width,
-        "num_shared_experts": shared,
-        "shared_expert_ffn_size": shared * width,
-        "num_dense_layers": c.size("first_k_dense_replace", default=0, zero=True),
-    }
+def deepseek_experts(c: Config, fields: Fields) -> Fields:
+    """Experts in every layer after the leading dense ones, if there are any."""
+    if c.size("moe_layer_freq", default=1) != 1:
+        raise c.error("moe_layer_freq other than 1 is not understood")
+    experts = c.size("n_routed_experts", default=0)
+    return c.fields(table()["parts"]["deepseek_experts"], fields) if experts else {}
 
 
-def _glm4_moe(c: Config) -> Fields:
-    more: Fields = {"qkv_bias": c.flag("attention_bias"), "qk_norm": c.flag("use_qk_norm")}
-    more["mtp_layers"] = c.size("num_nextn_predict_layers", default=0, zero=True)
-    return {**_base(c), **_deepseek_experts(c), **more}
-
-
-def _gpt_oss(c: Config) -> Fields:
-    fields = _window(c, _base(c), (c.size("num_hidden_layers") + 1) // 2)
-    experts = {"num_experts": c.size("num_local_experts"), "top_k": c.size("num_experts_per_tok")}
-    biases = {"linear_bias": c.flag("attention_bias", True), "expert_bias": True, "router_bias": True}
-    extras = {"clamped_activation": True, "scaled_rope": True}
-    return {**fields, **experts, **biases, **extras, "expert_ffn_size": fields["ffn_size"]}
-
-
-def _llama4(c: Config) -> Fields:
-    width = c.size("intermediate_size")
-    fields = {**_base(c), "ffn_size": c.size("intermediate_size_mlp")}
-    layers, step = fields["num_layers"], c.size("interleave_moe_layer_step", default=1)
+def llama4(c: Config, fields: Fields) -> Fields:
+    """Chunks count as windows; experts stand in every n-th layer."""
+    layers, step = fields["num_layers"], fields["moe_layer_interval"]
     listed = c.items("moe_layers")
     if listed and listed != list(range(step - 1, layers, step)):
         raise c.error("moe_layers other than every interleave_moe_layer_step-th layer are not understood")
     rotary = c.items("no_rope_layers")
     chunked = sum(bool(x) for x in rotary) if rotary else layers - layers // c.size("no_rope_layer_interval", default=4)
-    experts = {"num_experts": c.size("num_local_experts"), "top_k": c.size("num_experts_per_tok")}
-    shared = {"expert_ffn_size": width, "num_shared_experts": 1, "shared_expert_ffn_size": width}
-    fields = {**fields, **experts, **shared, "moe_layer_interval": step, "qkv_bias": c.flag("attention_bias")}
-    return _window(c, fields, min(chunked, layers), "attention_chunk_size")
+    return _window(c, min(chunked, layers), c.size("attention_chunk_size", default=0))
 
 
-def _nemotron(c: Config) -> Fields:
-    return _biases(c, {**_base(c, act="relu2"), "gated": False, "norm": "layernorm"})
-
-
-def _classic(c: Config, *, act: str, length: int | None = None) -> Fields:
-    """What the families after GPT-2 share: layer norms, biases, an MLP of two matrices, tied tables; ``length`` its default."""
-    hidden, heads = c.size("hidden_size", "n_embd", "n_embed"), c.size("num_attention_heads", "n_head")
-    if hidden % heads:
-        raise c.error(f"hidden size {hidden} is not a multiple of the {heads} heads")
-    return {
-        "num_layers": c.size("num_hidden_layers", "n_layer"),
-        "hidden_size": hidden,
-        "num_heads": heads,
-        "num_kv_heads": heads,
-        "head_dim": hidden // heads,
-        "ffn_size": c.size("ffn_dim", "ffn_hidden_size", "n_inner", default=4 * hidden),
-        "vocab_size": c.size("vocab_size"),
-        "max_sequence_length": c.size("max_position_embeddings", "n_positions", "n_ctx", "seq_length", default=length),
-        "gated": False,
-        "activation": c.activation("activation_function", "activation", default=act),
-        "norm": "layernorm",
-        "linear_bias": True,
-        "tied_embeddings": c.flag("tie_word_embeddings", True),
-    }
-
-
-def _gpt2(c: Config) -> Fields:
-    fields = _classic(c, act="gelu")
-    return {**fields, "position": "learned", "num_position_embeddings": fields["max_sequence_length"]}
-
-
-def _opt(c: Config) -> Fields:
+def opt_positions(c: Config, fields: Fields) -> Fields:
     """The table of positions has two rows more than there are positions."""
-    fields = _classic(c, act="relu")
     if c.size("word_embed_proj_dim", default=fields["hidden_size"]) != fields["hidden_size"]:
         raise c.error("word_embed_proj_dim other than hidden_size is not understood")
-    rows = fields["max_sequence_length"] + 2
-    return {
-        **fields,
-        "position": "learned",
-        "num_position_embeddings": rows,
-        "linear_bias": c.flag("enable_bias", True),
-    }
+    return {"num_position_embeddings": fields["max_sequence_length"] + 2}
 
 
-def _bloom(c: Config) -> Fields:
-    return {**_classic(c, act="gelu", length=2048), "position": "alibi", "embedding_norm": True}
-
-
-def _falcon(c: Config) -> Fields:
-    fields, new, parallel = (
-        _classic(c, act="gelu", length=2048),
-        c.flag("new_decoder_architecture"),
-        c.flag("parallel_attn", True),
-    )
-    heads = fields["num_heads"]
+def falcon(c: Config, fields: Fields) -> Fields:
+    """Grouped or single keys and values, norms and positions by switches."""
+    heads, new, parallel = fields["num_heads"], c.flag("new_decoder_architecture"), fields["parallel_attention"]
     kv = c.size("num_kv_heads", "n_head_kv", default=heads) if new else 1 if c.flag("multi_query", True) else heads
     norms = c.size("num_ln_in_parallel_attn", default=2 if new or not parallel else 1)
-    more = {"num_kv_heads": kv, "norms_per_layer": norms, "linear_bias": c.flag("bias"), "parallel_attention": parallel}
-    return {**fields, **more, "position": "alibi" if c.flag("alibi") else "rope"}
+    return {"num_kv_heads": kv, "norms_per_layer": norms, "position": "alibi" if c.flag("alibi") else "rope"}
 
 
-def _gpt_neox(c: Config) -> Fields:
-    more = {"gated": False, "norm": "layernorm", "parallel_attention": c.flag("use_parallel_residual", True)}
-    return {**_base(c, act="gelu"), **more, "linear_bias": c.flag("attention_bias", True)}
-
-
-_READERS: dict[str, Callable[[Config], Fields]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "mixtral": _mixtral,
-    "qwen2": _qwen2,
-    "qwen2_moe": _qwen2_moe,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "gemma2": _gemma2,
-    "gemma3": _gemma3,
-    "gemma3_text": _gemma3,
-    "phi3": _phi3,
-    "phi": _phi,
-    "deepseek_v2": _deepseek,
-    "deepseek_v3": _deepseek,
-    "kimi_k2": _deepseek,
-    "glm4_moe": _glm4_moe,
-    "gpt_oss": _gpt_oss,
-    "llama4": _llama4,
-    "llama4_text": _llama4,
-    "nemotron": _nemotron,
-    "gpt2": _gpt2,
-    "opt": _opt,
-    "bloom": _bloom,
-    "falcon": _falcon,
-    "gpt_neox": _gpt_neox,
-}
+STEPS = {
+    one.__name__: one
+    for one in (
+        biases, window_everywhere, window_every_second, gemma3_window, qwen_window, qwen_experts, latent_attention,
+        deepseek_experts, llama4, opt_positions, falcon,
+    )
+}  # fmt: skip

@@ -12,10 +12,10 @@ from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.error_bars import error_bar, kind_of
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.rules import Job
-from planner.schema import Bandwidth, Count, Number, keys, one_of, read
+from planner.schema import Bandwidth, Count, Number, check_keys, keys, one_of, plain, read
 from planner.trainer import Trainer, load_trainer
 from planner.units import GIB
 from planner.workload import Workload
@@ -25,7 +25,7 @@ VERSION = 2
 STAGE_NAMES = ("first", "middle", "last")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Assumption:
     """Something the user did not say."""
 
@@ -111,12 +111,12 @@ class Plan:
     workload: Workload
     hardware: str
     """Library name or path of the hardware profile."""
-    num_gpus: int
+    num_gpus: Count
     trainer: str
     """Library name or path of the trainer."""
     layout: Layout
     prediction: Prediction
-    network_bandwidth: float | None = None
+    network_bandwidth: Bandwidth | None = None
     """Bytes/s per GPU, one direction, where it is not the profile's."""
     assumptions: tuple[Assumption, ...] = ()
     why: str = ""
@@ -124,18 +124,14 @@ class Plan:
 
     def cluster(self) -> Cluster:
         """The cluster, its profile read again."""
-        return Cluster(hardware=self._on_its_network(load_hardware(self.hardware)), num_gpus=self.num_gpus)
+        hardware = load_hardware(self.hardware)
+        if self.network_bandwidth:
+            hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
+        return Cluster(hardware=hardware, num_gpus=self.num_gpus)
 
     def kind(self) -> str:
         """Kind of run, which chooses its error bar."""
-        listed = load_hardware(self.hardware)
-        return kind_of(self.workload, self._on_its_network(listed), listed.network_bandwidth)
-
-    def _on_its_network(self, hardware: HardwareProfile) -> HardwareProfile:
-        """The profile with the plan's own network, where it has one."""
-        if self.network_bandwidth is None:
-            return hardware
-        return dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
+        return kind_of(self.workload, self.cluster().hardware, load_hardware(self.hardware).network_bandwidth)
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""
@@ -143,9 +139,6 @@ class Plan:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data in the form of a plan file."""
-        prediction = {
-            key: list(value) if isinstance(value, tuple) else value for key, value in vars(self.prediction).items()
-        }
         return {
             "planner_plan": VERSION,
             "workload": self.workload.to_dict(),
@@ -156,9 +149,9 @@ class Plan:
             },
             "trainer": self.trainer,
             "layout": self.layout.to_dict(),
-            "estimate": prediction,
+            "estimate": plain(self.prediction),
             "why": self.why,
-            "assumptions": [vars(one) for one in self.assumptions],
+            "assumptions": plain(self.assumptions),
         }
 
     def save(self, path: Path) -> None:
@@ -184,35 +177,12 @@ def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
         raise PlannerError(
             f"{where}: the plan has the older format {version}, this planner reads {VERSION}; make it again with --output"
         )
-    found = read(_PlanFile, data, where, hint="; the file is damaged or cut off")
-    return Plan(
-        workload=found.workload, hardware=found.cluster.hardware, num_gpus=found.cluster.num_gpus,
-        network_bandwidth=found.cluster.network_bandwidth or None, trainer=found.trainer, layout=found.layout,
-        prediction=found.estimate, assumptions=found.assumptions, why=found.why,
-    )  # fmt: skip
+    found = dict(check_keys(data, _KEYS, where, required=_KEYS, hint="; the file is damaged or cut off"))
+    cluster = check_keys(found.pop("cluster"), _CLUSTER_KEYS, f"{where}: cluster", required=_CLUSTER_KEYS)
+    del found["planner_plan"]
+    found["prediction"] = found.pop("estimate")
+    return read(Plan, {**found, **cluster}, where)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _ClusterKeys:
-    """The group ``cluster`` of a plan file."""
-
-    hardware: str
-    num_gpus: Count
-    network_bandwidth: Bandwidth | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class _PlanFile:
-    """The keys of a plan file."""
-
-    planner_plan: int
-    workload: Workload
-    cluster: _ClusterKeys
-    trainer: str
-    layout: Layout
-    estimate: Prediction
-    why: str
-    assumptions: tuple[Assumption, ...]
-
-
-__all__ = ["Assumption", "Plan", "Prediction", "load_plan", "plan_from_dict", "predict"]
+_KEYS = ("planner_plan", "workload", "cluster", "trainer", "layout", "estimate", "why", "assumptions")
+_CLUSTER_KEYS = ("hardware", "num_gpus", "network_bandwidth")

@@ -14,7 +14,7 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
-from planner.space import OFFLOADS, MemoryOption, Pins, base_layouts, recompute_options, stack, usual_modules
+from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack, usual_modules
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -81,25 +81,99 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     result is the optimum of the cost model over that space.
     """
     started = clock.perf_counter()
-    pins = pins or Pins()
-    run = _Run(job=job, wanted=max(top * FINALISTS, LEAST_FINALISTS))
+    pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
     base = _pinned_options(base_layouts(job, pins), pins, job)
-    plain = base.take(allowed(job, base))
-    refused = {} if len(plain) else refusals(job, base)
-    options = recompute_options(job, pins)
+    plain = _price(job, base)
+    slow, options = plain.take(~plain.fits & (plain.time < plain.bound(wanted))).layout, recompute_options(job, pins)
+    even = plain.joined(_price(job, stack([option.apply(slow, job.model) for option in options])))
+    found = even.joined(_price_splits(job, pins, even, wanted))
+    free = [int(np.argmin(found.time))] if len(found) else []
     shares = OFFLOADS if job.trainer.legal.offload_optimizer and "offload_optimizer" not in pins.values else ()
-    left = _with_recompute(run, plain, options)
-    _with_splits(run, pins)
-    offloaded = len(plain) > 0 and _with_offload(run, left, shares, pins)
-    layouts, estimates = run.best()
-    if run.fitting:
+    moved = _price(job, _offload(job, pins, even, found, wanted) if shares else stack([]))
+    moved = moved.joined(_price_splits(job, pins, moved, wanted))
+    priced = len(found) + len(moved)
+    offloaded = len(moved) > 0 and (not found.fits.any() or moved.fastest < OFFLOAD_GAIN * found.fastest)
+    found = found.joined(moved) if offloaded else found
+    layouts = [found.layout.row(int(row)) for row in (*found.best(wanted), *free)]
+    estimates = _estimates(job, layouts)
+    unlimited = (layouts.pop(), estimates.pop()) if layouts else None
+    if found.fits.any():
         layouts, estimates = _refined(job, pins, layouts, estimates)
     return Finding(
-        layouts=layouts[:top], estimates=estimates[:top], fit=run.fitting > 0, unlimited=run.unlimited,
+        layouts=layouts[:top], estimates=estimates[:top], fit=bool(found.fits.any()), unlimited=unlimited,
         runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
-        searched=len(base) * (1 + len(options)) * (1 + len(shares) * offloaded), legal=run.legal,
-        priced=run.priced, fitting=run.fitting, refused=refused, seconds=clock.perf_counter() - started,
+        searched=len(base) * (1 + len(options)) * (1 + len(shares) * offloaded), legal=priced, priced=priced,
+        fitting=int(found.fits.sum()), refused={} if len(plain) else refusals(job, base),
+        seconds=clock.perf_counter() - started,
     )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Priced:
+    """Legal layouts, and the columns that a search compares them by."""
+
+    layout: Layout
+    time: NDArray[np.float64]
+    """Seconds of a step."""
+    peak: NDArray[np.float64]
+    """Bytes of memory."""
+    without_states: NDArray[np.float64]
+    """The same without any optimizer states."""
+    fits: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.time)
+
+    def take(self, rows: NDArray[np.intp] | NDArray[np.bool_]) -> _Priced:
+        """Some of them."""
+        return _Priced(layout=self.layout.take(rows), **{name: getattr(self, name)[rows] for name in COMPARED})
+
+    def joined(self, more: _Priced) -> _Priced:
+        """These and others."""
+        columns = {name: np.concatenate([getattr(self, name), getattr(more, name)]) for name in COMPARED}
+        return _Priced(layout=stack([self.layout, more.layout]), **columns) if len(more) else self
+
+    def best(self, wanted: int) -> NDArray[np.intp]:
+        """Rows of the best plans, each with its best layout: by time of what fits, or by memory where nothing does."""
+        value, rows = (self.time, np.flatnonzero(self.fits)) if self.fits.any() else (self.peak, np.arange(len(self)))
+        rows = rows[np.argsort(value[rows], kind="stable")]
+        _, plan = distinct(self.layout.take(rows), PLAN_FIELDS, few=0)
+        _, first = np.unique(plan, return_index=True)
+        return rows[np.sort(first)[:wanted]]
+
+    def bound(self, wanted: int) -> float:
+        """Step time of the last wanted plan that fits: nothing slower can be among the best."""
+        rows = self.best(wanted)
+        return float(self.time[rows[-1]]) if self.fits.any() and len(rows) == wanted else np.inf
+
+    @property
+    def fastest(self) -> float:
+        """Step time of the best layout that fits; infinite without one."""
+        return float(np.min(self.time[self.fits], initial=np.inf))
+
+
+COMPARED = ("time", "peak", "without_states", "fits")
+
+
+def _price(job: Job, layout: Layout) -> _Priced:
+    """The legal ones of some layouts, priced piece by piece."""
+    legal = layout.take(allowed(job, layout)) if len(layout) else layout
+    columns: dict[str, list[Any]] = {name: [np.zeros(0, dtype=bool if name == "fits" else float)] for name in COMPARED}
+    for start in range(0, len(legal), PIECE):
+        found = estimate(job.workload, job.cluster, job.trainer, legal.take(slice(start, start + PIECE)))
+        states = found.memory["optimizer_states"] * (1.0 + job.trainer.stored.fragmentation)
+        needed = found.memory_needed
+        for name, values in zip(COMPARED, (found.step_time, needed, needed - states, fits(job, found)), strict=True):
+            columns[name].append(values)
+    return _Priced(layout=legal, **{name: np.concatenate(parts) for name, parts in columns.items()})
+
+
+def _estimates(job: Job, layouts: list[Layout]) -> list[Estimate]:
+    """Estimates of some layouts, each alone."""
+    if not layouts:
+        return []
+    found = estimate(job.workload, job.cluster, job.trainer, Layout.stack(layouts))
+    return [found.row(number) for number in range(len(layouts))]
 
 
 def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
@@ -110,62 +184,38 @@ def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
     return layout.replace(**fixed)
 
 
-def _with_recompute(run: _Run, plain: Layout, options: list[MemoryOption]) -> _Open:
-    """Prices layouts without memory options, and recompute on those that it could bring among the best; what does not fit."""
-    left = run.price(plain)
-    if not options or not len(left.layout):
-        return left
-    recomputed = stack([option.apply(left.layout, run.job.model) for option in options])
-    more = run.price(recomputed.take(allowed(run.job, recomputed)))
-    return _Open(
-        layout=stack([left.layout, more.layout]),
-        without_states=np.concatenate([left.without_states, more.without_states]),
-        time=np.concatenate([left.time, more.time]),
-    )
+def _price_splits(job: Job, pins: Pins, found: _Priced, wanted: int) -> _Priced:
+    """Other splits of the layers over the stages, where one could bring a layout among the best, or make it fit."""
+    stages = np.broadcast_to(np.asarray(found.layout.pp, dtype=float), (len(found),))
+    handed_on = np.minimum(SPLIT_LAYERS * stages / job.model.num_layers, 0.5)
+    enough = found.peak * (1.0 - handed_on) <= job.cluster.hardware.usable_memory
+    rows = np.flatnonzero((stages > 1) & enough & (found.time < SPLIT_TIME * found.bound(wanted)))
+    rows = rows[np.argsort(found.time[rows], kind="stable")][:SPLITS]
+    return _price(job, _splits(job, pins, found.layout.take(rows))[1])
 
 
-def _with_splits(run: _Run, pins: Pins) -> None:
-    """Prices other splits of the layers over the stages where one could bring a layout among the best, or make it fit."""
-    splits = _splits(run.job, pins, run.uneven())
-    if splits is not None:
-        run.price(splits[1])
+def _offload(job: Job, pins: Pins, even: _Priced, found: _Priced, wanted: int) -> Layout:
+    """Layouts with optimizer states on the host, where that could make one fit, and fast enough.
 
-
-def _with_offload(run: _Run, left: _Open, shares: tuple[int, ...], pins: Pins) -> bool:
-    """Moves optimizer states to the host where that could make a layout fit, and fast enough; True when it is used.
-
-    A layout is not faster with offload than without, so only those open ones below the wanted time can be. When nothing
+    A layout is not faster with offload than without, so only those below the wanted time that do not fit can be. When nothing
     fits, the closest attempts are tried whatever they miss by.
     """
-    if not shares:
-        return False
-    free_zero = "zero" not in pins.values
-    enough = OFFLOAD_GAIN * run.fastest
-    rows = np.flatnonzero((left.without_states <= run.job.cluster.hardware.usable_memory) & (left.time < enough))
-    if not len(rows) and not run.fitting:
-        legal = np.any(
-            [allowed(run.job, _offloaded(run.job, left.layout, share, free_zero)) for share in shares], axis=0
-        )
-        rows = np.flatnonzero(legal)
-        rows = rows[np.argsort(left.without_states[rows], kind="stable")][: 8 * run.wanted]
-    if not len(rows):
-        return False
-    trial = _Run(job=run.job, wanted=run.wanted)
-    moved = stack([_offloaded(run.job, left.layout.take(rows), share, free_zero) for share in shares])
-    trial.price(moved.take(allowed(run.job, moved)))
-    _with_splits(trial, pins)
-    used = not run.fitting or trial.fastest < enough
-    run.absorb(trial, used)
-    return used
+    large = even.take(~even.fits & (even.time < OFFLOAD_GAIN * found.fastest))
+    rows = np.flatnonzero(large.without_states <= job.cluster.hardware.usable_memory)
+    if not len(rows) and not found.fits.any():
+        moved = [_offloaded(job, large.layout, share, pins) for share in OFFLOADS]
+        rows = np.flatnonzero(np.any([allowed(job, one) for one in moved], axis=0))
+        rows = rows[np.argsort(large.without_states[rows], kind="stable")][: 8 * wanted]
+    return stack([_offloaded(job, large.layout.take(rows), share, pins) for share in OFFLOADS])
 
 
-def _offloaded(job: Job, layout: Layout, share: int, free_zero: bool) -> Layout:
+def _offloaded(job: Job, layout: Layout, share: int, pins: Pins) -> Layout:
     """Layouts with a share of the optimizer states on the host.
 
     The optimizer that can do that is the one that shards: where there is one replica, which shards nothing, it takes the
     lowest level of sharding unless the level is pinned.
     """
-    lowest = min((level for level in job.trainer.legal.zero if level and free_zero), default=0)
+    lowest = min((level for level in job.trainer.legal.zero if level and "zero" not in pins.values), default=0)
     zero = np.asarray(layout.zero)
     alone = (zero == 0) & (np.asarray(layout.dp) * np.asarray(layout.cp) == 1)
     return layout.replace(offload_optimizer=share, zero=np.where(alone, lowest, zero))
@@ -191,10 +241,9 @@ def _refined(
 
 def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layout, Estimate]]:
     """For each layout with a pipeline: the fastest split of layers near an even one that is legal and fits."""
-    splits = _splits(job, pins, Layout.stack(layouts))
-    if splits is None:
+    owner, candidates = _splits(job, pins, Layout.stack(layouts))
+    if not len(owner):
         return []
-    owner, candidates = splits
     found = estimate(job.workload, job.cluster, job.trainer, candidates)
     time = np.where(fits(job, found), found.step_time, np.inf)
     best = []
@@ -206,15 +255,16 @@ def best_splits(job: Job, pins: Pins, layouts: list[Layout]) -> list[tuple[Layou
     return best
 
 
-def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], Layout] | None:
-    """Every legal split of layers near an even one, with the row of its layout; None where there is none."""
+def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], Layout]:
+    """Every legal split of layers near an even one, after the row of its layout."""
+    none = np.zeros(0, dtype=np.intp)
     if not job.trainer.legal.uneven_stages or {"first_stage_layers", "last_stage_layers"} & set(pins.values):
-        return None
+        return none, layouts.take(none)
     stages = np.broadcast_to(np.asarray(layouts.pp), (len(layouts),))
     near = {int(pp): _near_even(job.model.num_layers, int(pp)) for pp in np.unique(stages)}
     rows = [(owner, *split) for owner, pp in enumerate(stages) for split in near[int(pp)]]
     if not rows:
-        return None
+        return none, layouts.take(none)
     owner, first, last = (np.array(side, dtype=np.int64) for side in zip(*rows, strict=True))
     middle = (job.model.num_layers - first - last) // np.maximum(stages[owner] - 2, 1)
     smallest = np.where(stages[owner] > 2, np.minimum(np.minimum(first, last), middle), np.minimum(first, last))
@@ -225,7 +275,7 @@ def _splits(job: Job, pins: Pins, layouts: Layout) -> tuple[NDArray[np.intp], La
     mask = allowed(job, candidates)
     if "recompute_layers" in pins.values:
         mask &= recomputed == asked
-    return (owner[mask], candidates.take(mask)) if np.any(mask) else None
+    return owner[mask], candidates.take(mask)
 
 
 def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
@@ -241,115 +291,3 @@ def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
 def plan_key(layout: Layout) -> tuple[int, ...]:
     """What makes a plan a different one: all but vpp, layers of the end stages, schedule and the like."""
     return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
-
-
-class _Run:
-    """Counts what a search prices and keeps the best of it."""
-
-    def __init__(self, *, job: Job, wanted: int) -> None:
-        self.job, self.wanted = job, wanted
-        self.legal = self.priced = self.fitting = 0
-        self.unlimited: tuple[Layout, Estimate] | None = None
-        self._fast: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
-        self._close: dict[tuple[int, ...], tuple[float, Layout, Estimate]] = {}
-        self._uneven: list[tuple[Layout, NDArray[np.float64]]] = []
-        self.bound = np.inf
-        """Step time of the last wanted plan that fits: nothing slower can be among the best."""
-
-    def price(self, layout: Layout) -> _Open:
-        """Price legal candidates piece by piece; what does not fit and is not too slow already."""
-        self.legal += len(layout)
-        self.priced += len(layout)
-        parts = []
-        for start in range(0, len(layout), PIECE):
-            piece = layout.take(slice(start, start + PIECE))
-            found = estimate(self.job.workload, self.job.cluster, self.job.trainer, piece)
-            parts.append(self._keep(piece, found))
-        if not parts:
-            return _Open(layout=layout, without_states=np.zeros(0), time=np.zeros(0))
-        safe, time, without_states = (np.concatenate(values) for values in zip(*parts, strict=True))
-        rows = ~safe.astype(bool) & (time < self.bound)
-        return _Open(layout=layout.take(rows), without_states=without_states[rows], time=time[rows])
-
-    def _keep(self, piece: Layout, found: Estimate) -> tuple[NDArray[Any], ...]:
-        safe, time, peak = fits(self.job, found), found.step_time, found.memory_needed
-        self.fitting += int(safe.sum())
-        fastest = int(np.argmin(time))
-        if self.unlimited is None or time[fastest] < self.unlimited[1].step_time[0]:
-            self.unlimited = piece.row(fastest), found.row(fastest)
-        self._keep_uneven(piece, time, peak)
-        rows = np.flatnonzero(safe & (time < self.bound))
-        if len(rows):
-            self._fast = self._merge(self._fast, piece, found, rows, time)
-            if len(self._fast) >= self.wanted:
-                self.bound = max(one[0] for one in self._fast.values())
-        elif not self._fast:
-            self._close = self._merge(self._close, piece, found, np.arange(len(peak)), peak)
-        return safe, time, peak - found.memory["optimizer_states"] * (1.0 + self.job.trainer.stored.fragmentation)
-
-    def _keep_uneven(self, piece: Layout, time: NDArray[np.float64], peak: NDArray[np.float64]) -> None:
-        """Remember what another split of the layers over the stages could bring among the best: SPLITS layouts at most."""
-        stages = np.asarray(piece.pp, dtype=float)
-        handed_on = np.minimum(SPLIT_LAYERS * stages / self.job.model.num_layers, 0.5)
-        enough = peak * (1.0 - handed_on) <= self.job.cluster.hardware.usable_memory
-        rows = np.flatnonzero((stages > 1) & enough & (time < SPLIT_TIME * self.bound))
-        rows = rows[np.argsort(time[rows], kind="stable")][:SPLITS]
-        if len(rows):
-            self._uneven.append((piece.take(rows), time[rows]))
-
-    def uneven(self) -> Layout:
-        """The fastest of those layouts."""
-        if not self._uneven:
-            return Layout.stack([])
-        layout = stack([one for one, _ in self._uneven])
-        time = np.concatenate([times for _, times in self._uneven])
-        return layout.take(np.argsort(time, kind="stable")[:SPLITS])
-
-    def _merge(
-        self, kept: dict[tuple[int, ...], tuple[float, Layout, Estimate]], piece: Layout, found: Estimate,
-        rows: NDArray[np.intp], value: NDArray[np.float64],
-    ) -> dict[tuple[int, ...], tuple[float, Layout, Estimate]]:  # fmt: skip
-        """The ``wanted`` plans of least value among those kept and some rows, one for each key."""
-        merged = dict(kept)
-        ordered = rows[np.argsort(value[rows], kind="stable")]
-        _, plan = distinct(piece.take(ordered), PLAN_FIELDS, few=0)
-        _, first = np.unique(plan, return_index=True)  # the best row of each plan, as rows are in order of value
-        for row in ordered[np.sort(first)[: self.wanted]]:
-            one = piece.row(int(row))
-            key = plan_key(one)
-            if key not in merged or value[row] < merged[key][0]:
-                merged[key] = (float(value[row]), one, found.row(int(row)))
-        return dict(sorted(merged.items(), key=lambda item: item[1][0])[: self.wanted])
-
-    @property
-    def fastest(self) -> float:
-        """Step time of the best layout that fits; infinite without one."""
-        return min((time for time, _, _ in self._fast.values()), default=np.inf)
-
-    def absorb(self, other: _Run, used: bool) -> None:
-        """Count what another run priced, and keep what it found when that is ``used``."""
-        self.legal, self.priced = self.legal + other.legal, self.priced + other.priced
-        if not used:
-            return
-        self.fitting += other.fitting
-        for mine, theirs in ((self._fast, other._fast), (self._close, other._close)):
-            both = sorted({**mine, **theirs}.items(), key=lambda item: item[1][0])[: self.wanted]
-            mine.clear()
-            mine.update(both)
-
-    def best(self) -> tuple[list[Layout], list[Estimate]]:
-        """What fits, fastest first; or the closest, least memory first."""
-        chosen = self._fast or self._close
-        return [one for _, one, _ in chosen.values()], [found for _, _, found in chosen.values()]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Open:
-    """Candidates that do not fit, their peak memory without any optimizer states, and their step times."""
-
-    layout: Layout
-    without_states: NDArray[np.float64]
-    time: NDArray[np.float64]
-
-
-__all__ = ["SAFE", "Finding", "Pins", "best_splits", "fits", "plan_key", "search"]

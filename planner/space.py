@@ -243,12 +243,7 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
 
 def stack(layouts: list[Layout]) -> Layout:
     """Layouts of columns one after the other."""
-    sizes = [len(one) for one in layouts]
+    none = np.zeros(0, dtype=np.int64)
     return Layout(
-        **{
-            name: np.concatenate(
-                [np.broadcast_to(np.asarray(getattr(one, name)), (n,)) for one, n in zip(layouts, sizes, strict=True)]
-            )
-            for name in FIELDS
-        }
+        **{n: np.concatenate([none, *(np.broadcast_to(getattr(one, n), len(one)) for one in layouts)]) for n in FIELDS}
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from planner import library
+from planner.error_bars import KEYS
 from planner.errors import PlannerError
 from planner.questions.accuracy.page import link, page, scatter
 from planner.questions.accuracy.prediction import Pair
@@ -51,8 +52,12 @@ def test_stored_ties_are_those_of_the_predictions(pairs: list[Pair]) -> None:
 def test_errors_that_reports_show_are_those_of_the_predictions(pairs: list[Pair]) -> None:
     for quantity, kept in evidence.stored().items():
         now = bars.stored_errors(pairs, bars.residuals(pairs, quantity))
-        assert [(entry, len(errors)) for entry, errors in kept] == [(entry, len(errors)) for entry, errors in now]
-        medians = [np.median(np.abs([error for _, errors in rows for error in errors])) for rows in (kept, now)]
+        entries = [{key: getattr(one, key) for key in ("source", "where", *KEYS)} for one in kept]
+        assert [(entry, len(one.percent)) for entry, one in zip(entries, kept, strict=True)] == [
+            (entry, len(errors)) for entry, errors in now
+        ]
+        errors = ([one.percent for one in kept], [errors for _, errors in now])
+        medians = [np.median(np.abs(np.concatenate(one))) for one in errors]
         assert abs(medians[0] - medians[1]) <= snapshot.TOLERANCE, "store new ones with tools/update_accuracy.py"
 
 

@@ -15,9 +15,8 @@ from planner.errors import PlannerError
 from planner.explicit import explicit_plan
 from planner.layout import Recompute
 from planner.plan_file import Plan
-from planner.questions.doctor.memory_mechanisms import memory_mechanisms
+from planner.questions.doctor.mechanisms import faster, memory_mechanisms, slower
 from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
-from planner.questions.doctor.step_mechanisms import faster, slower
 from planner.rules import Job
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB

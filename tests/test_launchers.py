@@ -15,7 +15,7 @@ from trainers.plans import Wanted, found
 
 from planner.layout import Order
 from planner.trainers.bundle.folder import make_bundle, write_bundle
-from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, node_stages, slurm, torchrun
+from planner.trainers.bundle.launchers import LAUNCHERS, gpus_of_last_node, launch, node_stages, torchrun
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import load_target
 
@@ -154,7 +154,8 @@ def test_slurm_asks_for_whole_nodes(tmp_path: Path) -> None:
     }  # fmt: skip
     job = job_of(CASES["deepspeed"])
     on_cpu = dataclasses.replace(job.cluster, hardware=dataclasses.replace(job.cluster.hardware, arch="CPU"))
-    text = slurm(dataclasses.replace(job, cluster=on_cpu), load_target("deepspeed").render(job), "run", "What.")
+    files = launch(dataclasses.replace(job, cluster=on_cpu), load_target("deepspeed").render(job), "slurm")
+    text = files["run.sbatch"]
     assert "#SBATCH --ntasks-per-node=1\n#SBATCH --exclusive" in text and "gpus" not in text
 
 

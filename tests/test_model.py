@@ -19,7 +19,7 @@ from sentences import sentence
 from planner import library
 from planner.cost.parameters import active_parameters, count_parameters, total_parameters
 from planner.errors import PlannerError, UnknownNameError
-from planner.hugging_face import _READERS
+from planner.hugging_face import table
 from planner.model import ModelSpec, aliases, from_dict, from_hugging_face, load_model, to_dict
 
 PRESETS = library.names("models")
@@ -266,7 +266,7 @@ def test_from_dict_never_crashes(changes: dict[str, Any]) -> None:
 def test_from_hugging_face_never_crashes(data: st.DataObject) -> None:
     config = copy.deepcopy(CONFIGS[data.draw(st.sampled_from(sorted(CONFIGS)))])
     if data.draw(st.booleans()):
-        config["model_type"] = data.draw(st.sampled_from(sorted(_READERS)))
+        config["model_type"] = data.draw(st.sampled_from(sorted(table()["families"])))
     target = config["text_config"] if "text_config" in config and data.draw(st.booleans()) else config
     keys = st.one_of(st.sampled_from([*sorted(target), "layer_types", "head_dim", "moe_layers"]), st.text())
     target.update(data.draw(st.dictionaries(keys, ANYTHING, max_size=3)))

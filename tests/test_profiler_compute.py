@@ -8,11 +8,10 @@ from planner.cost.estimate import estimate
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.lab.profile import definitions
-from planner.lab.profile.compute_points import compute_points
+from planner.lab.profile.compute_points import affordable, compute_points, layout_points, weighed
 from planner.lab.profile.compute_timing import measure_compute
 from planner.lab.profile.definitions import COMPILED, EAGER, Heads, flop, layer_flop, moved_bytes
 from planner.lab.profile.points import Point
-from planner.lab.profile.shapes import Wanted, affordable, layout_points, weighed
 from planner.layout import Layout
 from planner.search import search
 
@@ -61,7 +60,7 @@ def test_shares_of_a_layout_add_up_to_its_computation() -> None:
 
 
 def test_budget_goes_first_to_what_the_best_layouts_live_on() -> None:
-    points = weighed(Wanted(models=("llama-8b",), gpus=(8,)), "h100-sxm")
+    points = weighed(("llama-8b",), (8,), "h100-sxm")
     weights = [point.weight for point in points]
     assert weights == sorted(weights, reverse=True) and weights[0] > 0.05 and weights[-1] < 0.01
     best = search(resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm")).job, top=1).layouts[0]

@@ -24,20 +24,18 @@ from planner.layout import Layout
 from planner.plan_file import Plan, load_plan
 from planner.questions.best_plan import resolved_of
 from planner.questions.report import evidence as stored_errors
-from planner.questions.report import scaling as many
-from planner.questions.report import specs
 from planner.questions.report.build import build
 from planner.questions.report.document import Document, shown
 from planner.questions.report.evidence import evidence
 from planner.questions.report.landscape import landscape, pareto
 from planner.questions.report.markdown import markdown
-from planner.questions.report.page import kept, page, picture, start_library
-from planner.questions.report.scaling import scaling
+from planner.questions.report.page import filled, kept, page, picture, start_library
+from planner.questions.report.scaling import at_size, scaled
 from planner.questions.report.show import CHARTS
+from planner.questions.report.step_charts import waterfall
 from planner.questions.sensitivity.pull import pulls
 from planner.search import Pins, fits, search
 from planner.timeline.priced_plan import price
-from planner.timeline.waterfall import waterfall
 from planner.trainer import load_trainer
 
 
@@ -60,7 +58,7 @@ def plan() -> Plan:
 
 @pytest.fixture(scope="module")
 def document(plan: Plan) -> Document:
-    return build(plan, lambda _: scaling(resolved_of(plan), counts=[4, 8, 16]))
+    return build(plan, lambda _: [at_size(resolved_of(plan), count) for count in (4, 8, 16)])
 
 
 @pytest.fixture(scope="module")
@@ -82,14 +80,12 @@ def unfit() -> Document:
 def test_waterfall_sums_to_the_step_and_loses_nothing(plan: Plan) -> None:
     one = plan.prediction
     bars = waterfall(one)
-    assert bars[0].start == 0.0 and bars[-1].end == pytest.approx(one.step_time_s, rel=1e-12)
-    assert all(one.end == other.start for one, other in pairwise(bars))
-    by_name = {bar.name: bar.seconds for bar in bars}
+    assert bars[0][2] == 0.0 and bars[-1][3] == pytest.approx(one.step_time_s, rel=1e-12)
+    assert all(before[3] == after[2] for before, after in pairwise(bars))
+    by_name = {name: seconds for name, seconds, _, _ in bars}
     assert by_name["ideal"] + by_name["kernels"] == pytest.approx(one.time_s["compute"])
     assert {name: by_name[name] for name in PARTS[1:]} == {name: one.time_s[name] for name in PARTS[1:]}
     assert by_name["ideal"] == pytest.approx(one.mfu * one.step_time_s)
-    with pytest.raises(PlannerError, match="every part"):
-        waterfall(dataclasses.replace(one, time_s={"compute": 1.0}))
 
 
 def test_pareto_front_is_what_nothing_beats() -> None:
@@ -164,11 +160,11 @@ def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
             if bar.code_base == "Megatron Core" and bar.arch == "Hopper" and bar.kind:
                 found = evidence(quantity, load_trainer("megatron"), load_hardware("h100-sxm"), bar.kind)
                 assert (len(found.errors), len(found.sources)) == (bar.runs, bar.sources), bar
-    kinds = {(entry["code_base"], entry["arch"], entry["kind"]) for entry, _ in stored_errors.stored()["step_time"]}
+    kinds = {(one.code_base, one.arch, one.kind) for one in stored_errors.stored()["step_time"]}
     assert len(kinds) > 20
     for wrong, sentence in (
-        ("memory: []\nstep_time: []\n", "must be a list of sources"),
-        ("step_time:\n- {source: a}\n", "an entry must hold"),
+        ("memory: []\n", "must be a list"),
+        ("step_time:\n- {source: a}\n", "missing keys 'where'"),
         ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: 'x'}\n", "must be numbers"),
         ("step_time:\n- {source: a, where: b, code_base: c, arch: d, kind: e, percent: '-200'}\n", "above -100"),
     ):
@@ -178,16 +174,20 @@ def test_evidence_holds_the_runs_behind_the_interval(tmp_path: Path) -> None:
             stored_errors.read(path)
 
 
-def test_sizes_of_the_scaling_picture(plan: Plan) -> None:
-    assert many.looked_at(plan) == [1, 2, 4, 8, 16, 32]
-    large = dataclasses.replace(plan, num_gpus=4096)
-    looked = many.looked_at(large)
-    assert looked[0] == 8 and looked[-3:] == [4096, 8192, 16384] and len(looked) == many.BELOW + 3
-    with many.scaled(plan, 8) as result:
-        assert callable(result)
-    parts = [scaling(resolved_of(plan), counts=[count]) for count in (8, 4)]
-    whole = scaling(resolved_of(plan), counts=[4, 8])
-    assert many.joined(parts) == whole
+def test_scaling_picture(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [row for row in document.chart("scaling").records() if row["kind"] == "strong"]
+    assert [row["gpus"] for row in rows] == [4, 8, 16] and rows[0]["efficiency"] == 1.0
+    for row in rows:
+        assert row["efficiency"] == pytest.approx(row["rate"] / rows[0]["rate"], rel=1e-5)
+        assert row["total_rate"] == pytest.approx(row["rate"] * row["gpus"], rel=1e-5)
+    monkeypatch.setattr("planner.questions.report.scaling.sizes", lambda num_gpus, _: [4, num_gpus])
+    for processes in (1, 2):
+        with scaled(plan, processes) as result:
+            found = result(lambda text: None)
+        assert [round(one.prediction.step_time_s, 9) for size in found for one in size if one.prediction] == [
+            round(one.prediction.step_time_s, 9)
+            for count in (4, 8) for one in at_size(resolved_of(plan), count) if one.prediction
+        ]  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------ one document
@@ -237,7 +237,7 @@ def test_all_formats_show_the_same(document: Document, text: str) -> None:
             assert all(cell.replace("|", "\\|") in words for cell in shown_cells)
             assert all(f">{html.escape(cell).replace('&#x27;', '&#39;')}</td>" in text for cell in shown_cells)
         assert headings
-        records = specs.filled(document.chart(one["name"]))["datasets"]["rows"]
+        records = filled(document.chart(one["name"]))["datasets"]["rows"]
         assert [[record[key] for key in one["columns"]] for record in records[: len(one["rows"])]] == one["rows"]
     for figure in data["figures"]:
         assert figure["text"] in words and html.escape(figure["text"]) in text
@@ -284,7 +284,7 @@ def test_an_edited_plan_is_priced_again(plan: Plan) -> None:
 
 
 def test_long_steps_are_cut_in_the_middle(plan: Plan, document: Document, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.questions.report.time_charts.MOST_ACTIONS", 20)
+    monkeypatch.setattr("planner.questions.report.step_charts.MOST_ACTIONS", 20)
     short, whole = build(plan).chart("pipeline"), document.chart("pipeline")
     passes = [row for row in short.rows if row[1] in ("forward", "backward")]
     assert 16 <= len(passes) <= 24 < whole.facts["actions"] == short.facts["actions"]
@@ -307,7 +307,7 @@ def test_pictures_are_png(document: Document) -> None:
 
 
 def test_the_command(plan: Plan, run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(many, "looked_at", lambda plan: [plan.num_gpus])
+    monkeypatch.setattr("planner.questions.report.scaling.sizes", lambda num_gpus, _: [num_gpus])
     monkeypatch.setattr("planner.questions.report.scaling.os.cpu_count", lambda: 1)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     file = tmp_path / "plan.yaml"

@@ -17,7 +17,7 @@ from planner.questions.best_plan import resolved_of
 from planner.questions.report.build import build
 from planner.questions.report.document import Document
 from planner.questions.report.page import page, start_library
-from planner.questions.report.scaling import scaling
+from planner.questions.report.scaling import at_size
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 FLAGS = (
@@ -44,7 +44,7 @@ def browser_path() -> str:
 def document() -> Document:
     said = {"model": "llama-8b", "num_gpus": 16, "global_batch_size": 64, "hardware": "h100-sxm", "trainer": "megatron"}
     plan = explicit_plan(None, {"tp": 2, "pp": 2, "micro_batch_size": 1, "zero": 1}, said)
-    return build(plan, lambda _: scaling(resolved_of(plan), counts=[8, 16, 32]))
+    return build(plan, lambda _: [at_size(resolved_of(plan), count) for count in (8, 16, 32)])
 
 
 @pytest.fixture(scope="module")

@@ -138,7 +138,7 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
 
         def resolve(self, batch: Any) -> list[Timed]:
             return [
-                Timed(kind=kind, stage=stage, microbatch=number, start=0.0, seconds=9.0, processor=t, thread=9.0)
+                Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, processor=t, thread=9.0)
                 for (kind, stage, number), t in spans.items()
             ]
 

@@ -14,7 +14,7 @@ import pytest
 from trainer_samples import LOGS, ROOT, of_megatron, of_torchtitan, plan_of, stand_in
 
 from planner.errors import PlannerError
-from planner.lab.run.children import run_watched
+from planner.lab.launch.children import run_watched
 from planner.lab.run.learn import learned
 from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.layout import Layout
@@ -166,7 +166,7 @@ def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
     assert not any(b"31.25" in words for words in running)
 
 
-def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("planner.lab.run.children.GRACE", 0.5)
-    ended = run_watched(["sh", "-c", "trap '' TERM; echo on; sleep 30"], tmp_path, lambda _: None, lambda: 0.0)
+def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path) -> None:
+    words = ["sh", "-c", "trap '' TERM; echo on; sleep 30"]
+    ended = run_watched(words, lambda _: None, lambda: 0.0, folder=tmp_path)
     assert ended.hung and ended.code != 0

@@ -19,7 +19,7 @@ def entry(kind: str, doing: str = "all_reduce of 4 MiB", text: str = "", ranks: 
     ("posts", "gone", "words"),
     [
         ({0: entry("lost"), 1: entry("lost")}, [3], "rank 3 (b) died during all_reduce of 4 MiB"),
-        ({0: entry("late"), 1: entry("told")}, [3], "rank 3 (b) stopped answering for 30 s during all_reduce of 4 MiB"),
+        ({0: entry("late"), 1: entry("stopped")}, [3], "rank 3 (b) stopped answering for 30 s during all_reduce of 4 MiB"),
         ({0: entry("lost")}, [2, 3], "rank 2 (b) and rank 3 (b) died during all_reduce of 4 MiB"),
         ({0: entry("lost"), 2: entry("error", text="out of memory")}, [],
          "rank 2 (b) failed at all_reduce of 4 MiB: out of memory"),
@@ -27,7 +27,7 @@ def entry(kind: str, doing: str = "all_reduce of 4 MiB", text: str = "", ranks: 
          "the link between ranks 0, 1, 2, 3 on a, b hangs"),
         ({1: entry("said", text="wrong data on rank 1")}, [], "wrong data on rank 1"),
         ({1: entry("silent"), 0: entry("lost")}, [2, 3], "rank 3 (b) gave no sign of life for 30 s during all_reduce"),
-        ({3: entry("silent"), 0: entry("told")}, [], "rank 0 (a) gave no sign of life for 30 s during all_reduce"),
+        ({3: entry("silent"), 0: entry("stopped")}, [], "rank 0 (a) gave no sign of life for 30 s during all_reduce"),
     ],
 )  # fmt: skip
 def test_sentences(posts: Any, gone: list[int], words: str) -> None:

@@ -86,24 +86,21 @@ def test_rates_out_of_range_are_refused(wrong: dict[str, float]) -> None:
 
 def test_scaling_is_the_search_of_every_size() -> None:
     job = resolved(16)
-    assert scaling.sizes(16, 8) == [8, 16, 32, 64]
-    assert scaling.sizes(8, 8) == [1, 2, 4, 8, 16, 32] and scaling.sizes(24, 8) == [8, 16, 24, 48, 96]
-    found = scaling.scaling(job)
+    assert scaling.sizes(16, 8) == [8, 16, 32, 64] and scaling.sizes(24, 8) == [8, 16, 24, 48, 96]
+    assert scaling.sizes(8, 8) == [1, 2, 4, 8, 16, 32]
+    large = scaling.sizes(4096, 8)
+    assert large[0] == 8 and large[-3:] == [4096, 8192, 16384] and len(large) == scaling.BELOW + 3
+    found = [scaling.at_size(job, count) for count in (8, 16, 32)]
     own = best_of(job).prediction
-    assert own is not None
-    for points in (found.strong, found.weak):
-        assert [one.num_gpus for one in points] == [8, 16, 32, 64]
-        assert points[0].efficiency == 1.0 and points[1].step_time_s == own.step_time_s
-    assert [one.global_batch_size for one in found.weak] == [32, 64, 128, 256]
-    for one in found.strong:
-        again = best_of(on_cluster(job, num_gpus=one.num_gpus)).prediction
-        assert again is not None and one.step_time_s == again.step_time_s
-        assert one.tokens_per_second == pytest.approx(64 * 4096 / again.step_time_s)
-        assert one.efficiency == pytest.approx(
-            again.tokens_per_second_per_gpu / (found.strong[0].tokens_per_second_per_gpu or 0)
-        )
-    small = scaling.scaling(resolve(Request(model="llama-70b", num_gpus=8, hardware="h100-sxm")), counts=[1])
-    assert not small.strong[0].fits and "misses by" in small.strong[0].why_not and small.strong[0].efficiency is None
+    assert [one.resolved.job.cluster.num_gpus for size in found for one in size] == [8, 8, 16, 16, 32, 32]
+    assert [weak.resolved.job.workload.global_batch_size for _, weak in found] == [32, 64, 128]
+    assert found[1][0].prediction == found[1][1].prediction == own
+    for count, (strong, _) in zip((8, 16, 32), found, strict=True):
+        again = best_of(on_cluster(job, num_gpus=count)).prediction
+        assert again is not None and strong.prediction == again
+        assert strong.tokens_per_second == pytest.approx(64 * 4096 / again.step_time_s)
+    small, _ = scaling.at_size(resolve(Request(model="llama-70b", num_gpus=8, hardware="h100-sxm")), 1)
+    assert not small.fits and "misses by" in small.why_not
 
 
 # ------------------------------------------------------------------------------------------------ changes

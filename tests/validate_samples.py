@@ -81,13 +81,12 @@ def entry(rank: int, seconds: float, **more: Any) -> dict[str, Any]:
         {
             "stage": rank,
             "kind": kind,
-            "count": 4,
-            "total": [6 * each, 5 * each, 4 * each],
-            "median": [each * 1.5, each * 1.2, each],
+            "total": [6 * each, 4 * each],
+            "median": [each * 1.5, each],
         }
         for kind, each in (("F", 0.010), ("B", 0.020))
     ]
-    step = {"step": [seconds, 0.1, 0.1], "passes": [seconds * 0.9, 0.1, 0.1], "clip": [0.002, 0.002, 0.001],
-            "optimizer": [0.002, 0.002, 0.002], "actions": actions}  # fmt: skip
+    step = {"step": [seconds, 0.1], "passes": [seconds * 0.9, 0.1], "clip": [0.002, 0.001], "optimizer": [0.002, 0.002],
+            "actions": actions, "waited": 0.06}  # fmt: skip
     return {"rank": rank, "stage": rank, "host": "a", "name": "CPU", "steps": [step, step], "pressure": [2.0, 3.0],
             "parity": None, "loss": [6.0, 5.0], "memory": {}, **more}  # fmt: skip

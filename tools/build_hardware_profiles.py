@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import flash_attention_2
 
 from planner.curves import COLLECTIVES, Column, GemmCurve, bus_factor
-from planner.lab.profile.fit_attention import Rows, attention_model, fit_all, refine_all, refine_rate
+from planner.lab.profile.fit_attention import REFINED, Rows, attention_model, fit_all, refine_rate
 from planner.lab.profile.fit_gemm import OPERAND, Device, fit_gemm, fit_grouped
 from planner.lab.profile.fitting import error_of, short
 from planner.schema import read
@@ -119,7 +119,7 @@ def fit_attention_anchor(
     """Constants from the few rows of a training kernel; what they cannot show stays that of the large table."""
     rows = attention_rows(table_rows)
     many = len(rows.seconds) >= 10 and len({row["heads"] for row in table_rows}) >= 4
-    found = refine_all(rows, base, peak, units) if many else refine_rate(rows, base, peak, units)
+    found = fit_all(rows, peak, units, REFINED, base) if many else refine_rate(rows, base, peak, units)
     return found, error_of(attention_model(found, rows, peak, units), rows.seconds)
 
 

@@ -2,34 +2,50 @@
 
 Keywords are the flags of the command line in Python spelling. Quantities are seconds and bytes; text with a unit
 ('400 Gb/s', '71GiB') is read where a flag reads it. Whatever cannot be done is a PlannerError whose sentence says why.
+Each call imports what it needs.
 """
 
-from pathlib import Path
-from typing import Unpack
+from __future__ import annotations
 
-from planner.api.answers import (
-    Accuracy,
-    Changes,
-    File,
-    Progress,
-    accuracy,
-    calibrate,
-    compare,
-    compare_profiles,
-    doctor,
-    import_config,
-    load,
-    plot_profile,
-    sensitivity,
-    show_profile,
-    silent,
-    what_if,
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from os import fspath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from planner.api.results import Answer, Estimate, Exported, File, Imported, Plan, Plans, Result
+from planner.errors import PlannerError, shown
+from planner.keywords import (
+    JOB,
+    LOGGED,
+    SEARCHED,
+    JobKeywords,
+    Keywords,
+    flag_of,
+    layout_values,
+    request_fields,
+    require_known,
 )
-from planner.api.results import Estimate, Exported, Imported, Plan, Plans
-from planner.api.shown import Answer, Result
-from planner.errors import PlannerError
-from planner.keywords import JOB, SEARCHED, Keywords, layout_values, request_fields, require_known
 from planner.layout import FIELDS
+from planner.units import parse
+
+if TYPE_CHECKING:
+    from planner.questions.accuracy.prediction import Pair
+    from planner.questions.calibrate.output import Calibrated
+    from planner.questions.compare.numbers import Comparison
+    from planner.questions.doctor.numbers import Diagnosis
+    from planner.questions.hardware.diff import ProfileDiff
+    from planner.questions.sensitivity.numbers import Sensitivity
+    from planner.questions.what_if.numbers import WhatIf
+
+Progress = Callable[[str], None]
+"""Called with what is looked at now."""
+
+
+def silent(_: str) -> None:
+    """No progress is shown."""
 
 
 def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywords]) -> Plans:
@@ -58,15 +74,257 @@ def estimate(base: Plan | File | None = None, /, **keywords: Unpack[Keywords]) -
     ``base`` is a plan, or a file of a plan or of layout fields; keywords replace what it says. What is left out follows from
     the rest. Raises PlannerError when something is missing or the layout is not legal.
     """
-    from planner.explicit import LayoutFile, explicit_plan, read_layout_file
+    from planner.explicit import explicit_plan
 
     require_known("estimate", keywords, (*JOB, *FIELDS))
-    file = None
-    if isinstance(base, Plan):
-        file = LayoutFile(values={name: int(one) for name, one in base.layout.columns().items()}, plan=base.file)
-    elif base is not None:
-        file = read_layout_file(Path(base))
-    return Plan(explicit_plan(file, layout_values(keywords), request_fields(keywords)))
+    start = base.file if isinstance(base, Plan) else base if base is None else Path(base)
+    return Plan(explicit_plan(start, layout_values(keywords), request_fields(keywords)))
+
+
+def load(path: File) -> Plan:
+    """The plan of a plan file. Raises PlannerError when it is damaged, or newer than this planner."""
+    from planner.plan_file import load_plan
+
+    return Plan(load_plan(Path(path)), name=str(path))
+
+
+def loaded(one: Plan | File) -> Plan:
+    """A plan, or that of a plan file."""
+    return one if isinstance(one, Plan) else load(one)
+
+
+def compare(*plans: Plan | File) -> Answer[Comparison]:
+    """Plans, or plan files, with the first: what differs, and what each difference does to time and memory.
+
+    Raises PlannerError for fewer than two plans, and for one that no longer prices as it says.
+    """
+    from planner.questions.compare.numbers import compare as compare_plans
+    from planner.questions.compare.show import print_comparison
+
+    read = [loaded(one) for one in plans]
+    names = [one.name or f"plan {number}" for number, one in enumerate(read, 1)]
+    return Answer(compare_plans([one.file for one in read], names), print_comparison)
+
+
+@dataclass(frozen=True, repr=False)
+class Changes(Answer["WhatIf"]):
+    """The best plan per change of a job; ``found.rows`` hold seconds, tokens/s per GPU, GiB and USD per million tokens."""
+
+    found: WhatIf
+
+    def plot(self, picture: File) -> bool:
+        """Draw the first sweep to a .png file: tokens/s of the job and per GPU. False where fewer than two points were found.
+
+        Raises PlannerError.
+        """
+        from planner.questions.what_if.sweep_plot import sweep_plot
+
+        return sweep_plot(self.found, Path(picture))
+
+
+def what_if(
+    base: Plan | File | None = None, /, *, sweep: bool = False, progress: Progress = silent, **changes: Any
+) -> Changes:
+    """The same job with one thing changed, the best plan each: ``what_if(plan, network="x2", gpus=[64, 128])``.
+
+    Keywords are the flags of ``plan what-if``: values or lists of values, in base units (bytes/s, bytes, seconds) or as text
+    with a unit, factors like 'x2', ranges like '64..512'; ``fewest_gpus=True`` and the other questions; ``price`` a number or
+    one by hardware. Without a base the first value of each describes the job. ``sweep`` requires several numbers of one flag,
+    which ``plot`` draws. Raises PlannerError.
+    """
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.what_if.changes import INPUTS
+    from planner.questions.what_if.numbers import QUESTIONS, ask
+    from planner.questions.what_if.numbers import what_if as answer
+    from planner.questions.what_if.show import print_what_if
+
+    further = ("tokens", "days", "budget", "price", "power_share", "pue", "together")
+    require_known("what_if", changes, (*INPUTS, *QUESTIONS, *further, *SEARCHED))
+    flags: dict[str, Any] = {
+        name: one if one is None else _texts(one, INPUTS[name].kind) for name, one in changes.items() if name in INPUTS
+    }
+    flags |= {name: one for name, one in changes.items() if name in (*QUESTIONS, *further)}
+    price = changes.get("price")
+    flags["price"] = [f"{name}={one}" for name, one in price.items()] if isinstance(price, dict) else _texts(price)
+    for name in ("tokens", "budget"):
+        flags[name] = None if changes.get(name) is None else str(changes[name])
+    for name in ("days", "power_share", "pue"):
+        value = changes.get(name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+            raise PlannerError(f"{name} is {shown(value)}; it must be a number")
+    resolved = None if base is None else resolved_of(loaded(base).file)
+    asked = ask(resolved, flags, layout_values(changes))
+    if sweep and asked.sweep is None:
+        raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
+    return Changes(answer(asked, progress), print_what_if)
+
+
+def _texts(values: Any, kind: str = "") -> list[str]:
+    """One value or several as flags write them; numbers are in base units."""
+    unit = {"bytes/s": " B/s", "bytes": " B", "seconds": " s"}.get(kind, "")
+    several = values if isinstance(values, (list, tuple)) else [] if values is None else [values]
+    return [f"{one!r}{unit}" if isinstance(one, (int, float)) else str(one) for one in several]
+
+
+def sensitivity(
+    base: Plan | File | None = None, /, *, reach: float = 2.0, progress: Progress = silent, **keywords: Unpack[Keywords]
+) -> Answer[Sensitivity]:
+    """Which measured number the choice of a plan hangs on, each looked at from 1/``reach`` to ``reach`` times its value.
+
+    ``base`` is a plan or its file; without one, the keywords say the job. Fields of a layout hold. Raises PlannerError.
+    """
+    from planner.defaults import Request, resolve
+    from planner.questions.best_plan import resolved_of
+    from planner.questions.sensitivity.numbers import sensitivity as look
+    from planner.questions.sensitivity.show import print_sensitivity
+    from planner.search import Pins
+
+    require_known("sensitivity", keywords, (*JOB, *SEARCHED))
+    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    if base is not None and said:
+        flag = flag_of(next(iter(said)))
+        name = base.name or "the plan" if isinstance(base, Plan) else base
+        raise PlannerError(f"{name} says the whole job, and so does {flag}; to look at a changed job, plan it first")
+    if base is None and not {"model", "num_gpus"} <= said.keys():
+        raise PlannerError("which job? give a plan file, or --model and --gpus")
+    resolved = resolve(Request(**said)) if base is None else resolved_of(loaded(base).file)
+    found = look(resolved, pins=Pins(values=layout_values(keywords)), reach=reach, progress=progress)
+    return Answer(found, print_sensitivity)
+
+
+def doctor(
+    plan: Plan | File,
+    *,
+    measured: str | float | None = None,
+    memory: str | float | None = None,
+    memory_kind: str = "device",
+) -> Answer[Diagnosis]:
+    """What was measured against a plan, and what would explain the gap.
+
+    ``measured``: time of one optimizer step, '14.2s' or seconds. ``memory``: peak of one GPU, '71GiB' or bytes, of the
+    ``memory_kind`` device, reserved or allocated. Raises PlannerError.
+    """
+    from planner.questions.doctor.numbers import diagnose
+    from planner.questions.doctor.show import print_diagnosis
+
+    seconds = parse(measured, "seconds", what="--measured") if isinstance(measured, str) else measured
+    size = parse(memory, "bytes", what="--memory") if isinstance(memory, str) else memory
+    return Answer(diagnose(loaded(plan).file, seconds, size, memory_kind), print_diagnosis)
+
+
+@dataclass(frozen=True, repr=False)
+class Accuracy(Answer[dict[str, Any]]):
+    """Runs with measured and predicted seconds and GiB, and their errors: predicted / measured - 1."""
+
+    pairs: tuple[Pair, ...]
+    """Each run with its prediction, in seconds and bytes."""
+
+    def write_page(self, path: File) -> Path:
+        """Write the report as Markdown, and its scatter plot next to it, whose path is returned. Raises PlannerError."""
+        from planner.questions.accuracy.page import write_page
+
+        return write_page(self.pairs, self.found["summary"], Path(path))
+
+
+def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst: int = 0) -> Accuracy:
+    """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
+    the ``worst`` rows. Raises PlannerError.
+    """
+    from planner.questions.accuracy.numbers import report_of
+    from planner.questions.accuracy.prediction import pairs_of
+    from planner.questions.accuracy.show import print_accuracy
+    from planner.runs import read_runs
+
+    pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
+    return Accuracy(report_of(pairs), partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
+
+
+def calibrate(
+    runs: Sequence[File],
+    *,
+    hardware: File,
+    output: File,
+    trainer: File | None = None,
+    progress: Progress = silent,
+    **said: Any,
+) -> Answer[Calibrated]:
+    """Correct a hardware profile with measured runs and write it to ``output``, a YAML file; then plan validated jobs again.
+
+    ``runs``: files of ``plan validate``, tables of runs, or training logs. Keywords say what a log does not: model, gpus,
+    sequence_length, global_batch_size, precision, and fields of the layout. ``trainer``: of the runs; None = by the framework
+    of each. Raises PlannerError, and then nothing is written.
+    """
+    from planner.hardware import load_hardware
+    from planner.questions.calibrate.numbers import calibrate as fit
+    from planner.questions.calibrate.output import Calibrated, shared_trainer, write
+    from planner.questions.calibrate.replan import replan
+    from planner.questions.calibrate.show import print_calibrated
+    from planner.questions.calibrate.sources import given_of, read_measured
+    from planner.trainer import load_trainer
+
+    require_known("calibrate", said, ("model", "gpus", "sequence_length", "global_batch_size", "precision", *LOGGED))
+    base, own = fspath(hardware), None if trainer is None else fspath(trainer)
+    given = given_of(said)
+    measured = read_measured([Path(one) for one in runs], base, trainer=load_trainer(own) if own else None, given=given)
+    shared = shared_trainer(measured)
+    found = fit(measured, load_hardware(base), shared)
+    files = write(found, base, shared, Path(output), trainer_base=own)
+    progress("planning again")
+    names = [str(path) for path in files]
+    plans = replan(measured, load_hardware(names[0]), load_trainer(names[1]) if names[1:] else None, files=names)
+    calibrated = Calibrated(base=base, calibration=found, files=tuple(files), plans=tuple(plans))
+    return Answer(calibrated, print_calibrated)
+
+
+def show_profile(name: File) -> Answer[dict[str, Any]]:
+    """What a hardware profile says: figures read off its curves, where they come from, and what is assumed.
+
+    ``name``: of the library, or a YAML file. Raises PlannerError.
+    """
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.numbers import shown_profile
+    from planner.questions.hardware.show import print_profile
+
+    return Answer(shown_profile(load_hardware(fspath(name))), print_profile)
+
+
+def compare_profiles(first: File, second: File, *, everything: bool = False) -> Answer[ProfileDiff]:
+    """Where two hardware profiles differ by more than chance; the tables show the 30 largest, or ``everything``."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.diff import profile_diff
+    from planner.questions.hardware.show import print_diff
+
+    names = fspath(first), fspath(second)
+    found = profile_diff(load_hardware(names[0]), load_hardware(names[1]), names)
+    return Answer(found, partial(print_diff, everything=everything))
+
+
+def plot_profile(name: File, picture: File) -> None:
+    """Draw the curves of a hardware profile to a .png, .svg or .pdf file. Raises PlannerError."""
+    from planner.hardware import load_hardware
+    from planner.questions.hardware.profile_plot import plot
+
+    path = Path(picture)
+    if path.suffix not in (".png", ".svg", ".pdf"):
+        raise PlannerError(f"{path}: name a picture that ends in .png, .svg or .pdf")
+    plot(load_hardware(fspath(name)), path)
+
+
+def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKeywords]) -> Imported:
+    """A trainer's configuration as a plan, priced. Keywords go before what is read: model, gpus, hardware, trainer,
+    sequence_length, global_batch_size.
+
+    ``format``: 'megatron', 'torchtitan', 'deepspeed' or 'nanotron'; None = by its content. Raises PlannerError for what
+    neither says.
+    """
+    from planner.trainers.reading import read
+    from planner.trainers.reading.configuration import Said, to_plan
+
+    names = [one.name for one in dataclasses.fields(Said)]
+    require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in names])
+    fields = {name: value for name, value in request_fields(said).items() if name in names}
+    reading = read(Path(file), format, fields["num_gpus"])
+    return Imported(to_plan(reading, Said(**fields)), unread=reading.unread, notes=reading.notes)
 
 
 __all__ = [

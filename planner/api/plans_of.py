@@ -6,14 +6,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from planner.api.results import Plan, Plans
+from planner.cost.estimate import Estimate
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
 from planner.keywords import flag_of
 from planner.model import ModelSpec
-from planner.plan_file import Plan as PlanFile
-from planner.plan_file import predict
 from planner.rules import check
 from planner.search import Finding, Pins, search
 
@@ -33,26 +32,19 @@ def plans_of(
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
         )  # fmt: skip
     attempts = [
-        Plan(
-            PlanFile(
-                workload=resolved.job.workload, hardware=resolved.hardware, num_gpus=resolved.job.cluster.num_gpus,
-                trainer=resolved.trainer, layout=layout, prediction=predict(found, resolved.job, resolved.kind),
-                network_bandwidth=resolved.network_bandwidth, assumptions=resolved.assumptions,
-                why=_why(finding, number),
-            )
-        )
-        for number, (layout, found) in enumerate(zip(finding.layouts, finding.estimates, strict=True))
-    ]  # fmt: skip
+        Plan(resolved.plan(layout, found, _why(finding, found)))
+        for layout, found in zip(finding.layouts, finding.estimates, strict=True)
+    ]
     return Plans(resolved=resolved, finding=finding, attempts=tuple(attempts), advice=tuple(advice))
 
 
-def _why(finding: Finding, number: int) -> str:
+def _why(finding: Finding, found: Estimate) -> str:
     """Why a layout of a finding has its place."""
-    first, found = finding.estimates[0], finding.estimates[number]
+    first = finding.estimates[0]
     if not finding.fit:
         gib, component = misses_by(found)
         return f"misses by {gib:.1f} GiB; the largest component is {component.replace('_', ' ')}"
-    if number == 0:
+    if found is first:
         return why_first(finding)
     pays, saves = differences(found, first)
     behind = 100 * (float(found.step_time[0] / first.step_time[0]) - 1)

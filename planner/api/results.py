@@ -1,14 +1,14 @@
-"""Plans, one or several, and their estimates, as the API gives them."""
+"""What calls of the API give back: plans, one or several, their estimates, and answers to questions about them."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
-from planner.api.shown import Result
 from planner.errors import PlannerError
 from planner.layout import Layout
 from planner.units import GIB
@@ -22,84 +22,95 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
 
+T = TypeVar("T")
+File = str | PathLike[str]
+COLUMNS = 140
+"""Width of a result as text: that of the command line where no person reads along."""
 
-@dataclass(frozen=True)
+
+class Result:
+    """What a call gives back. ``print`` shows the tables of the command line, a notebook shows them as HTML."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        raise NotImplementedError
+
+    def show(self, console: Console) -> None:
+        """Print the tables on a console of rich."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        text = io.StringIO()
+        self.show(_console(text, color_system=None))
+        return text.getvalue().rstrip("\n")
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        console = _console(io.StringIO(), record=True)
+        self.show(console)
+        style = "white-space: pre; overflow-x: auto; line-height: 1.3"
+        return console.export_html(inline_styles=True, code_format=f'<pre style="{style}">{{code}}</pre>')
+
+
+def _console(text: io.StringIO, **options: Any) -> Console:
+    """A console that writes a text: no terminal or notebook is looked for."""
+    from rich.console import Console
+
+    return Console(file=text, width=COLUMNS, highlight=False, force_terminal=False, force_jupyter=False, **options)
+
+
+@dataclass(frozen=True, repr=False)
+class Answer(Result, Generic[T]):
+    """The answer to one question about plans, profiles or runs."""
+
+    found: T
+    """What was computed, as the question's own type."""
+    printed: Callable[[Console, T], None]
+    """Prints it."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data: what ``--json`` prints."""
+        found: Any = self.found
+        return found if isinstance(found, dict) else found.to_dict()
+
+    def show(self, console: Console) -> None:
+        """Print the tables on a console of rich."""
+        self.printed(console, self.found)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """Predicted time and memory of one plan, in seconds and bytes."""
 
     prediction: Prediction
     """The same as the plan file says it, in seconds and GiB."""
-
-    @property
-    def step_time(self) -> float:
-        """Seconds of one optimizer step."""
-        return self.prediction.step_time_s
-
-    @property
-    def step_time_range(self) -> tuple[float, float]:
-        """Seconds; nine of ten measured steps lie within."""
-        return self.prediction.step_time_range_s
-
-    @property
-    def time(self) -> dict[str, float]:
-        """Seconds by part; they sum to ``step_time``."""
-        return self.prediction.time_s
-
-    @property
-    def hidden(self) -> dict[str, float]:
-        """Seconds of communication behind computation, not part of the step time."""
-        return self.prediction.hidden_s
-
-    @property
-    def tokens_per_second_per_gpu(self) -> float:
-        """Tokens/s per GPU."""
-        return self.prediction.tokens_per_second_per_gpu
-
-    @property
-    def mfu(self) -> float:
-        """Model FLOP utilisation, 0 to 1: causal attention halved, head counted, recompute not counted."""
-        return self.prediction.mfu
-
-    @property
-    def bubble_share(self) -> float:
-        """Idle time of the pipeline over the step time."""
-        return self.prediction.bubble_share
-
-    @property
-    def memory(self) -> float:
-        """Bytes: the peak of the device on the stage with the highest."""
-        return self.prediction.memory_peak_gib * GIB
-
-    @property
-    def memory_range(self) -> tuple[float, float]:
-        """Bytes; nine of ten measured peaks lie within."""
-        low, high = self.prediction.memory_peak_range_gib
-        return low * GIB, high * GIB
-
-    @property
-    def memory_parts(self) -> dict[str, float]:
-        """Bytes by component; they sum to ``memory``."""
-        return {name: value * GIB for name, value in self.prediction.memory_gib.items()}
-
-    @property
-    def memory_limit(self) -> float:
-        """Bytes that the driver reports as usable."""
-        return self.prediction.memory_limit_gib * GIB
-
-    @property
-    def memory_stage(self) -> str:
-        """Pipeline stage of the peak: first, middle or last."""
-        return self.prediction.memory_stage
-
-    @property
-    def out_of_memory_probability(self) -> float:
-        """Chance that the device runs out of memory, 0 to 1."""
-        return self.prediction.out_of_memory_probability
-
-    @property
-    def host_memory(self) -> float:
-        """Bytes of host memory per GPU for offloaded states."""
-        return self.prediction.host_memory_gib_per_gpu * GIB
+    step_time: float
+    """Seconds of one optimizer step."""
+    step_time_range: tuple[float, float]
+    """Nine of ten measured steps lie within."""
+    time: dict[str, float]
+    """Seconds by part; they sum to ``step_time``."""
+    hidden: dict[str, float]
+    """Seconds of communication behind computation, not part of the step time."""
+    tokens_per_second_per_gpu: float
+    mfu: float
+    """Model FLOP utilisation, 0 to 1: causal attention halved, head counted, recompute not counted."""
+    bubble_share: float
+    """Idle time of the pipeline over the step time."""
+    memory: float
+    """Bytes: the peak of the device on the stage with the highest."""
+    memory_range: tuple[float, float]
+    """Nine of ten measured peaks lie within."""
+    memory_parts: dict[str, float]
+    """Bytes by component; they sum to ``memory``."""
+    memory_limit: float
+    """Bytes that the driver reports as usable."""
+    memory_stage: str
+    """Pipeline stage of the peak: first, middle or last."""
+    out_of_memory_probability: float
+    host_memory: float
+    """Bytes of host memory per GPU for offloaded states."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -119,7 +130,17 @@ class Plan(Result):
     @property
     def estimate(self) -> Estimate:
         """Predicted time and memory, in seconds and bytes."""
-        return Estimate(self.file.prediction)
+        found = self.file.prediction
+        low, high = found.memory_peak_range_gib
+        return Estimate(
+            prediction=found, step_time=found.step_time_s, step_time_range=found.step_time_range_s, time=found.time_s,
+            hidden=found.hidden_s, tokens_per_second_per_gpu=found.tokens_per_second_per_gpu, mfu=found.mfu,
+            bubble_share=found.bubble_share, memory=found.memory_peak_gib * GIB, memory_range=(low * GIB, high * GIB),
+            memory_parts={name: value * GIB for name, value in found.memory_gib.items()},
+            memory_limit=found.memory_limit_gib * GIB, memory_stage=found.memory_stage,
+            out_of_memory_probability=found.out_of_memory_probability,
+            host_memory=found.host_memory_gib_per_gpu * GIB,
+        )  # fmt: skip
 
     @property
     def why(self) -> str:
@@ -144,13 +165,11 @@ class Plan(Result):
             console.print(table.assumptions_table(self.assumed))
         table.print_prediction(console, self.file)
 
-    def save(self, path: str | PathLike[str]) -> None:
+    def save(self, path: File) -> None:
         """Write the plan file, whole or not at all. Raises PlannerError."""
         self.file.save(Path(path))
 
-    def export(
-        self, trainer: str, folder: str | PathLike[str], *, launcher: str = "torchrun", force: bool = False
-    ) -> Exported:
+    def export(self, trainer: str, folder: File, *, launcher: str = "torchrun", force: bool = False) -> Exported:
         """Write the plan as a folder that a trainer runs. Raises PlannerError where the trainer cannot run it.
 
         ``force`` replaces a folder that is not empty.
@@ -173,7 +192,7 @@ class Plan(Result):
 
     def report(
         self,
-        path: str | PathLike[str] | None = None,
+        path: File | None = None,
         *,
         format: str | None = None,
         chart: str | None = None,
@@ -287,7 +306,7 @@ class Plans(Result, Sequence[Plan]):
                 "layouts": finding.searched, "legal": finding.legal, "priced": finding.priced, "fit": finding.fitting,
                 "refused": finding.refused, "seconds": finding.seconds,
             },
-            "advice": [one.to_dict() for one in self.advice],
+            "advice": [vars(one) for one in self.advice],
         }  # fmt: skip
 
     def show(self, console: Console) -> None:

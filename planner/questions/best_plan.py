@@ -62,11 +62,6 @@ def on_cluster(resolved: ResolvedJob, **changes: Any) -> ResolvedJob:
     return with_job(resolved, cluster=Cluster(**{"hardware": old.hardware, "num_gpus": old.num_gpus, **changes}))
 
 
-def with_batch(resolved: ResolvedJob, sequences: int) -> ResolvedJob:
-    """The job with another global batch, in sequences."""
-    return with_job(resolved, workload=resolved.job.workload.replace(global_batch_size=sequences))
-
-
 def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Best:
     """Search a job. A job that cannot be trained is an answer here, not an error: its reason is in ``why_not``."""
     job = resolved.job

@@ -163,7 +163,7 @@ def _stage_layers(reading: Reading, model: ModelSpec, pp: int, vpp: int) -> dict
     printed = reading.note(r"pp layout (\S+)")
     table = reading.entry.get("pipeline_layouts", {})
     known = table.get(pp * vpp, "") if table and re.search(table["model"], model.name, re.IGNORECASE) else ""
-    chunks = _chunk_layers(printed.group(1) if printed else known)
+    chunks = chunk_layers(printed.group(1) if printed else known)
     if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
         stages = [sum(chunks[rank::pp]) for rank in range(pp)]
         return {"first_stage_layers": stages[0], "last_stage_layers": stages[-1]}
@@ -173,13 +173,13 @@ def _stage_layers(reading: Reading, model: ModelSpec, pp: int, vpp: int) -> dict
     return {}
 
 
-def _chunk_layers(text: str) -> list[int]:
+def chunk_layers(text: str) -> list[int]:
     """Transformer layers (t) of each chunk of Megatron's layout text: 'Et*2|(t*4|)*14tmL' -> [2, 4, ..., 4, 1]."""
 
     def repeat(match: re.Match[str]) -> str:
         return match.group(1) * min(int(match.group(2)), 1024)
 
-    flat = re.sub(r"(\w)\*(\d+)", repeat, text)
+    flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
     return [chunk.count("t") for chunk in flat.split("|")]
 

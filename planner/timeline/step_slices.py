@@ -13,18 +13,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
+
+from planner.arrays import Floats
 from planner.cost.estimate import PARTS
 from planner.cost.pipeline.schedule_walk import Span, walk
+from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
+from planner.layout import Layout
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import STREAMS, Piece, Slice, rank_of_kind
-from planner.timeline.update_slices import Ends, ends_of, once_slices
+from planner.timeline.slices import Piece, Slice, stage_kind
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""
-ROUNDS = 100
-"""Walks that the search for the hand-over takes at most; it needs a few."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,19 +54,11 @@ class Timeline:
     hand_over: float
     """Seconds by which a rank's result reaches the next one later than walked (negative: earlier), so that the pipeline
     ends when the plan says: beyond 6 p microbatches the model extrapolates its walk. 0 where both agree."""
-    slowest: int
-    """Rank whose passes take longest: their parts are the estimate's."""
-    slowest_update: int
-    """Rank whose traffic and update take longest: those parts are the estimate's."""
 
-    def window(self, start: float = 0.0, end: float = math.inf) -> Iterator[Span]:
-        """The actions that overlap a window of time, whole."""
-        return (one for one in self.actions if one.end > start and one.start < end)
-
-    def slices(self, start: float = 0.0, end: float = math.inf) -> Iterator[Slice]:
-        """Everything that overlaps a window of time, stream by stream; an action comes with all its pieces."""
-        yield from (one for one in self.around if one.end > start and one.start < end)
-        for action in self.window(start, end):
+    def slices(self) -> Iterator[Slice]:
+        """Everything, stream by stream; an action as its pieces."""
+        yield from self.around
+        for action in self.actions:
             for piece in self.pieces[action.stage, action.kind]:
                 begin = min(action.start + piece.offset, action.end)
                 yield Slice(
@@ -77,34 +71,89 @@ class Timeline:
 
         They sum to the step time. 'bubble' is what the rank idles while the pipeline runs.
         """
-        found, _ = self._sums(rank)
-        length = self.pipeline_end - self.pipeline_start
-        passes = sum(found[part] for part in PARTS[:7]) + sum(
-            count * piece.seconds for count, piece in self._counted(rank) if piece.part == "offload"
-        )
-        inside = [one for one in self.around if one.rank == rank and not one.hidden and one.microbatch >= 0]
-        found["bubble"] = length - passes - sum(one.end - one.start for one in inside)
+        found, busy = dict.fromkeys(PARTS, 0.0), 0.0
+        counts = Counter((one.stage, one.kind) for one in self.actions if one.rank == rank)
+        for count, piece in ((count, piece) for key, count in counts.items() for piece in self.pieces[key]):
+            if not piece.hidden:
+                found[piece.part] += count * piece.seconds
+                busy += count * piece.seconds
+        for one in self.around:
+            if one.rank == rank and not one.hidden:
+                found[one.part] += one.end - one.start
+                busy += one.end - one.start if one.microbatch >= 0 else 0.0
+        found["bubble"] = self.pipeline_end - self.pipeline_start - busy
         return {**found, "wait": self.step_time - sum(found.values())}
 
-    def hidden(self, rank: int) -> dict[str, float]:
-        """Seconds of overlapped communication of one rank, by stream."""
-        return self._sums(rank)[1]
 
-    def _counted(self, rank: int) -> list[tuple[int, Piece]]:
-        """The pieces of a rank's actions, each with the number of actions."""
-        counts = Counter((one.stage, one.kind) for one in self.actions if one.rank == rank)
-        return [(count, piece) for key, count in counts.items() for piece in self.pieces[key]]
+@dataclass(frozen=True, kw_only=True)
+class Ends:
+    """Seconds per step of what is not a pass, by kind of stage where they differ: arrays of length 3."""
 
-    def _sums(self, rank: int) -> tuple[dict[str, float], dict[str, float]]:
-        parts, hidden = dict.fromkeys(PARTS, 0.0), dict.fromkeys(STREAMS, 0.0)
-        mine: list[tuple[float, Slice | Piece]] = [(n * piece.seconds, piece) for n, piece in self._counted(rank)]
-        mine += [(one.end - one.start, one) for one in self.around if one.rank == rank]
-        for seconds, one in mine:
-            if one.hidden:
-                hidden[one.stream] += seconds
-            else:
-                parts[one.part] += seconds
-        return parts, {stream: seconds for stream, seconds in hidden.items() if seconds > 0}
+    gather: Floats
+    """Gathering weights, what is not hidden; copies into and out of buffers included."""
+    reduce: Floats
+    """Reducing gradients, what is not hidden."""
+    gather_hidden: Floats
+    reduce_hidden: Floats
+    optimizer: Floats
+    offload: Floats
+    """Transfers and update of offloaded optimizer states."""
+    stragglers: float
+    """Waiting for the slowest GPU of the job."""
+    overhead: float
+    each: tuple[bool, bool]
+    """Weights are gathered, gradients are reduced for every microbatch (only without a pipeline)."""
+
+    @property
+    def update(self) -> Floats:
+        """Seconds of traffic, update and transfers by kind of stage: the largest is part of the step time."""
+        return self.gather + self.reduce + self.optimizer + self.offload
+
+    @property
+    def slowest(self) -> int:
+        """Kind of stage where the update takes longest."""
+        return int(largest_stage(self.update[:, None])[0])
+
+    @property
+    def before(self) -> float:
+        """Seconds before the pipeline starts: weights gathered once, as on the slowest."""
+        return 0.0 if self.each[0] else float(self.gather[self.slowest])
+
+    @property
+    def inside(self) -> float:
+        """Seconds that lie between the passes: traffic of every microbatch."""
+        both = zip((self.gather, self.reduce), self.each, strict=True)
+        return sum(float(value[self.slowest]) for value, each in both if each)
+
+
+def ends_of(priced: Priced) -> Ends:
+    """The same terms that the step time sums, by kind of stage.
+
+    The model prices gradients and weights together; what gradients alone would add counts as reducing, the rest as
+    gathering. The sum is the model's.
+    """
+    job, shared = priced.job, priced.shared
+    layout = Layout.stack([priced.dealt])
+    sent = shared.send if priced.send[0] else 0.0 * shared.send
+    nothing = np.zeros_like(shared.gather)
+
+    def traffic(gather: Floats, copies: Floats) -> tuple[Floats, Floats]:
+        """Exposed and hidden seconds."""
+        return data_parallel(
+            job.trainer, layout, replace(shared, gather=gather, copies=copies),
+            shared.forward + sent, shared.backward + sent, data_slowdown(job.cluster, layout),
+        )  # fmt: skip
+
+    (exposed, hidden), (reduce, reduce_hidden) = traffic(shared.gather, shared.copies), traffic(nothing, nothing)
+    zero, single = int(priced.dealt.zero), int(priced.dealt.pp) == 1
+    time = priced.estimate.time
+    return Ends(
+        gather=np.maximum(exposed - reduce, 0.0)[:, 0], reduce=np.minimum(reduce, exposed)[:, 0],
+        gather_hidden=np.maximum(hidden - reduce_hidden, 0.0)[:, 0], reduce_hidden=np.minimum(reduce_hidden, hidden)[:, 0],
+        optimizer=shared.optimizer[:, 0], offload=shared.offload[:, 0],
+        stragglers=float(time["stragglers"][0]), overhead=float(time["overhead"][0]),
+        each=(single and zero >= max(job.trainer.stored.weight_sharding_level, 2), single and zero >= 2),
+    )  # fmt: skip
 
 
 def timeline_of(priced: Priced) -> Timeline:
@@ -122,15 +171,13 @@ def timeline_of(priced: Priced) -> Timeline:
     for one in actions:
         first, last = active[one.rank]
         active[one.rank] = min(first, one.start), max(last, one.end)
-    around = [*traffic, *once_slices(ends, start, end, active, step), *_sends(actions, pp, priced.send[1], step)]
+    around = [*traffic, *_once(ends, start, end, active, step), *_sends(actions, pp, priced.send[1], step)]
     last_one = max(range(len(around)), key=lambda i: (around[i].end, not around[i].hidden))
     around[last_one] = replace(around[last_one], end=step)  # what rounding left
     return Timeline(
         ranks=pp, stages=pp * int(priced.dealt.vpp), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
         pipeline_start=start, pipeline_end=end, actions=tuple(actions), pieces=pieces_by_action(priced),
         around=tuple(around), hand_over=hand_over,
-        slowest=rank_of_kind(int(largest_stage(priced.times.forward + priced.times.backward)[0]), pp),
-        slowest_update=rank_of_kind(ends.slowest, pp),
     )  # fmt: skip
 
 
@@ -150,32 +197,12 @@ def _walked(priced: Priced) -> tuple[list[Span], float]:
     spans, end = run(0.0)
     if abs(end - wanted) <= SAME * wanted:
         return spans, 0.0
-    # The end grows with the hand-over, in straight pieces: bracket, then the secant with halved ends (Illinois).
-    far, (low, high) = (wanted - end) / int(layout.pp), (0.0, 0.0)
-    at_low = at_high = end - wanted
-    for _ in range(ROUNDS):
-        spans, end = run(far)
-        if far < 0:
-            low, at_low = far, end - wanted
-        else:
-            high, at_high = far, end - wanted
-        if at_low <= 0 <= at_high:
-            break
-        far *= 4
-    else:
-        raise AssertionError(f"{layout}: the pipeline cannot end at {wanted} s, it ends at {end} s")
-    side = 0
-    for _ in range(ROUNDS):
-        later = high - at_high * (high - low) / (at_high - at_low)
-        spans, end = run(later)
-        error = end - wanted
-        if abs(error) <= SAME * wanted:
-            return spans, later
-        if error < 0:
-            low, at_low, at_high, side = later, error, at_high / 2 if side < 0 else at_high, -1
-        else:
-            high, at_high, at_low, side = later, error, at_low / 2 if side > 0 else at_low, 1
-    raise AssertionError(f"{layout}: the pipeline ends at {end}, not at {wanted}")
+    from scipy.optimize import brentq  # type: ignore[import-untyped]  # a fifth of a second, which few pipelines need
+
+    # The first microbatch passes every rank, so that the end moves at least as far as the hand-over.
+    error = SAME * wanted / len(spans)
+    later = float(brentq(lambda later: run(later)[1] - wanted, 0.0, wanted - end, xtol=error, rtol=1e-15))
+    return run(later)[0], later
 
 
 def _with_traffic(walked: list[Span], ends: Ends, m: int, start: float) -> tuple[list[Span], list[Slice]]:
@@ -220,18 +247,47 @@ def _sends(actions: list[Span], pp: int, seconds: float, step: float) -> list[Sl
     found: list[Slice] = []
     for rank in range(pp):
         mine = [one for one in actions if one.rank == rank and one.kind != "W"]
-        each, free = min(seconds, step / len(mine)), 0.0
-        starts = []
-        for one in mine:
-            starts.append(max(one.end, free))
-            free = starts[-1] + each
-        latest = step
-        for number in reversed(range(len(mine))):
-            latest = min(starts[number], latest - each)
-            starts[number] = max(latest, 0.0)
+        each = min(seconds, step / len(mine))
+        before = each * np.arange(len(mine))
+        starts = np.maximum.accumulate(np.array([one.end for one in mine]) - before) + before
+        starts = np.minimum(starts, step - each * len(mine) + before)
         found += [
             Slice(rank=rank, kind="send", part="pipeline_communication", stage=one.stage, microbatch=one.microbatch,
                   start=begin, end=begin + each, hidden=True)
-            for one, begin in zip(mine, starts, strict=True)
+            for one, begin in zip(mine, starts.tolist(), strict=True)
         ]  # fmt: skip
+    return found
+
+
+def _once(ends: Ends, start: float, end: float, active: list[tuple[float, float]], step: float) -> list[Slice]:
+    """Slices that appear once per step, for a pipeline from ``start`` to ``end``.
+
+    ``active`` is when each rank's own passes start and end: hidden traffic lies at its two ends. A rank whose weights take
+    longer to gather than on the slowest one gathers the rest behind the pipeline, where it has the time.
+    """
+    found: list[Slice] = []
+    for rank, (first, last) in enumerate(active):
+        kind = stage_kind(rank, len(active))
+
+        def add(word: str, part: str, begin: float, seconds: float, hidden: bool = False, rank: int = rank) -> float:
+            if seconds > 0:
+                found.append(Slice(rank=rank, kind=word, part=part, start=begin, end=begin + seconds, hidden=hidden))
+            return begin + max(seconds, 0.0)
+
+        gathered, reduced = (
+            [0.0, 0.0] if each else [float(exposed[kind]), float(hidden[kind])]
+            for each, exposed, hidden in (
+                (ends.each[0], ends.gather, ends.gather_hidden), (ends.each[1], ends.reduce, ends.reduce_hidden)
+            )
+        )  # fmt: skip
+        data, early = "data_communication", min(gathered[0], start)
+        add("gather weights", data, start - early, early)
+        at = add("stragglers", "stragglers", end, ends.stragglers)
+        at = add("gather weights", data, at, gathered[0] - early)
+        at = add("reduce gradients", data, at, reduced[0])
+        at = add("optimizer", "optimizer", at, float(ends.optimizer[kind]))
+        add("optimizer on host", "offload", at, float(ends.offload[kind]))
+        add("overhead", "overhead", step - ends.overhead, ends.overhead)
+        add("gather weights", data, first, gathered[1], True)
+        add("reduce gradients", data, last - reduced[1], reduced[1], True)
     return found

@@ -38,6 +38,7 @@ from planner.cost.pipeline.schedule_walk import program, walk
 from planner.detect import pressure
 from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.profile import operator_runs as operators
+from planner.lab.profile.compute_points import layout_points
 from planner.lab.profile.compute_timing import measure_compute
 from planner.lab.profile.definitions import gemm, memory_bound
 from planner.lab.profile.fit_compute import base_of, fit_compute
@@ -46,7 +47,6 @@ from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.rank_groups import header
 from planner.lab.profile.settings import Settings
-from planner.lab.profile.shapes import layout_points
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
 from planner.lab.run.clock import Clock
@@ -142,9 +142,9 @@ def product(point: Point, split: Split) -> Callable[[], object]:
     whole: dict[int, tuple[int, ...]] = {sum(heads): heads}
     if model.gated:
         whole[2 * model.ffn_size] = (model.ffn_size, model.ffn_size)
-    n, k = point.whole("n"), point.whole("k")
+    n, k = point["n"], point["k"]
     sizes = whole.get(n * tp, ()) if k == model.hidden_size else ()
-    dtype, pass_, m = point.text("dtype"), point.text("pass"), point.whole("m")
+    dtype, pass_, m = point["dtype"], point["pass"], point["m"]
     each = [size // tp for size in sizes] or [n]
     apart = [operators.operator(gemm(dtype, pass_, m, size, k), "cpu") for size in each]
     if pass_ != "dgrad":

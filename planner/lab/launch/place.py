@@ -2,8 +2,6 @@
 
 import re
 import shlex
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -41,30 +39,30 @@ def place_from(environment: Mapping[str, str]) -> Place | None:
     Raises PlannerError where the variables contradict each other.
     """
     if "RANK" in environment and "WORLD_SIZE" in environment:
-        names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "GROUP_RANK", "MASTER_PORT")
-        values = {name: _whole(environment, name) for name in names if name in environment}
         for name in ("LOCAL_RANK", "MASTER_PORT", "MASTER_ADDR"):
             if name not in environment:
                 raise PlannerError(f"RANK and WORLD_SIZE are set but {name} is not; start it with torchrun")
-        local = _whole(environment, "LOCAL_WORLD_SIZE") if "LOCAL_WORLD_SIZE" in environment else values["WORLD_SIZE"]
+        rank, world = _whole(environment, "RANK"), _whole(environment, "WORLD_SIZE")
+        local = _whole(environment, "LOCAL_WORLD_SIZE", world)
         return _checked(Place(
-            rank=values["RANK"], world=values["WORLD_SIZE"], local_rank=values["LOCAL_RANK"],
-            node=values.get("GROUP_RANK", values["RANK"] // max(local, 1)), address=environment["MASTER_ADDR"],
-            port=values["MASTER_PORT"], agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
+            rank=rank, world=world, local_rank=_whole(environment, "LOCAL_RANK"),
+            node=_whole(environment, "GROUP_RANK", rank // max(local, 1)), address=environment["MASTER_ADDR"],
+            port=_whole(environment, "MASTER_PORT"),
+            agent_store=environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
         ))  # fmt: skip
-    if "SLURM_PROCID" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
+    if "SLURM_PROCID" in environment and _whole(environment, "SLURM_STEP_NUM_TASKS", 1) > 1:
         nodes = environment.get("SLURM_STEP_NODELIST") or environment.get("SLURM_NODELIST", "")
-        address = environment.get("MASTER_ADDR") or first_host(nodes)
         return _checked(Place(
             rank=_whole(environment, "SLURM_PROCID"), world=_whole(environment, "SLURM_STEP_NUM_TASKS"),
-            local_rank=_whole(environment, "SLURM_LOCALID"), node=_whole(environment, "SLURM_NODEID"), address=address,
-            port=int(environment.get("MASTER_PORT", SLURM_PORT)), agent_store=False,
+            local_rank=_whole(environment, "SLURM_LOCALID"), node=_whole(environment, "SLURM_NODEID"),
+            address=environment.get("MASTER_ADDR") or first_host(nodes), port=_whole(environment, "MASTER_PORT", SLURM_PORT),
+            agent_store=False,
         ))  # fmt: skip
     return None
 
 
-def _whole(environment: Mapping[str, str], name: str) -> int:
-    text = environment.get(name, "")
+def _whole(environment: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environment.get(name, "" if default is None else str(default))
     if not text.isdecimal():
         raise PlannerError(f"{name} is '{text}'; torchrun and srun set it to a whole number")
     return int(text)
@@ -79,29 +77,20 @@ def _checked(place: Place) -> Place:
 
 
 def first_host(nodes: str) -> str:
-    """First host of SLURM's list: scontrol where it is installed, else ``gpu[003-007,9]-x,b`` read by hand -> gpu003-x."""
-    tool = shutil.which("scontrol")
-    if tool:
-        done = subprocess.run(
-            [tool, "show", "hostnames", nodes], capture_output=True, text=True, timeout=30, check=False
-        )
-        if done.returncode == 0 and done.stdout.strip():
-            return done.stdout.split()[0]
+    """First host of SLURM's list: ``gpu[003-007,9]-x,b`` -> gpu003-x."""
     match = re.match(r"([^\[\],]+)(?:\[(\d+)[^\]]*\]([^\[\],]*))?", nodes)
     if match is None:
         raise PlannerError(f"SLURM's list of nodes is '{nodes}'; set MASTER_ADDR to the first host")
     return "".join(part or "" for part in match.groups())
 
 
-def torchrun_command(
-    name: str, nodes: int, per_node: int, host: str, program: list[str], port: int = PORT
-) -> list[str]:
+def torchrun_command(name: str, nodes: int, per_node: int, host: str, program: list[str]) -> list[str]:
     """torchrun on each of ``nodes`` machines; ``host`` is the first one, ``name`` what the job is called."""
     if nodes == 1:
         return ["torchrun", "--standalone", f"--nproc-per-node={per_node}", *program]
     return [
         "torchrun", f"--nnodes={nodes}", f"--nproc-per-node={per_node}", "--max-restarts=0", "--rdzv-backend=c10d",
-        f"--rdzv-id={name}", f"--rdzv-endpoint={host}:{port}", *program,
+        f"--rdzv-id={name}", f"--rdzv-endpoint={host}:{PORT}", *program,
     ]  # fmt: skip
 
 
@@ -111,16 +100,12 @@ def commands(name: str, nodes: int, per_node: int, program: list[str], *, on_cpu
     if nodes < 1 or per_node < 1:
         raise PlannerError(f"{nodes} nodes of {per_node} ranks: both must be at least 1")
     by_hand = shlex.join(torchrun_command(name, nodes, per_node, "FIRST_HOST", program))
-    where = (
-        "On the machine"
-        if nodes == 1
-        else f"On each of the {nodes} machines at the same time (FIRST_HOST is one of them)"
-    )
-    inner = torchrun_command(name, max(nodes, 1), per_node, "$head", program)
+    all_ = f"On each of the {nodes} machines at the same time (FIRST_HOST is one of them)"
+    inner = torchrun_command(name, nodes, per_node, "$head", program)
     batch = " ".join(word if "$head" in word else shlex.quote(word) for word in inner)
     gpus = "" if on_cpu else f" --gpus-per-node={per_node}"
     tasks = f"--nodes={nodes} --ntasks-per-node={per_node}{gpus} --distribution=block"
-    return f"""# {where}:
+    return f"""# {'On the machine' if nodes == 1 else all_}:
 {by_hand}
 
 # With SLURM: put this into {name}.sbatch, then: sbatch {name}.sbatch

@@ -1,4 +1,4 @@
-"""How far a running profile is, for a person: a small file that rank 0 rewrites, and the bar that is drawn from it."""
+"""How far a run is, for a person: a small file that rank 0 rewrites, and the bar that is drawn from it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from planner import library
 
 REFRESH = 0.3
 """Seconds between two writings of the file, and between two drawings of the bar."""
-
 OTHER_COLUMNS = 52
 """Columns of the line that the spinner, the bar, the time left and the time spent take."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class State:
-    """Where the measuring is."""
+    """Where a run is."""
 
     part: str = "starting"
-    """compute, memory, collectives, fitting."""
+    """compute, memory, collectives, fitting; a trainer; validate."""
     doing: str = ""
     """The point in words."""
     done: int = 0
@@ -34,30 +33,23 @@ class State:
     spent: float = 0.0
     """Seconds of measuring."""
     budget: float = 0.0
-    """Seconds that it may take; 0 = nobody knows."""
-    guessed: bool = False
-    """The budget is what the steps so far promise, not a limit."""
-    share: float | None = None
-    """How much of all is done, 0 to 1, where this is one of several runs; None = by budget or points."""
-
-    @property
-    def remaining(self) -> float:
-        """Seconds left at most."""
-        return max(self.budget - self.spent, 0.0)
+    """Seconds that it may take; 0 = there is no limit."""
+    expected: float | None = None
+    """Seconds left, as the steps so far promise; None = nobody knows."""
 
     @property
     def left(self) -> str:
-        """In words. What a profile needs whatever the budget is measured when that is spent."""
-        if not self.budget:
-            return ""
-        if self.guessed:
-            return f"about {self.remaining:.0f} s left"
-        return f"at most {self.remaining:.0f} s left" if self.remaining > 0 else "over the budget"
+        """The time left in words. What a profile needs whatever the budget is measured when that is spent."""
+        if self.budget:
+            left = self.budget - self.spent
+            return f"at most {left:.0f} s left" if left > 0 else "over the budget"
+        return "" if self.expected is None else f"about {self.expected:.0f} s left"
 
-
-def same(state: State) -> State:
-    """Nothing around it."""
-    return state
+    @property
+    def share(self) -> float:
+        """How much is done, 0 to 1."""
+        done, all_ = (self.spent, self.budget) if self.budget else (self.done, self.points)
+        return min(done / all_, 1.0) if all_ else 0.0
 
 
 class Pace:
@@ -65,10 +57,8 @@ class Pace:
 
     def __init__(self, part: str, points: int, skip: int = 0) -> None:
         """``points`` steps, of which the first ``skip`` are of another kind and promise nothing."""
-        self._part, self._points, self._skip = part, points, skip
-        self._begun = time.monotonic()
-        self._counted: float | None = None
-        self._done = -1
+        self._part, self._points, self._skip, self._done = part, points, skip, -1
+        self._counted = time.monotonic()
 
     def next(self, doing: str) -> State:
         """One more step begins."""
@@ -77,50 +67,33 @@ class Pace:
     def at(self, doing: str, done: int) -> State:
         """A step begins, and ``done`` are done."""
         now, self._done = time.monotonic(), done
-        if self._counted is None and done >= self._skip:
+        expected = None
+        if done > self._skip:
+            expected = (now - self._counted) / (done - self._skip) * max(self._points - done, 0)
+        else:
             self._counted = now
-        spent, budget, counted = now - self._begun, 0.0, done - self._skip
-        if self._counted is not None and counted > 0:
-            budget = spent + (now - self._counted) / counted * max(self._points - done, 0)
-        return State(
-            part=self._part, doing=doing, done=done, points=self._points, spent=spent, budget=budget, guessed=True
-        )
+        return State(part=self._part, doing=doing, done=done, points=self._points, expected=expected)
 
 
 class Course:
-    """Several runs, one after the other, as one: which it is, how much of all is done, and what that promises."""
+    """Several runs, one after the other: which it is, and the time left if the others take as long."""
 
     def __init__(self, word: str, count: int) -> None:
         """``word`` is what one of the ``count`` runs is called."""
-        self._word, self._count = word, count
-        self._begun = self._last = time.monotonic()
-        self._took: list[float] = []
-        self._number = 0
+        self._word, self._count, self._number = word, count, 0
+        self._begun = time.monotonic()
 
     def next(self) -> None:
         """The next one begins."""
-        now = time.monotonic()
-        if self._number:
-            self._took.append(now - self._last)
-        self._number, self._last = self._number + 1, now
+        self._number, self._begun = self._number + 1, time.monotonic()
 
     def through(self, state: State) -> State:
         """What one run says as a part of all."""
-        now = time.monotonic()
-        before = max(now - self._last - state.spent, 0.0)  # processes started, torch imported
-        mine = before + max(state.budget, state.spent) if state.budget else 0.0
-        known = [*self._took, *([mine] if mine else [])]
-        spent, budget = now - self._begun, 0.0
-        each = sum(known) / len(known) if known else 0.0
-        if known:
-            left = max((mine or each) - (now - self._last), 0.0)
-            budget = spent + left + (self._count - self._number) * each
-        inside = state.share if state.share is not None else state.done / state.points if state.points else 0.0
         part = f"{self._word} {self._number}/{self._count}" if self._count > 1 else self._word
-        return replace(
-            state, part=f"{part}, {state.part}" if state.part else part, spent=spent, budget=budget, guessed=True,
-            share=(self._number - 1 + min(inside, 1.0)) / self._count,
-        )  # fmt: skip
+        expected = state.expected
+        if expected is not None:
+            expected += (self._count - self._number) * (time.monotonic() - self._begun + expected)
+        return replace(state, part=f"{part}, {state.part}" if state.part else part, expected=expected)
 
 
 class Teller:
@@ -151,28 +124,25 @@ def from_file(path: Path) -> State:
 
 
 class Bar:
-    """A progress bar with the remaining time on standard error; nothing when that is no terminal."""
+    """A progress bar with the time left and spent on standard error; nothing when that is no terminal."""
 
-    def __init__(self, *, quiet: bool = False, through: Callable[[State], State] = same) -> None:
+    def __init__(self, *, quiet: bool = False, through: Callable[[State], State] = lambda state: state) -> None:
         """``quiet`` on all ranks but the first; ``through`` is put around every state."""
         self._through = through
         self._wanted = sys.stderr.isatty() and not quiet
         self._progress: Any = None
-        self._task: Any = None
-        self._begun = 0.0
 
     def __enter__(self) -> Bar:
         if self._wanted:
             from rich.console import Console
-            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+            from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             self._progress = Progress(
                 SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24),
-                TextColumn("{task.fields[left]}"), TextColumn("{task.fields[spent]}"), console=Console(stderr=True), transient=True,
+                TextColumn("{task.fields[left]}"), TimeElapsedColumn(), console=Console(stderr=True), transient=True,
             )  # fmt: skip
-            self._task = self._progress.add_task("starting", total=1.0, left="", spent="")
+            self._task = self._progress.add_task("starting", total=1.0, left="")
             self._progress.start()
-            self._begun = time.monotonic()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -184,15 +154,6 @@ class Bar:
         if self._progress:
             state = self._through(state)
             count = f" {state.done}/{state.points}" if state.points else ""
-            left = state.left
-            done = state.share
-            if done is None and state.budget and not state.guessed:
-                done = min(state.spent / state.budget, 1.0)
-            if done is None:
-                done = state.done / state.points if state.points else 0.0
-            spent = int(max(state.spent, time.monotonic() - self._begun))
-            room = self._progress.console.width - OTHER_COLUMNS
-            self._progress.update(
-                self._task, description=f"{state.part}{count} {state.doing}"[: max(room, 20)], completed=done, left=left,
-                spent=f"{spent // 60:.0f}:{spent % 60:02.0f}",
-            )  # fmt: skip
+            room = max(self._progress.console.width - OTHER_COLUMNS, 20)
+            text = f"{state.part}{count} {state.doing}"[:room]
+            self._progress.update(self._task, description=text, completed=state.share, left=state.left)

@@ -63,7 +63,8 @@ class Watch:
         self._ended, self._leave = ended, leave
         self._doing = ("starting", tuple(range(len(hosts))))
         self._deadline, self._seconds = float("inf"), timeout
-        self._posted = False
+        self.ending = False
+        """This rank is already on its way out, with a report or without."""
         self._next = (rank + 1) % len(hosts)
         self.verdict: Verdict | None = None
         """What went wrong; set on the rank that reports before ``ended`` is called."""
@@ -103,14 +104,9 @@ class Watch:
         self._thread.join(timeout=5.0)
         self.store.set(f"done/{self.rank}", "1")
 
-    @property
-    def ending(self) -> bool:
-        """Whether this rank is already on its way out with a report."""
-        return self._posted
-
     def silence(self) -> None:
         """The user or launcher ends the run: nothing is to be reported."""
-        self._posted = True
+        self.ending = True
         self._stop.set()
 
     def fail(self, error: BaseException, facts: dict[str, Any] | None = None, text: str = "") -> None:
@@ -119,15 +115,11 @@ class Watch:
         text = text or str(error).strip() or type(error).__name__
         lost = any(word in text.lower() for word in CONNECTION) and isinstance(error, RuntimeError | OSError)
         if isinstance(error, PlannerError):
-            self._end("said", text)
+            self.end("said", text)
         else:
-            self._end("lost" if lost and not facts else "error", text.splitlines()[0][:300], facts)
+            self.end("lost" if lost and not facts else "error", text.splitlines()[0][:300], facts)
         if self._thread.is_alive():
             self._thread.join()
-
-    def terminated(self) -> None:
-        """The launcher ends this rank: because another one died, which is then named, or because somebody stopped it."""
-        self._end("told", "")
 
     def _watch(self) -> None:
         count, life, seen = 0, "", 0
@@ -136,38 +128,36 @@ class Watch:
             if os.getppid() != self._parent:  # the launcher was killed: nobody would end this rank
                 self._ended("")
                 self._leave(FAILED)
-            if self._told_to_stop():
-                self.terminated()
-                return
             try:
-                self.store.set(f"alive/{self.rank}", str(count))
-                if self.store.check(["failure"]):
-                    self._end("told", "")
+                stopped = self._signalled()
+                if not stopped:
+                    self.store.set(f"alive/{self.rank}", str(count))
+                if stopped or self.store.check(["failure"]):
+                    self.end("stopped")
                     return
                 if count % LOOK == 0:
                     now = self._get(f"alive/{self._next}")
                     if now != life or self._get(f"done/{self._next}"):
                         life, seen = now, count
             except Exception as error:  # whatever the store's client raises: nobody is left to report to
-                self._end("store", str(error).splitlines()[0][:200])
+                self.end("store", str(error).splitlines()[0][:200])
                 return
-            if time.monotonic() > self._deadline:
-                self._end("late", "")
-                return
-            if (count - seen) * TICK > SILENT:
-                self._end("silent", "")
+            if time.monotonic() > self._deadline or (count - seen) * TICK > SILENT:
+                self.end("late" if time.monotonic() > self._deadline else "silent")
                 return
 
-    def _told_to_stop(self) -> bool:
+    def _signalled(self) -> bool:
         with contextlib.suppress(BlockingIOError):
             return signal.SIGTERM in self._signals.recv(64)
         return False
 
-    def _end(self, kind: str, text: str, facts: dict[str, Any] | None = None) -> None:
+    def end(self, kind: str, text: str = "", facts: dict[str, Any] | None = None) -> None:
+        """Ends this rank: with an error or said, lost (of a peer), late, silent (the next one), store, or stopped (by the launcher,
+        because another one died, which is then named, or because somebody stopped it)."""
         with self._lock:  # the thread and the main program may both come here
-            if self._posted:
+            if self.ending:
                 return
-            self._posted = True
+            self.ending = True
         sentence = ""
         if kind == "store":
             sentence = f"{self.where(0)} no longer answers rank {self.rank}, which was at: {self._doing[0]} ({text})"
@@ -182,24 +172,16 @@ class Watch:
         """Posts, waits, and on the rank that comes first here returns the sentence."""
         words, ranks = self._doing
         post = {
-            "kind": kind,
-            "text": text,
-            "doing": words,
-            "ranks": list(ranks),
-            "facts": facts,
-            "seconds": self._seconds,
-        }
+            "kind": kind, "text": text, "doing": words, "ranks": list(ranks), "facts": facts, "seconds": self._seconds,
+        }  # fmt: skip
         self.store.set(f"failed/{self.rank}", json.dumps(post))
         self.store.set("failure", "1")
         before = self._lives()
         time.sleep(GRACE)
         after = self._lives()
-        posts = {rank: json.loads(self._get(f"failed/{rank}") or "{}") for rank in range(len(self.hosts))}
-        posts = {rank: entry for rank, entry in posts.items() if entry}
-        gone = [
-            rank for rank in range(len(self.hosts))
-            if rank not in posts and (before[rank] == after[rank] or self._get(f"done/{rank}"))
-        ]  # fmt: skip
+        world = range(len(self.hosts))
+        posts = {rank: json.loads(text) for rank in world if (text := self._get(f"failed/{rank}"))}
+        gone = [r for r in world if r not in posts and (before[r] == after[r] or self._get(f"done/{r}"))]
         if self.store.add("reporter", 1) != 1:
             return ""
         self.verdict = self.judge(posts, gone)
@@ -217,32 +199,26 @@ class Watch:
 
     def judge(self, posts: dict[int, dict[str, Any]], gone: list[int]) -> Verdict:
         """What happened, in one sentence: own errors first, then the ranks that are gone, then who waited in vain."""
-        own = {rank: entry for rank, entry in posts.items() if entry["kind"] == "error"}
+        kinds = {kind: {r: one for r, one in posts.items() if one["kind"] == kind} for kind in ("said", "error", "silent")}
         waiting = {rank: entry for rank, entry in posts.items() if entry["kind"] in ("late", "lost")}
-        silent = [(rank + 1) % len(self.hosts) for rank, entry in posts.items() if entry["kind"] == "silent"]
-        said = {rank: entry["text"] for rank, entry in posts.items() if entry["kind"] == "said"}
-        doing = next(iter((own or waiting or posts).values()))["doing"]
-        if said:
-            rank = next(iter(said))
-            return Verdict(kind="said", rank=rank, phase=doing, sentence=str(said[rank]))
-        if own:
-            rank = min(own)
-            doing = own[rank]["doing"]
-            sentence = f"{self.where(rank)} failed at {doing}: {own[rank]['text']}"
-            return Verdict(kind="error", rank=rank, phase=doing, sentence=sentence, facts=own[rank].get("facts", {}))
+        silent = [(rank + 1) % len(self.hosts) for rank in kinds["silent"]]
+        doing = next(iter((kinds["error"] or waiting or posts).values()))["doing"]
+        for rank, entry in kinds["said"].items():
+            return Verdict(kind="said", rank=rank, phase=doing, sentence=str(entry["text"]))
+        for rank, entry in sorted(kinds["error"].items()):
+            sentence = f"{self.where(rank)} failed at {entry['doing']}: {entry['text']}"
+            facts = entry.get("facts", {})
+            return Verdict(kind="error", rank=rank, phase=entry["doing"], sentence=sentence, facts=facts)
         if gone or silent:
             gone = gone or silent  # heard again since, but too late
             names = " and ".join(self.where(rank) for rank in gone[:4]) + (" and others" if len(gone) > 4 else "")
-            late = all(entry["kind"] == "late" for entry in waiting.values()) and waiting
-            how = f"stopped answering for {self._limit(waiting):g} s" if late else "died"
-            sentence = f"{names} {how} during {doing}"
+            hung = waiting and not silent and all(entry["kind"] == "late" for entry in waiting.values())
+            how = f"stopped answering for {self._limit(waiting):g} s during {doing}" if hung else f"died during {doing}"
             if silent:
-                late = False
-                sentence = (
-                    f"{names} gave no sign of life for {SILENT:g} s during {doing}: the process is dead, its machine is, or the "
-                    "link to it"
+                how = (
+                    f"gave no sign of life for {SILENT:g} s during {doing}: the process is dead, its machine is, or the link to it"
                 )
-            return Verdict(kind="hung" if late else "died", rank=gone[0], phase=doing, sentence=sentence)
+            return Verdict(kind="hung" if hung else "died", rank=gone[0], phase=doing, sentence=f"{names} {how}")
         if not waiting:
             return Verdict(kind="stopped", rank=-1, phase=doing, sentence=f"the launcher ended the run during {doing}")
         return self._stuck(waiting, doing)
@@ -275,7 +251,7 @@ def heed_signals(watch: Watch) -> None:
             return
         if number == signal.SIGINT:
             raise KeyboardInterrupt
-        watch.terminated()  # comes back only where the watch was quicker: it reports, and ends this process
+        watch.end("stopped")  # comes back only where the watch was quicker: it reports, and ends this process
 
     for one in (signal.SIGTERM, signal.SIGINT):
         signal.signal(one, stop)

@@ -6,6 +6,7 @@ block / runs. The median, its interval and the outliers are of these samples.
 """
 
 import math
+from statistics import median
 
 import torch
 
@@ -13,10 +14,10 @@ from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile.operations import Buffers, Operation
 from planner.lab.profile.patterns import Pattern, factor, in_words, pattern_of
-from planner.lab.profile.points import Measured, Point, Run, Taker, Value
+from planner.lab.profile.points import Measured, Point, Run, Value
 from planner.lab.profile.rank_groups import Ranks
 from planner.lab.profile.tensors import DTYPES
-from planner.lab.profile.timing import FEWEST, measure, middle, precise, slowest_group, slowest_of, summarise, taker
+from planner.lab.profile.timing import FEWEST, measure, precise, slowest_group, slowest_of, summarise, taker
 
 PRECISION = 0.05  # Half the interval of the median over the median at which a point is done
 BLOCK_SECONDS = 2e-3
@@ -46,7 +47,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
     everyone = pattern.groups(ranks.world)
     if not everyone:
         return None
-    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
+    op, size, dtype = point.each("op", "size", "dtype")
     with ranks.watch.doing(in_words(point), everyone[0]):
         group = ranks.group(pattern)
         operation = Operation(op, size, dtype, group, buffers) if group else None
@@ -58,8 +59,7 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         several: dict[str, Value] = {}
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
-            group_ranks, ratio = slowest_group(everyone, ranks.collect(middle(sorted(own))))
-            several = {"slowest_group": group_ranks, "over_median": ratio}
+            several["slowest_group"], several["over_median"] = slowest_group(everyone, ranks.collect(median(own)))
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
     bandwidth = size / found.median
     return found.measured(
@@ -75,29 +75,38 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
         operation.fill()
         try:
             operation.run()
+            if ranks.device == "cuda":
+                torch.cuda.synchronize()
+            wrong = operation.wrong()
         except (RuntimeError, NotImplementedError, ValueError, TypeError) as error:
             if not any(word in str(error).lower() for word in CANNOT):
                 raise
             wrong = f"{NONE_SUCH}: {str(error).strip().splitlines()[0][:200]}"
-        else:
-            if ranks.device == "cuda":
-                torch.cuda.synchronize()
-            wrong = operation.wrong()
-    worst = ranks.slowest([float(ranks.place.rank + 1) if wrong else 0.0])[0]
-    if worst:
-        texts = ranks.collect(wrong)
-        rank = next(rank for rank, text in enumerate(texts) if text)
-        if all(text.startswith(NONE_SUCH) for text in texts if text):
-            raise NoSuchCollectiveError(f"{in_words(point)}: {texts[rank]}")
+    if ranks.slowest([float(bool(wrong))])[0]:
+        texts = {rank: text for rank, text in enumerate(ranks.collect(wrong)) if text}
+        rank, text = next(iter(texts.items()))
+        if all(one.startswith(NONE_SUCH) for one in texts.values()):
+            raise NoSuchCollectiveError(f"{in_words(point)}: {text}")
         raise PlannerError(
-            f"{in_words(point)} returned wrong data on {ranks.watch.where(rank)}: {texts[rank]}; "
+            f"{in_words(point)} returned wrong data on {ranks.watch.where(rank)}: {text}; "
             "the profile is void until the cause is found"
         )
 
 
 def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
-    """Samples of the slowest rank, those of this one, and the runs in each. All ranks decide alike: by the slowest's."""
-    take = _block_taker(operation, ranks)
+    """Samples of the slowest rank, those of this one (0 where it only waits), and the runs in each. All ranks leave a barrier
+    before each block, and decide alike: by the slowest's.
+
+    On a GPU the barrier is an all-reduce of one element queued before the first event, so that the devices start together and the
+    host runs ahead of them; a collective makes the current stream wait for its own.
+    """
+    run: Run = operation.run if operation else lambda: None
+    on_gpu = ranks.device == "cuda"
+    timed = taker(run, "cuda_events", _device_barrier(ranks)) if on_gpu else taker(run, "wall", ranks.barrier)
+
+    def take(count: int, inner: int) -> list[float]:
+        return [one if operation else 0.0 for one in timed(count, inner)]
+
     pilot = ranks.slowest(take(2, 1))
     inner = max(1, min(LONGEST_BLOCK, math.ceil(BLOCK_SECONDS / max(min(pilot), 1e-9))))
     samples: list[float] = []
@@ -114,20 +123,6 @@ def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple
         if precise(samples, PRECISION) or (spent > budget_s and enough):
             break
     return samples, own, inner
-
-
-def _block_taker(operation: Operation | None, ranks: Ranks) -> Taker:
-    """Blocks of runs, seconds per run on this rank (0 where it only waits). All ranks leave a barrier before each block.
-
-    On a GPU it is an all-reduce of one element queued before the first event, so that the devices start together and the host
-    runs ahead of them; a collective makes the current stream wait for its own.
-    """
-    run: Run = operation.run if operation else lambda: None
-    if ranks.device == "cuda":
-        take = taker(run, "cuda_events", _device_barrier(ranks))
-    else:
-        take = taker(run, "wall", ranks.barrier)
-    return take if operation else lambda count, inner: [0.0 * one for one in take(count, inner)]
 
 
 def _device_barrier(ranks: Ranks) -> Run | None:
@@ -148,13 +143,12 @@ def measure_ranks(point: Point, ranks: Ranks) -> Measured:
 
     On a CPU by processor time: cores are shared.
     """
-    side, dtype = point.whole("m"), DTYPES[point.text("dtype")]
+    side, dtype = point["m"], DTYPES[point["dtype"]]
     a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
-    limit = ranks.timeout + 10.0 * SECONDS[ranks.device]
-    with ranks.watch.doing("a product on every rank", list(range(ranks.world)), limit):
+    budget, clock = SECONDS[ranks.device], "cpu" if ranks.device == "cpu" else "cuda_events"
+    with ranks.watch.doing("a product on every rank", list(range(ranks.world)), ranks.timeout + 10.0 * budget):
         ranks.barrier()
-        clock = "cpu" if ranks.device == "cpu" else "cuda_events"
-        found = measure(lambda: torch.mm(a, b), device=ranks.device, clock=clock, budget_s=SECONDS[ranks.device])
+        found = measure(lambda: torch.mm(a, b), device=ranks.device, clock=clock, budget_s=budget)
         all_ranks = ranks.collect(found.median)
     slowest, ratio = slowest_of(all_ranks)
     return summarise([all_ranks[slowest]], clock).measured(

@@ -12,6 +12,8 @@ from typing import Any
 
 import click
 
+from planner import units
+from planner.curves import COLLECTIVES
 from planner.detect import local_devices, profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
@@ -21,7 +23,6 @@ from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, nee
 from planner.lab.profile.settings import PARTS, Settings
 from planner.model import load_model
 from planner.terminal.flags import console, this_program
-from planner.units import parse
 
 BUDGET = {"cpu": "1m", "cuda": "10m"}
 MOST_ON_CPU = 64
@@ -72,9 +73,15 @@ def profile(
     place = place_from(os.environ)
     settings = _settings(output, flags)
     if place is None:
-        _from_here(settings, _ranks(ranks, settings.device), as_json)
+        written: HardwareProfile | None = _from_here(settings, _ranks(ranks, settings.device))
     else:
-        _as_rank(settings, place, as_json)
+        written = _as_rank(settings, place)
+    if written:
+        summary, rows = _summary(written, settings.output), _rows(written)
+        if as_json:
+            click.echo(json.dumps({**summary, "curves": rows}, indent=1))
+        else:
+            _print(console(), summary, rows)
 
 
 def _settings(output: str, flags: dict[str, Any]) -> Settings:
@@ -86,8 +93,8 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
         output=output, device=device, models=flags["models"], resume=flags["resume"], only=flags["only"] or PARTS,
         budget=_seconds(flags["budget"] or BUDGET[device], "--budget"), timeout=_seconds(flags["timeout"], "--timeout"),
         base=flags["hardware"], command=shlex.join(["plan", *sys.argv[1:]]),
-        largest=None if size is None else parse(size, "bytes", what="--max-size"),
-        network_bandwidth=None if rate is None else parse(rate, "bytes/s", what="--network-bandwidth"),
+        largest=None if size is None else units.parse(size, "bytes", what="--max-size"),
+        network_bandwidth=None if rate is None else units.parse(rate, "bytes/s", what="--network-bandwidth"),
     )  # fmt: skip
     for name in settings.models:
         load_model(name)
@@ -108,7 +115,7 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
 def _seconds(text: str, flag: str) -> float:
     """``90s``, ``10m``, ``1h`` or what units.parse knows."""
     text = text.strip()
-    return parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
+    return units.parse(f"{text[:-1]} min" if text[-1:] == "m" else text, "seconds", what=flag)
 
 
 def _ranks(ranks: int | None, device: str) -> int:
@@ -135,7 +142,7 @@ def profile_here(settings: Settings, ranks: int, show: Callable[[State], object]
         return run_here("planner.lab.profile", settings.to_json(), ranks, Path(name), show)
 
 
-def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
+def _from_here(settings: Settings, ranks: int) -> HardwareProfile:
     """One machine: torchrun is started, the profile is made of the journal."""
     from planner.lab.profile.profile_file import write_profile
 
@@ -148,19 +155,18 @@ def _from_here(settings: Settings, ranks: int, as_json: bool) -> None:
     try:
         with Bar() as bar:
             seconds = profile_here(settings, ranks, bar.show)
-    except InterruptedRunError:
-        kept = _kept(settings) if stamp() != before else "nothing was measured"
-        raise PlannerError(f"stopped; {kept}") from None
     except PlannerError as error:  # a journal that this run could not use holds nothing of it
-        raise PlannerError(f"{error}; {_kept(settings)}" if stamp() != before else str(error)) from error
-    _report(write_profile(settings, seconds), settings, as_json)
+        stopped = isinstance(error, InterruptedRunError)
+        kept = [_kept(settings)] if stamp() != before else ["nothing was measured"] if stopped else []
+        raise PlannerError("; ".join([str(error), *kept])) from error
+    return write_profile(settings, seconds)
 
 
 def _kept(settings: Settings) -> str:
     return f"what was measured is kept in {settings.journal}; --resume goes on"
 
 
-def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
+def _as_rank(settings: Settings, place: Place) -> HardwareProfile | None:
     """One of many ranks that torchrun or srun started; the first one writes and reports."""
     from planner.lab.profile.profile_file import write_profile
     from planner.lab.profile.worker import work
@@ -176,16 +182,66 @@ def _as_rank(settings: Settings, place: Place, as_json: bool) -> None:
             work(settings, place, bar.show, finish)
         except KeyboardInterrupt:
             raise PlannerError(f"stopped; {_kept(settings)}" if place.rank == 0 else "stopped") from None
-    if place.rank == 0:
-        _report(written[0], settings, as_json)
+    return written[0] if written else None
 
 
-def _report(written: HardwareProfile, settings: Settings, as_json: bool) -> None:
-    """What was measured and how well, and how to use it."""
-    from planner.lab.profile.show import print_profile, profile_rows, profile_summary
+# ------------------------------------------------------------------------------------------------ what it says
 
-    summary, rows = profile_summary(written, settings.output), profile_rows(written)
-    if as_json:
-        click.echo(json.dumps({**summary, "curves": rows}, indent=1))
-    else:
-        print_profile(console(), summary, rows)
+
+def _summary(profile: HardwareProfile, output: str) -> dict[str, Any]:
+    """What a person wants to know first."""
+    origin = profile.provenance
+    assert origin is not None
+    return {
+        "file": output, "device": profile.device, "machine": origin.machine, "date": origin.date,
+        **{name: origin.cost.get(name, 0.0) for name in ("seconds", "points", "left_out", "failed", "outliers")},
+        "measured": dict(profile.measured), "notes": list(profile.notes),
+        "sustained_bf16_flops": profile.sustained_flops("bf16"), "memory_bandwidth": profile.memory_bandwidth,
+    }  # fmt: skip
+
+
+def _rows(profile: HardwareProfile) -> list[dict[str, Any]]:
+    """One row per collective inside a node: latency and bus bandwidth of the largest group, spread and residual."""
+    origin = profile.provenance
+    assert origin is not None
+    rows = []
+    for op in COLLECTIVES:
+        curve = profile.scale_up[op]
+        off = sorted(
+            values[0] for name, values in origin.residuals.items() if name.split()[:1] == [op] and isinstance(values, list)
+        )  # fmt: skip
+        rows.append({
+            "op": op, "ranks": int(curve.groups[-1]), "latency": float(curve.latency()[-1]),
+            "bus_bandwidth": float(curve.bus_bandwidth()[-1]), "largest": float(curve.sizes[-1]),
+            "spread_percent": origin.spread.get(f"collective {op}"),
+            "residual_percent": off[len(off) // 2] if off else None,
+        })  # fmt: skip
+    return rows
+
+
+def _print(out: Any, summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """The table, what was not measured, and how to use the file."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    if summary["measured"].get("scale_up") == "measured":
+        title = "Collectives inside a node, largest group"
+        table = Table("", title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
+        for heading in ("ranks", "latency", "bus bandwidth", "spread", "fit off by"):
+            table.add_column(heading, justify="right")
+        for row in rows:
+            percents = (row["spread_percent"], row["residual_percent"])
+            table.add_row(
+                row["op"], str(row["ranks"]), units.format_seconds(row["latency"]),
+                f"{units.format_bytes(row['bus_bandwidth'])}/s", *("" if one is None else f"{one:.1f} %" for one in percents),
+            )  # fmt: skip
+        out.print(table)
+    out.print(
+        f"{summary['points']:.0f} points in {summary['seconds']:.0f} s, {summary['outliers']:.0f} outlying samples among "
+        f"them, {summary['left_out']:.0f} points left out by the budget, {summary['failed']:.0f} failed",
+        soft_wrap=True,
+    )
+    for note in summary["notes"]:
+        out.print(f"[yellow]note:[/yellow] {escape(note)}", soft_wrap=True)
+    out.print(f"wrote {summary['file']}; use it with --hardware {summary['file']}", soft_wrap=True, markup=False)

@@ -1,25 +1,41 @@
 """What the compute half of a profile measures, in the order in which it should be measured; no torch.
 
 First what every profile needs, then shapes by their share of the predicted step time, then shapes around those of the models,
-other types, whole layers. Stop anywhere: what is missing keeps the constants of the guess and is said.
+other types, whole layers. Stop anywhere: what is missing keeps the constants of the guess and is said. Shapes are those of the
+layouts that a search would choose, from the cost model's own lists of operators: what is measured is what will be priced.
 """
 
+import math
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
+import numpy as np
+
 from planner import units
+from planner.cluster import strides
+from planner.cost.estimate import Estimate
+from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Operator, Shard
+from planner.cost.layer.transformer_layer import embedding, head, layer
+from planner.cost.price.compute import gemm_dtype, price
+from planner.defaults import Request, resolve
 from planner.errors import PlannerError
+from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import COMPILED, EAGER, GEMM_PASSES, Heads
-from planner.lab.profile.layer_check import HOST_LAYER, shard_point
-from planner.lab.profile.points import Point, Value, unique
-from planner.lab.profile.shapes import Wanted, affordable, weighed, with_kernels
+from planner.lab.profile.layer_check import HOST_LAYER, first, shard_point
+from planner.lab.profile.points import Identity, Point, Value, unique
+from planner.layout import Layout
 from planner.model import load_model
+from planner.rules import Job
+from planner.search import search
 
 MODELS = {"cuda": ("llama-8b", "llama-70b", "qwen3-30b-a3b"), "cpu": ("gpt3-125m",)}
 """Models of a profile when none is named: heads of 128 with grouped queries, sizes from 4k to 8k, and experts; on a CPU what
 it can run."""
 GPUS = {"cuda": (8, 64), "cpu": (1, 8)}  # Sizes of job whose best layouts count
+DTYPE = {"cuda": "bf16", "cpu": "fp32"}  # Of what has one type only
 CPU_SEQUENCE = 512
 CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST, CPU_LONGEST_LAYER = 50e9, 8e9, 0.06, 0.6
 """FLOP/s and bytes/s of a slow core, and the longest run of an operator and of a layer there in seconds."""
@@ -36,6 +52,9 @@ SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8  # On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide
 BOTH = ("forward", "backward")
+BEST = 12  # Layouts of each search whose operators count
+LEAST_SHARE = 5e-4  # Operators below this share of every layout's step are left out
+FEWEST_ROWS = 64  # Tokens below which a product is no layer of a training step
 
 
 def compute_points(
@@ -43,13 +62,10 @@ def compute_points(
 ) -> list[Point]:
     """What to measure, in this order. Raises PlannerError where nothing of the models can be measured on the device."""
     check_device(device)
-    named, cpu = tuple(models) or MODELS[device], device == "cpu"
+    named, cpu = models or MODELS[device], device == "cpu"
     length = sequence_length or (CPU_SEQUENCE if cpu else None)
-    wanted = Wanted(
-        models=named, gpus=GPUS[device], sequence_length=length, dtype="fp32" if cpu else None,
-        largest_traffic=CPU_TRAFFIC if cpu else units.GIB,
-    )  # fmt: skip
-    shapes = with_kernels(weighed(wanted, hardware_guess), device)
+    dtype, largest = ("fp32", CPU_TRAFFIC) if cpu else (None, units.GIB)
+    shapes = with_kernels(weighed(named, GPUS[device], hardware_guess, length, dtype, largest), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
     chains = [point for name in named for point in chain_points(name, length)] if cpu else []
     if cpu:
@@ -60,29 +76,23 @@ def compute_points(
                 f"no layer of {', '.join(named)} at {length} tokens runs in {CPU_LONGEST:g} s on one core; "
                 "profile a smaller model here, such as gpt3-125m, or shorter sequences"
             )
+    kinds: dict[Any, Point] = {}  # the weightiest of every kind of operator and pass: any budget gives a whole profile
+    for point in shapes:
+        names = ("pass", "dtype", "op", "head_dim", "kernel")
+        kinds.setdefault((point.family, *(point.values.get(name) for name in names)), point)
+    anchors = {point.identity: point for point in kinds.values()}
+    rest = [point for point in shapes if point.identity not in anchors]
+    most = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     last = spanning(device)
-    anchors, rest = _anchors(shapes)
-    half = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     classes = [point for point in last if point.family == "memory_bound"]
-    return unique(
-        [*facts(device), *anchors, *chains, *classes, *rest[:half], *layers, *machine(device), *rest[half:], *last]
-    )
+    needed = [*facts(device), *anchors.values(), *chains, *classes]
+    return unique([*needed, *rest[:most], *layers, *machine(device), *rest[most:], *last])
 
 
 def check_device(device: str) -> None:
     """Raises PlannerError where the device is unknown."""
     if device not in MODELS:
         raise PlannerError(f"unknown device '{device}'; known: {', '.join(MODELS)}")
-
-
-def _anchors(shapes: list[Point]) -> tuple[list[Point], list[Point]]:
-    """The weightiest point of every kind of operator and pass, so that any budget gives a whole profile; and the rest."""
-    kinds: dict[tuple[Value | None, ...], Point] = {}
-    for point in shapes:
-        kind = (point.family, *(point.values.get(name) for name in ("pass", "dtype", "op", "head_dim", "kernel")))
-        kinds.setdefault(kind, point)
-    chosen = {point.identity for point in kinds.values()}
-    return list(kinds.values()), [point for point in shapes if point.identity not in chosen]
 
 
 def facts(device: str) -> list[Point]:
@@ -98,14 +108,13 @@ def facts(device: str) -> list[Point]:
 
 def warm_up_point(device: str) -> Point:
     """A product and an addition of a layer's size."""
-    rows, width, dtype = (4096, 4096, "bf16") if device == "cuda" else (256, 512, "fp32")
-    return Point.of("warm_up", dtype=dtype, m=rows, n=width, k=width)
+    rows, width = (4096, 4096) if device == "cuda" else (256, 512)
+    return Point.of("warm_up", dtype=DTYPE[device], m=rows, n=width, k=width)
 
 
 def machine(device: str) -> list[Point]:
     """Clocks under load, the host and the way to it."""
-    cuda, size = device == "cuda", SUSTAINED_SIZE[device]
-    dtype = "bf16" if cuda else "fp32"
+    cuda, size, dtype = device == "cuda", SUSTAINED_SIZE[device], DTYPE[device]
     points = [
         definitions.gemm(dtype, "forward", size, size, size),
         Point.of("sustained", dtype=dtype, m=size, n=size, k=size, seconds=SUSTAINED_SECONDS[device]),
@@ -119,69 +128,67 @@ def machine(device: str) -> list[Point]:
 def spanning(device: str) -> list[Point]:
     """Shapes around those of the models, for the fits: sizes that no layout has, classes that no trainer of the search uses."""
     cuda = device == "cuda"
-    dtype, width = ("bf16", 4096) if cuda else ("fp32", 512)
-    rows, span = (8192, (1, 4)) if cuda else (512, (1, 2))
+    rows, width, span = (8192, 4096, (1, 4)) if cuda else (512, 512, (1, 2))
+    dtypes = ("bf16", "fp16", "fp8", "tf32") if cuda else ("fp32", "bf16")
     points = [
-        definitions.gemm(kind, pass_, rows // scale, width // other, width // deep)
-        for kind in (("bf16", "fp16", "fp8", "tf32") if cuda else ("fp32", "bf16"))
-        for scale in (1, 4) for other in span for deep in span for pass_ in GEMM_PASSES
-    ]  # fmt: skip
-    points += [*_attention(cuda), *_classes(cuda, rows, width, dtype)]
-    if not cuda:
-        return points
-    sizes = (2048, 4096, 8192)
-    points += [
-        definitions.gemm("bf16", way, m, 4096, 4096) for way in (definitions.ACCUMULATING, "wgrad") for m in sizes
+        definitions.gemm(dtype, pass_, rows // scale, width // other, width // deep)
+        for dtype, scale, other, deep, pass_ in product(dtypes, (1, 4), span, span, GEMM_PASSES)
     ]
-    return points + [
-        definitions.gemm(kind, pass_, m, n, 4096)
-        for kind in definitions.SCALED if kind != "fp8"
-        for m in (2048, 8192) for n in (4096, 14336) for pass_ in GEMM_PASSES
-    ]  # fmt: skip
+    points += [*_attention(cuda), *_classes(cuda, rows, width)]
+    if cuda:
+        summed = (definitions.ACCUMULATING, "wgrad")
+        points += [definitions.gemm("bf16", way, m, 4096, 4096) for way in summed for m in (2048, 4096, 8192)]
+        points += [
+            definitions.gemm(dtype, pass_, m, n, 4096)
+            for dtype, m, n, pass_ in product(definitions.SCALED[1:], (2048, 8192), (4096, 14336), GEMM_PASSES)
+        ]
+    return points
 
 
 def _attention(cuda: bool) -> list[Point]:
     """Lengths, head sizes, grouped queries or none, not causal; and one rank of context parallelism."""
     seqs = (1024, 4096, 16384) if cuda else (128, 256, 512, 1024)
     kernels, heads = (("flash", "cudnn"), 16) if cuda else (("default",), 4)
-    variants = [(heads // 4, True), (heads, True), (heads // 4, False)]
+    grouped = (heads // 4, True)
     square = [
-        definitions.attention(kind, pass_, Heads(1, heads, kv, dim, dim, seq, causal=causal), kernel)
-        for kv, causal in variants
-        for kind in (("bf16",) if cuda else ("fp32", "bf16"))
-        for dim in (64, 128)
-        for seq in (seqs if ((kv, causal) == variants[0] and kind != "bf16") or cuda else seqs[1:2])
-        for kernel in kernels for pass_ in BOTH
-    ]  # fmt: skip
-    keys, kind = (16384, "bf16") if cuda else (512, "fp32")
+        definitions.attention(dtype, pass_, Heads(1, heads, kv, dim, dim, seq, causal=causal), kernel)
+        for (kv, causal), dtype, dim in product(
+            (grouped, (heads, True), (heads // 4, False)), ("bf16",) if cuda else ("fp32", "bf16"), (64, 128)
+        )
+        for seq in (seqs if cuda or ((kv, causal) == grouped and dtype != "bf16") else seqs[1:2])
+        for kernel, pass_ in product(kernels, BOTH)
+    ]
+    keys, dtype = (16384, "bf16") if cuda else (512, "fp32")
     return square + [
-        definitions.attention(kind, pass_, Heads(1, heads, heads // 4, 128, 128, keys // ranks, keys), kernel)
-        for ranks in (2, 4) for kernel in kernels for pass_ in BOTH
-    ]  # fmt: skip
+        definitions.attention(dtype, pass_, Heads(1, heads, heads // 4, 128, 128, keys // ranks, keys), kernel)
+        for ranks, kernel, pass_ in product((2, 4), kernels, BOTH)
+    ]
 
 
-def _classes(cuda: bool, rows: int, width: int, dtype: str) -> list[Point]:
+def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
     """One point of every class of memory-bound operator, of SwiGLU and RoPE by every kernel."""
+    dtype, heads = DTYPE["cuda" if cuda else "cpu"], (width // 128, width // 512, 128)
     points = [
         definitions.memory_bound(op, pass_, rows, width, dtype)
         for op, pass_ in definitions.MEMORY_BYTES
         if op not in ("swiglu", "rope", "optimizer") and (op != "quantize" or cuda)
     ]
-    for kernel in (COMPILED, EAGER) if cuda else (EAGER,):
-        for pass_ in BOTH:
-            points += [
-                definitions.swiglu(pass_, rows, width, dtype, kernel),
-                definitions.rope(pass_, rows, (width // 128, width // 512, 128), dtype, kernel),
-            ]
+    for kernel, pass_ in product((COMPILED, EAGER) if cuda else (EAGER,), BOTH):
+        points.append(definitions.swiglu(pass_, rows, width, dtype, kernel))
+        points.append(definitions.rope(pass_, rows, heads, dtype, kernel))
     states = rows if cuda else OPTIMIZER_STATES // width
     return [*points, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
+
+
+def _sequence(model: Any, sequence_length: int | None) -> int:
+    return sequence_length or min(model.max_sequence_length, 4096)
 
 
 def chain_points(model: str, sequence_length: int | None) -> list[Point]:
     """The chains of plain kernels that a layer and the loss of a model are where nothing is compiled, at their own sizes: on a
     processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
     spec = load_model(model)
-    seq = sequence_length or min(spec.max_sequence_length, 4096)
+    seq = _sequence(spec, sequence_length)
     columns = {"cross_entropy": spec.vocab_size}
     if spec.norm == "rmsnorm":
         columns["norm"] = spec.hidden_size
@@ -189,27 +196,186 @@ def chain_points(model: str, sequence_length: int | None) -> list[Point]:
         columns["swiglu"] = spec.ffn_size
     if spec.position == "rope" and not spec.is_mla:
         columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    more: dict[str, Value] = {"head_dim": spec.head_dim, "dtype": "fp32"}
     return [
-        Point.of(
-            "chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, head_dim=spec.head_dim,
-            dtype="fp32", pass_=pass_,
-        )
-        for op, width in columns.items() for pass_ in BOTH
-    ]  # fmt: skip
+        Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
+        for op, width in columns.items()
+        for pass_ in BOTH
+    ]
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
     """Whole layers of a model, dense and with experts where it has them, forward and backward; on a GPU also the shard of a
     tensor parallel group of 8."""
-    spec = load_model(model)
-    cuda = device == "cuda"
+    spec, cuda = load_model(model), device == "cuda"
     divides = spec.num_experts % EXPERT_RANKS == 0 and spec.num_experts >= EXPERT_RANKS * spec.top_k
-    ep = EXPERT_RANKS if cuda and divides else 1
-    seq = sequence_length or min(spec.max_sequence_length, 4096)
-    kinds = [0] * (spec.num_plain_layers > 0) + [ep] * (spec.num_moe_layers > 0)
+    kinds = [0] * (spec.num_plain_layers > 0)
+    kinds += [EXPERT_RANKS if cuda and divides else 1] * (spec.num_moe_layers > 0)
     return [
-        shard_point(spec, pass_, tp, kind, seq, "bf16" if cuda else "fp32")
+        shard_point(spec, pass_, tp, kind, _sequence(spec, sequence_length), DTYPE[device])
         for tp in ((1, 8) if cuda else (1,))
         if not any(size % tp for size in (spec.num_heads, spec.ffn_size, spec.shared_expert_ffn_size))
         for kind in kinds for pass_ in BOTH
+    ]  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------------------ shapes of layouts
+
+
+def weighed(
+    models: Sequence[str], gpus: Sequence[int], hardware: str, sequence_length: int | None = None,
+    dtype: str | None = None, largest: float = units.GIB,
+) -> list[Point]:  # fmt: skip
+    """Points of all models on all numbers of GPUs (they decide tp and micro batch), the largest share of a step first.
+
+    The weight of a point is its largest share of the predicted step time in any layout, so that a shape which one layout
+    lives on is not drowned by many layouts that hardly use it. ``sequence_length`` None is the model's own, at most 8192;
+    ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most: more only takes
+    longer. Raises PlannerError.
+    """
+    points: list[Point] = []
+    for model, count in product(models, gpus):
+        job = resolve(Request(model=model, num_gpus=count, hardware=hardware, sequence_length=sequence_length)).job
+        found = search(job, top=BEST)
+        for layout, estimate in zip(found.layouts, found.estimates, strict=True):
+            points += layout_points(job, layout, estimate, dtype, largest)
+    return unique(sorted(points, key=lambda point: -point.weight))
+
+
+def layout_points(
+    job: Job, layout: Layout, estimate: Estimate, dtype: str | None = None, largest: float = units.GIB
+) -> list[Point]:
+    """The operators of one layout, each with its share of the step time; those of equal shape are added up."""
+    shard = Shard(
+        workload=job.workload, trainer=job.trainer, layout=Layout.stack([layout]),
+        ep_stride=np.array([strides(layout)["ep"] if layout.ep != 1 else 1], dtype=float),
+    )  # fmt: skip
+    model, hardware, stages = job.workload.model, job.cluster.hardware, first(layout.pp)
+    parts = [
+        (layer(shard, moe=False)[0], model.num_plain_layers / stages),
+        (layer(shard, moe=True)[0] if model.num_moe_layers else [], model.num_moe_layers / stages),
+        (embedding(shard)[0], 1.0 / stages),
+        (head(shard)[0], 1.0 / stages),
+    ]
+    shapes = Shapes(shard=shard, hardware=hardware, dtype=dtype, largest=largest)
+    summed: dict[Identity, Point] = {}
+    for operators, count in parts:
+        if not count or not operators:
+            continue
+        work = price(operators, shard, hardware)
+        for operator in operators:
+            seconds = {name: first(getattr(work[operator.name], name)) for name in ("forward", "dgrad", "wgrad")}
+            for point in shapes.of(operator, seconds):
+                share = point.weight * count * first(layout.num_microbatches) / first(estimate.step_time)
+                before = summed.get(point.identity)
+                summed[point.identity] = replace(point, weight=share + (before.weight if before else 0.0))
+    return [point for point in summed.values() if point.weight >= LEAST_SHARE]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shapes:
+    """The points of operators of one shard of a model, the predicted seconds of one run as weight."""
+
+    shard: Shard
+    hardware: HardwareProfile
+    dtype: str | None  # Replaces that of all operators
+    largest: float  # Bytes of a memory-bound point at most
+
+    def of(self, operator: Operator, seconds: dict[str, float]) -> list[Point]:
+        """An operator's passes as points; ``seconds`` of one run by pass."""
+        if isinstance(operator, Gemm):
+            return self._gemm(operator, seconds)
+        if isinstance(operator, Attention):
+            return self._attention(operator, seconds)
+        return self._memory(operator, seconds) if isinstance(operator, MemoryBound) else []
+
+    def _gemm(self, gemm: Gemm, seconds: dict[str, float]) -> list[Point]:
+        """MXFP8 and scales per row are priced as one scale per tensor, but measured as they are."""
+        priced, asked = gemm_dtype(self.shard, gemm.low_precision, self.hardware), self.shard.workload.precision
+        dtype = self.dtype or (asked if priced == "fp8" and asked in definitions.SCALED else priced)
+        m, n, k, groups = (round(first(value)) for value in (gemm.m, gemm.n, gemm.k, gemm.groups))
+        passes = [name for name in definitions.GEMM_PASSES if name != "wgrad" or gemm.trained]
+        if min(m, n, k) < 1 or gemm.activations or (groups <= 1 and m < FEWEST_ROWS):
+            return []
+        if groups > 1:
+            sizes: dict[str, Value] = {"tokens": m, "n": n, "k": k, "groups": groups, "dtype": dtype}
+            return [Point.of("grouped_gemm", weight=seconds[name], **sizes, pass_=name) for name in passes]
+        return [definitions.gemm(dtype, name, m, n, k, seconds[name]) for name in passes]
+
+    def _attention(self, operator: Attention, seconds: dict[str, float]) -> list[Point]:
+        """Queries and keys of one rank; with context parallelism it has more keys than queries."""
+        model = self.shard.model
+        sizes = definitions.Heads(
+            batch=first(self.shard.batch) * operator.documents, heads=first(operator.heads),
+            kv_heads=max(first(operator.kv_heads), 1.0), head_dim=float(model.head_dim),
+            value_dim=model.attention_output_size / model.num_heads, seq=first(operator.seq_q), seq_kv=first(operator.seq_kv),
+        )  # fmt: skip
+        if sizes.heads % sizes.kv_heads:
+            return []
+        both = (("forward", "forward"), ("backward", "dgrad"))
+        return [definitions.attention(self.dtype or "bf16", name, sizes, weight=seconds[key]) for name, key in both]
+
+    def _memory(self, operator: MemoryBound, seconds: dict[str, float]) -> list[Point]:
+        """Representatives of the operator's class, over as many elements as its forward pass moves."""
+        shard, model, kind = self.shard, self.shard.model, operator.kind
+        dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
+        weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
+        columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
+        if kind == "norm":
+            size = self._rows(moved, 2.0 * e, columns), columns, dtype
+            return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
+        if kind == "swiglu":
+            size = self._rows(moved, 3.0 * e, columns), columns, dtype
+            return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
+        if kind == "rope":
+            count = float(model.num_heads / first(shard.tp))
+            kv, each = (count, model.qk_rope_head_dim) if model.is_mla else (first(shard.kv_heads), model.head_dim)
+            rows = self._rows(2.0 * e * first(shard.tokens) * (count + kv) * each, 2.0 * e, (count + kv) * each)
+            return [definitions.rope(name, rows, (count, kv, each), dtype, EAGER, weights[name]) for name in weights]
+        if kind == "cross_entropy":
+            width = float(model.vocab_size) / first(shard.tp)
+            size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
+            points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
+            return [*points, definitions.memory_bound(*definitions.WHOLE_LOSS, *size, 0.5 * both)]
+        if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
+            return []
+        element = definitions.ELEMENT[dtype]
+        rows = self._rows(moved * element / e, definitions.MEMORY_BYTES[kind, "forward"][0] * element, columns)
+        return [definitions.memory_bound(kind, "forward", rows, columns, dtype, sum(weights.values()))]
+
+    def _rows(self, bytes_moved: float, each: float, width: float) -> float:
+        """Rows of equal traffic, to a power of two: bandwidth does not change within an octave, nor beyond the largest."""
+        wanted = min(bytes_moved, self.largest) / (each * width)
+        return float(2 ** max(0, round(math.log2(max(wanted, 1.0)))))
+
+
+def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
+    """Chains of plain operations as this device can run them, and weight gradients of experts also as they are added up.
+
+    On a GPU what torch.compile makes of a chain stands before the chain itself; a processor runs the chain. A grouped
+    weight gradient that is added to an fp32 sum: torch's grouped kernel and another one that adds, or one product after the
+    other that adds itself; on a processor the latter, into the fp32 gradient.
+    """
+
+    def changed(point: Point, **values: Value) -> Point:
+        return Point.of(point.family, weight=point.weight, **{**point.values, **values})
+
+    found: list[Point] = []
+    for point in points:
+        if device == "cuda" and point.values.get("kernel") == EAGER:
+            found.append(changed(point, kernel=COMPILED))
+        found.append(point)
+        summed = point.family == "grouped_gemm" and point["pass"] == "wgrad"
+        if summed and point["dtype"] in ("bf16", "fp16", "fp32"):
+            added = changed(point, **{"pass": definitions.ACCUMULATING})
+            found += [added, changed(added, kernel="loop")] if device == "cuda" else [added]
+    return found
+
+
+def affordable(points: Sequence[Point], rate: float, bandwidth: float, most_s: float) -> list[Point]:
+    """Points whose one run takes at most ``most_s`` at a rate (FLOP/s) and a bandwidth (bytes/s): a CPU cannot wait for
+    the shapes of a GPU."""
+    return [
+        point for point in points
+        if definitions.flop(point) / rate + definitions.moved_bytes(point) / bandwidth <= most_s
     ]  # fmt: skip

@@ -2,27 +2,24 @@
 host, Adam on the CPU, and what memory there is."""
 
 import gc
-import itertools
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
-from typing import Any
+from functools import cache, partial
+from statistics import median
 
 import torch
 
-from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile import compute_points as planned
 from planner.lab.profile import operator_runs as operators
 from planner.lab.profile import rounds
 from planner.lab.profile.layer_check import HOST_LAYER
-from planner.lab.profile.points import Measured, Point, Run
-from planner.lab.profile.shapes import affordable
+from planner.lab.profile.points import Measured, Point, Run, Timing
 from planner.lab.profile.streams import adam
 from planner.lab.profile.tensors import keep_memory, precision, rotating, values
-from planner.lab.profile.timing import Yardstick, measure, middle, summarise
+from planner.lab.profile.timing import Yardstick, measure, summarise, taker
 
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
 YARDSTICK_RUNS, STREAM_RUNS = 200, 60
@@ -42,7 +39,7 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
     planned.check_device(device)
     threads = torch.get_num_threads()
     facts: dict[str, Callable[[Point, str, float], Measured]] = {
-        "launch": launch, "host_copy": host_copy, "cpu_adam": cpu_adam, "warm_up": warm_up, "host_stream": host_stream,
+        "launch": launch, "host_copy": host_copy, "cpu_adam": on_host, "warm_up": warm_up, "host_stream": on_host,
         "sustained": sustained, "bytes": memory_fact, "yardstick": yardstick_fact,
     }  # fmt: skip
     try:
@@ -52,12 +49,10 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         if point.family in facts:
             return facts[point.family](point, device, budget_s)
         run = operators.operator(point, device)
-        slowed_alike = stream_yardstick if point.values.get("op") == "optimizer" else yardstick
-        by = slowed_alike() if device == "cpu" else None
-        found = measure(run, device=device, clock=clock_of(device), budget_s=budget_s, yardstick=by)
+        found = _timed(run, device, budget_s, streams=point.values.get("op") == "optimizer").measured(point)
         if point.family == "grouped_gemm":
             return found.measured(point, kernel_of_groups=operators.grouped_kernel(point, device))
-        return found.measured(point)
+        return found
     except (RuntimeError, AttributeError, TypeError, KeyError) as error:  # torch: no kernel, no memory
         if device == "cuda":
             torch.cuda.empty_cache()
@@ -65,6 +60,12 @@ def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
         raise PlannerError(f"{point.label}: {reason.splitlines()[0][:200]}") from error
     finally:
         torch.set_num_threads(threads)
+
+
+def _timed(run: Run, device: str, budget_s: float, *, streams: bool = False) -> Timing:
+    """By the clock of the device; on a CPU by the yardstick of products, or of what only ``streams`` bytes."""
+    by = (stream_yardstick if streams else yardstick)() if device == "cpu" else None
+    return measure(run, device=device, clock=clock_of(device), budget_s=budget_s, yardstick=by)
 
 
 def layers(models: Sequence[str]) -> Run:
@@ -78,7 +79,7 @@ def layers(models: Sequence[str]) -> Run:
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])
     points = [point for name in named for point in planned.layer_points(name, "cpu", planned.CPU_SEQUENCE)]
-    points = affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
+    points = planned.affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
     forward, backward = (operators.operator(point, "cpu") for point in points[:2])
     return lambda: (forward(), backward())
 
@@ -115,11 +116,8 @@ def yardstick_fact(point: Point, _: str, __: float) -> Measured:
 
 def launch(point: Point, device: str, budget_s: float) -> Measured:
     """Seconds per kernel of one element back to back: in a stream, or inside a CUDA graph; or those of a layer of nothing."""
-    kind, clock = point.text("kind"), clock_of(device)
-    by = yardstick() if device == "cpu" else None
-    if kind in HOST_LAYER:
-        tiny = operators.operator(HOST_LAYER[kind], device)
-        return measure(tiny, device=device, clock=clock, budget_s=budget_s, yardstick=by).measured(point)
+    if point["kind"] in HOST_LAYER:
+        return _timed(operators.operator(HOST_LAYER[point["kind"]], device), device, budget_s).measured(point)
     x = torch.zeros(1, device=device)
 
     def burst() -> None:
@@ -127,7 +125,7 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
             x.add_(1.0)
 
     run: Run = burst
-    if kind == "graph":
+    if point["kind"] == "graph":
         if device != "cuda":
             raise PlannerError("a CUDA graph needs a GPU; this is a CPU")
         burst()
@@ -136,66 +134,56 @@ def launch(point: Point, device: str, budget_s: float) -> Measured:
         with torch.cuda.graph(graph):
             burst()
         run = graph.replay
-    found = measure(run, device=device, clock=clock, budget_s=budget_s, yardstick=by)
-    median, low, high = (value / LAUNCHES for value in (found.median, found.low, found.high))
-    return replace(found, median=median, low=low, high=high).measured(point)
+    found = _timed(run, device, budget_s)
+    each = {name: getattr(found, name) / LAUNCHES for name in ("median", "low", "high")}
+    return replace(found, **each).measured(point)
+
+
+def _product(point: Point, device: str) -> Run:
+    """X[m, k] W[n, k]^T, always of the same operands."""
+    m, n, k, dtype = point.each("m", "n", "k", "dtype")
+    precision(dtype)
+    x, w = values((m, k), dtype, device), values((n, k), dtype, device)
+    return lambda: torch.nn.functional.linear(x, w)
 
 
 def warm_up(point: Point, device: str, budget_s: float) -> Measured:
     """A product and an addition until their time is steady (``rounds.steady``) or the limit is over; the last blocks' median."""
-    x, w = _operands(point, device)
-    y = values((point.whole("m"), point.whole("n")), point.text("dtype"), device)
+    product, y = _product(point, device), values((point["m"], point["n"]), point["dtype"], device)
+    clock, tick = ("wall", time.perf_counter) if device == "cuda" else ("cpu", time.process_time)
 
     def run() -> float:
-        start = time.perf_counter() if device == "cuda" else time.process_time()
-        torch.add(torch.nn.functional.linear(x, w), y)
+        start = tick()
+        torch.add(product(), y)
         if device == "cuda":
             torch.cuda.synchronize()
-            return time.perf_counter() - start
-        return time.process_time() - start
+        return tick() - start
 
     blocks, lasted = rounds.warm_up(run, min(rounds.WARM_UP_LIMIT[device], budget_s))
     return Measured.fact(
-        point, middle(sorted(blocks[-rounds.WINDOW :])), repetitions=len(blocks), clock="wall" if device == "cuda" else "cpu",
+        point, median(blocks[-rounds.WINDOW :]), repetitions=len(blocks), clock=clock,
         details=(("first", blocks[0]), ("lasted", round(lasted, 3)), ("steady", rounds.steady(blocks))),
     )  # fmt: skip
-
-
-def _operands(point: Point, device: str) -> tuple[Any, Any]:
-    """X[m, k] and W[n, k] of a product."""
-    m, n, k, dtype = point.whole("m"), point.whole("n"), point.whole("k"), point.text("dtype")
-    precision(dtype)
-    return values((m, k), dtype, device), values((n, k), dtype, device)
 
 
 def host_copy(point: Point, device: str, budget_s: float) -> Measured:
     """A pinned buffer to the device or back, by events; only a GPU has the way between."""
     if device != "cuda":
         raise PlannerError("copies between host and device need a GPU; this is a CPU")
-    count = point.whole("bytes")
-    host = torch.empty(count, dtype=torch.uint8, pin_memory=True)
-    there = torch.empty(count, dtype=torch.uint8, device=device)
-    to_device = point["direction"] == "h2d"
-
-    def run() -> object:
-        return there.copy_(host, non_blocking=True) if to_device else host.copy_(there, non_blocking=True)
-
-    return measure(run, device=device, budget_s=budget_s).measured(point)
+    host = torch.empty(point["bytes"], dtype=torch.uint8, pin_memory=True)
+    there = torch.empty(point["bytes"], dtype=torch.uint8, device=device)
+    source, target = (host, there) if point["direction"] == "h2d" else (there, host)
+    return measure(lambda: target.copy_(source, non_blocking=True), device=device, budget_s=budget_s).measured(point)
 
 
-def cpu_adam(point: Point, _: str, budget_s: float) -> Measured:
-    """A fused AdamW step of fp32 weights on the host, with all threads that torch has: wall time, as others wait for it."""
-    return _on_host(adam(point.whole("parameters"), "cpu"), point, budget_s)
-
-
-def host_stream(point: Point, _: str, budget_s: float) -> Measured:
-    """One large array copied in host memory with all threads that torch has: bytes read and written; wall time."""
-    source = torch.zeros(point.whole("bytes") // 2, dtype=torch.uint8)
-    target = torch.ones_like(source)
-    return _on_host(lambda: target.copy_(source), point, budget_s)
-
-
-def _on_host(run: Run, point: Point, budget_s: float) -> Measured:
+def on_host(point: Point, _: str, budget_s: float) -> Measured:
+    """A fused AdamW step of fp32 weights on the host, or one large array copied there (bytes read and written), with all threads
+    that torch has: wall time, as others wait for it."""
+    if point.family == "cpu_adam":
+        run = adam(point["parameters"], "cpu")
+    else:
+        source = torch.zeros(point["bytes"] // 2, dtype=torch.uint8)
+        run = partial(torch.ones_like(source).copy_, source)
     found = measure(run, device="cpu", clock="wall", budget_s=budget_s)
     return found.measured(point, threads=torch.get_num_threads())
 
@@ -206,97 +194,54 @@ def sustained(point: Point, device: str, budget_s: float) -> Measured:
     The samples are those of the last second; ``first`` is the median of the first. A power limit or heat shows as a ratio
     below one, first / last. The time is the point's own ``seconds``, whatever is left of the budget.
     """
-    seconds = min(point.number("seconds"), max(budget_s, planned.SUSTAINED_SECONDS[device]))
+    seconds = min(point["seconds"], max(budget_s, planned.SUSTAINED_SECONDS[device]))
     if seconds < LEAST_SUSTAINED:
         raise PlannerError(f"{point.label}: {seconds:.1f} s show no heat; give it {LEAST_SUSTAINED:.0f} s or more")
-    x, w = _operands(point, device)
-    samples = _events(x, w, seconds) if device == "cuda" else _processor(x, w, seconds)
-    begin, end = samples[0][0], samples[-1][0]
-    clock = clock_of(device)
-    first = summarise([value for at, value in samples if at - begin <= 1.0], clock)
-    last = summarise([value for at, value in samples if end - at <= 1.0], clock)
-    return last.measured(point, first=first.median, lasted=end - begin, ratio=first.median / last.median)
-
-
-def _processor(x: Any, w: Any, seconds: float) -> list[tuple[float, float]]:
-    """(when, processor seconds) of each product."""
-    torch.nn.functional.linear(x, w)
-    begun = time.perf_counter()
-    samples: list[tuple[float, float]] = []
-    while time.perf_counter() - begun < seconds or len(samples) < 2:
-        start = time.process_time()
-        torch.nn.functional.linear(x, w)
-        samples.append((time.perf_counter(), time.process_time() - start))
-    return samples
-
-
-def _events(x: Any, w: Any, seconds: float) -> list[tuple[float, float]]:
-    """(when, seconds) of each product by device events; the host stays a few products ahead, so the device never idles."""
-    torch.nn.functional.linear(x, w)
-    torch.cuda.synchronize()
-    begun = time.perf_counter()
-    marks: list[tuple[float, Any]] = []
-    ahead = 16
-    while time.perf_counter() - begun < seconds or len(marks) < 3:
-        mark = torch.cuda.Event(enable_timing=True)
-        mark.record()
-        marks.append((time.perf_counter(), mark))
-        torch.nn.functional.linear(x, w)
-        if len(marks) > ahead:
-            marks[-ahead][1].synchronize()
-    torch.cuda.synchronize()
-    pairs = itertools.pairwise(marks)
-    return [(at, before.elapsed_time(after) / units.KILO) for (at, before), (_, after) in pairs]
+    clock, block = clock_of(device), 64 if device == "cuda" else 1  # products that a GPU has in its queue
+    take = taker(_product(point, device), clock)
+    take(1, 1)
+    begun, samples = time.perf_counter(), [(0.0, take(1, 1)[0])]
+    while samples[-1][0] < seconds:
+        samples += [(time.perf_counter() - begun, one) for one in take(block, 1)]
+    lasted = samples[-1][0]
+    first = summarise([value for at, value in samples if at <= 1.0], clock)
+    last = summarise([value for at, value in samples if at >= lasted - 1.0], clock)
+    return last.measured(point, first=first.median, lasted=lasted, ratio=first.median / last.median)
 
 
 def memory_fact(point: Point, device: str, _: float) -> Measured:
     """Bytes, not seconds: usable memory, CUDA context, allocator rounding; family ``bytes``."""
-    name = point.text("name")
+    name = point["name"]
     if device != "cuda":
         if name != "usable":
             raise PlannerError(f"'{name}' is a fact of a GPU; this is a CPU")
-        total = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
-        return Measured.fact(point, total, confidence=1.0, details=(("source", "MemTotal"),))
-    known: dict[str, tuple[Callable[[], float], str]] = {
-        "usable": (lambda: float(torch.cuda.mem_get_info()[1]), "cudaMemGetInfo"),
-        "context": (_context_bytes, "used by the driver less what the allocator holds"),
-        "allocator_rounding": (_rounding, "allocated for one byte"),
-        "workspace": (_workspace, "allocated by the first bf16 product beyond its tensors"),
-    }
-    if name not in known:
-        raise PlannerError(f"unknown memory fact '{name}'; known: {', '.join(known)}")
-    take, source = known[name]
-    return Measured.fact(point, take(), confidence=1.0, details=(("source", source),))
+        total, source = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "MemTotal"
+    else:
+        total, source = _gpu_fact(name)
+    return Measured.fact(point, total, confidence=1.0, details=(("source", source),))
 
 
-def _context_bytes() -> float:
-    """Used on the device beyond torch's own reserve, when no other process runs there; after the libraries are loaded.
-
-    Other processes count too: the figure is an upper bound where the device is shared.
-    """
-    x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16)
-    torch.mm(x, x)
-    torch.cuda.synchronize()
-    free, total = torch.cuda.mem_get_info()
-    return float(total - free - torch.cuda.memory_reserved())
-
-
-def _rounding() -> float:
-    """What the allocator charges for one byte."""
-    before = torch.cuda.memory_allocated()
-    one = torch.empty(1, dtype=torch.uint8, device="cuda")
-    charged = torch.cuda.memory_allocated() - before
-    del one
-    return float(charged)
-
-
-def _workspace() -> float:
-    """cuBLAS's workspace, which torch's allocator holds from the first product on."""
+def _gpu_fact(name: str) -> tuple[float, str]:
+    """Bytes and where they are from. The context is what the device holds beyond torch's own reserve after the libraries are
+    loaded: other processes count too, so it is an upper bound where the device is shared."""
+    if name == "usable":
+        return float(torch.cuda.mem_get_info()[1]), "cudaMemGetInfo"
+    if name == "allocator_rounding":
+        before = torch.cuda.memory_allocated()
+        one = torch.empty(1, dtype=torch.uint8, device="cuda")
+        charged = float(torch.cuda.memory_allocated() - before)
+        del one
+        return charged, "allocated for one byte"
     gc.collect()
-    torch._C._cuda_clearCublasWorkspaces()
+    if name == "workspace":  # cuBLAS's: torch's allocator holds it from the first product on
+        torch._C._cuda_clearCublasWorkspaces()
     x = torch.zeros(256, 256, device="cuda", dtype=torch.bfloat16)
     y = torch.zeros_like(x)
     before = torch.cuda.memory_allocated()
     torch.mm(x, x, out=y)
     torch.cuda.synchronize()
-    return float(torch.cuda.memory_allocated() - before)
+    if name == "workspace":
+        taken = float(torch.cuda.memory_allocated() - before)
+        return taken, "allocated by the first bf16 product beyond its tensors"
+    free, total = torch.cuda.mem_get_info()
+    return float(total - free - torch.cuda.memory_reserved()), "used by the driver less what the allocator holds"

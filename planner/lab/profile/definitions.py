@@ -6,7 +6,7 @@ write, whatever its kernel moves.
 """
 
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from planner.errors import PlannerError
 from planner.lab.profile.points import Point, Value
@@ -42,10 +42,8 @@ MEMORY_BYTES: dict[tuple[str, str], tuple[float, float]] = {
 }
 """(operator, pass): bytes per element of rows x columns, as (multiples of the element, further bytes); one kernel."""
 EAGER_TENSORS: dict[tuple[str, str], tuple[float, float]] = {
-    # silu 2, product 3
-    ("swiglu", "forward"): (5.0, 2.0),
-    # both factors of the product 3 + 3, silu 3
-    ("swiglu", "backward"): (9.0, 3.0),
+    ("swiglu", "forward"): (5.0, 2.0),  # silu 2, product 3
+    ("swiglu", "backward"): (9.0, 3.0),  # both factors of the product 3 + 3, silu 3
     # on halves of q or k: four products 4 (the tables are shared by all heads), difference and sum 3, joined 2
     ("rope", "forward"): (9.0, 14.0),
     # four products 4, negated half 1, two gradients of each half added 3, halves joined 2
@@ -63,9 +61,9 @@ def rows_columns_depth(point: Point) -> tuple[int, int, int]:
 
     dgrad is (m, k, n), wgrad (n, k, m), as in ``HardwareProfile.gemm_times``.
     """
-    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
+    m, n, k = point.each("m", "n", "k")
     passes = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m), ACCUMULATING: (n, k, m)}
-    return passes[point.text("pass")]
+    return passes[point["pass"]]
 
 
 def attention_flop(point: Point) -> float:
@@ -73,55 +71,45 @@ def attention_flop(point: Point) -> float:
 
     Also with context parallelism: the queries of a rank come from both ends of the sequence and see half of the keys.
     """
-    b, a, d, d_v, s = (point.number(name) for name in ("batch", "heads", "head_dim", "value_dim", "seq"))
+    b, a, d, d_v, s = point.each("batch", "heads", "head_dim", "value_dim", "seq")
     pairs = s * keys(point) * (0.5 if point["causal"] else 1.0)
     return 2.0 * b * a * pairs * (d + d_v) * (2.5 if point["pass"] == "backward" else 1.0)
 
 
 def keys(point: Point) -> float:
     """Keys of a sequence: more than its queries on one rank of context parallelism."""
-    return point.number("seq_kv" if "seq_kv" in point.values else "seq")
+    return float(point.values.get("seq_kv", point["seq"]))
 
 
-def layer_weights(point: Point) -> float:
-    """Weights that each token of a whole layer meets: projections (MLA: down and up), MLP or K of E experts and the router."""
-    h, f, a, kv, d = (point.number(name) for name in ("hidden", "ffn", "heads", "kv_heads", "head_dim"))
+def layer_weights(point: Point, *, resident: bool = False) -> float:
+    """Weights that each token of a whole layer meets: projections (MLA: down and up), MLP or K of E experts and the router. Those
+    of all experts with ``resident``."""
+    h, f, a, kv, d = (float(size) for size in point.each("hidden", "ffn", "heads", "kv_heads", "head_dim"))
     matrices = 3.0 if point["gated"] else 2.0
     attention = h * d * (2.0 * a + 2.0 * kv)
     if "kv_rank" in point.values:
-        q_rank, kv_rank, rope, v_dim = (point.number(name) for name in ("q_rank", "kv_rank", "rope_dim", "value_dim"))
+        q_rank, kv_rank, rope_dim, v_dim = point.each("q_rank", "kv_rank", "rope_dim", "value_dim")
         queries = h * q_rank + q_rank * a * d if q_rank else h * a * d
-        attention = queries + h * (kv_rank + rope) + kv_rank * a * (d - rope + v_dim) + a * v_dim * h
+        attention = queries + h * (kv_rank + rope_dim) + kv_rank * a * (d - rope_dim + v_dim) + a * v_dim * h
     if "experts" not in point.values:
         return attention + h * f * matrices
-    experts, top_k, width, shared = (point.number(name) for name in ("experts", "top_k", "expert_ffn", "shared_ffn"))
-    return attention + h * (top_k * width + shared) * matrices + h * experts
-
-
-def resident_weights(point: Point) -> float:
-    """Weights of a whole layer, those of all experts."""
-    every = layer_weights(point)
-    if "experts" not in point.values:
-        return every
-    h, width, experts, top_k = (point.number(name) for name in ("hidden", "expert_ffn", "experts", "top_k"))
-    return every + h * width * (3.0 if point["gated"] else 2.0) * (experts - top_k)
+    experts, top_k, width, shared = point.each("experts", "top_k", "expert_ffn", "shared_ffn")
+    return attention + h * ((experts if resident else top_k) * width + shared) * matrices + h * experts
 
 
 def layer_flop(point: Point) -> float:
     """FLOP of a whole layer: 2 per weight and token and attention; backward twice the former, 2.5 times the latter."""
-    b, s, a, d = (point.number(name) for name in ("batch", "seq", "heads", "head_dim"))
-    d_v = point.number("value_dim") if "value_dim" in point.values else d
-    attention = b * a * s * s * (d + d_v)  # causal: half of the pairs
-    if point["pass"] == "backward":
-        return 4.0 * b * s * layer_weights(point) + 2.5 * attention
-    return 2.0 * b * s * layer_weights(point) + attention
+    b, s, a, d = point.each("batch", "seq", "heads", "head_dim")
+    attention = b * a * s * s * (d + point.values.get("value_dim", d))  # causal: half of the pairs
+    weights, again = (4.0, 2.5) if point["pass"] == "backward" else (2.0, 1.0)
+    return weights * b * s * layer_weights(point) + again * attention
 
 
 def flop(point: Point) -> float:
     """FLOP of a point; 0 where it only moves bytes."""
     products = {"gemm": ("m", "n", "k"), "grouped_gemm": ("tokens", "n", "k", "groups")}
     if point.family in products:
-        return 2.0 * prod(point.number(name) for name in products[point.family])
+        return 2.0 * prod(point.each(*products[point.family]))
     others = {"attention": attention_flop, "layer": layer_flop}
     return others[point.family](point) if point.family in others else 0.0
 
@@ -129,12 +117,12 @@ def flop(point: Point) -> float:
 def moved_bytes(point: Point) -> float:
     """Bytes that a memory-bound point must read and write; 0 for other families. Raises PlannerError for unknown ones."""
     if point.family == "host_copy":
-        return point.number("bytes")
+        return point["bytes"]
     if point.family == "cpu_adam":
-        return 28.0 * point.number("parameters")
+        return 28.0 * point["parameters"]
     if point.family != "memory_bound":
         return 0.0
-    kind, element = (point.text("op"), point.text("pass")), ELEMENT[point.text("dtype")]
+    kind, element = (point["op"], point["pass"]), ELEMENT[point["dtype"]]
     if kind in EAGER_TENSORS and point.values.get("kernel") == EAGER:
         each = EAGER_TENSORS[kind][0] * element
     elif kind == WHOLE_LOSS:
@@ -144,13 +132,13 @@ def moved_bytes(point: Point) -> float:
         each = multiples * element + further
     else:
         raise PlannerError(f"no memory-bound operator '{kind[0]}' with a pass '{kind[1]}'")
-    return point.number("rows") * point.number("columns") * each
+    return point["rows"] * point["columns"] * each
 
 
 def kernels(point: Point) -> float:
     """Kernels that a memory-bound point launches: each takes the launch floor in addition to its bytes."""
     if point.values.get("kernel") == EAGER:
-        return EAGER_TENSORS[point.text("op"), point.text("pass")][1]
+        return EAGER_TENSORS[point["op"], point["pass"]][1]
     return 2.0 if point.values.get("op") == "rope" else 1.0  # q and k
 
 
@@ -175,11 +163,10 @@ class Heads(NamedTuple):
 
 def attention(dtype: str, pass_: str, sizes: Heads, kernel: str = "default", weight: float = 0.0) -> Point:
     """The point of one attention kernel."""
-    values: dict[str, Value] = {
-        name: value if name == "causal" else int(value)
-        for name, value in sizes._asdict().items()
-        if name != "seq_kv" or (value is not None and int(value) != int(sizes.seq))
-    }
+    values = {name: int(value) for name, value in sizes._asdict().items() if value is not None}
+    if values.get("seq_kv") == values["seq"]:
+        del values["seq_kv"]
+    values["causal"] = sizes.causal
     return Point.of("attention", weight=weight, dtype=dtype, pass_=pass_, kernel=kernel, **values)
 
 
@@ -187,21 +174,19 @@ def rope(
     pass_: str, rows: float, heads: tuple[float, float, float], dtype: str, kernel: str, weight: float = 0.0
 ) -> Point:
     """The point of the rotary embedding of q and k: ``rows`` tokens; ``heads`` are query heads, key heads and their size."""
-    count, kv_heads, head_dim = heads
-    return Point.of(
-        "memory_bound", weight=weight, op="rope", pass_=pass_, rows=int(rows), columns=int((count + kv_heads) * head_dim),
-        kv_heads=int(kv_heads), head_dim=int(head_dim), dtype=dtype, kernel=kernel,
-    )  # fmt: skip
+    count, kv_heads, size = heads
+    more: dict[str, Value] = {"kv_heads": int(kv_heads), "head_dim": int(size), "kernel": kernel}
+    return memory_bound("rope", pass_, rows, (count + kv_heads) * size, dtype, weight, **more)
 
 
 def swiglu(pass_: str, rows: float, columns: float, dtype: str, kernel: str, weight: float = 0.0) -> Point:
     """The point of silu(gate) * up; ``columns`` is the inner width."""
-    found = memory_bound("swiglu", pass_, rows, columns, dtype, weight)
-    return Point.of(found.family, weight=weight, **found.values, kernel=kernel)
+    return memory_bound("swiglu", pass_, rows, columns, dtype, weight, kernel=kernel)
 
 
-def memory_bound(op: str, pass_: str, rows: float, columns: float, dtype: str, weight: float = 0.0) -> Point:
+def memory_bound(
+    op: str, pass_: str, rows: float, columns: float, dtype: str, weight: float = 0.0, **more: Value
+) -> Point:
     """The point of one memory-bound operator over rows x columns elements; SwiGLU and RoPE have their own."""
-    return Point.of(
-        "memory_bound", weight=weight, op=op, pass_=pass_, rows=int(rows), columns=int(columns), dtype=dtype
-    )
+    sizes: dict[str, Any] = {"rows": int(rows), "columns": int(columns), **more}
+    return Point.of("memory_bound", weight=weight, op=op, pass_=pass_, dtype=dtype, **sizes)

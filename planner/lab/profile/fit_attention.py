@@ -1,7 +1,5 @@
 """Fits the constants of an ``AttentionCurve`` to measured times: one head size, then all of a type and pass."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -14,10 +12,10 @@ from planner.lab.profile import definitions
 from planner.lab.profile.fitting import Base, columns, error_of, fitted, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
 
-LOW, HIGH = (1e-6, 0.05, 1.0, 0.02), (6e-5, 1.0, 8e3, 4.0)
+TABLE = ((1e-6, 0.05, 1.0, 0.02), (6e-5, 1.0, 8e3, 4.0))
 """Bounds of (t0 seconds, efficiency, s0 keys, c) in a large table."""
-WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))  # The same for the few points of a profile, on any device
-HIGH_LAUNCH = 1e-4  # Longest launch where rows of a kernel refine the constants of another
+REFINED = ((1e-6, 0.05, 1.0, 0.02), (1e-4, 1.0, 8e3, 4.0))  # Where rows of a kernel refine the constants of another
+WIDE = ((1e-6, 5e-3, 1.0, 1e-3), (2e-3, 1.0, 8e3, 4.0))  # For the few points of a profile, on any device
 START = (8e-6, 0.5, 500.0, 0.5)
 
 
@@ -30,7 +28,7 @@ class Rows:
     tiles: Column  # batch x heads x ceil(s / 128)
     seconds: Column
 
-    def take(self, keep: Any) -> Rows:
+    def take(self, keep: Any) -> "Rows":
         """Some of the rows."""
         return Rows(**{name: column[keep] for name, column in vars(self).items()})
 
@@ -47,19 +45,11 @@ def _off(p: Iterable[float], rows: Rows, peak: float, units: float) -> Column:
     return np.asarray(np.log(attention_model(p, rows, peak, units) / rows.seconds), float)
 
 
-def fit_all(
-    rows: Rows, peak: float, units: float, low: tuple[float, ...] = LOW, high: tuple[float, ...] = HIGH
-) -> Column:
+def fit_all(rows: Rows, peak: float, units: float, bounds: Any = TABLE, start: Any = START) -> Column:
     """(t0, e, s0, c) of one head size from many rows."""
-    start = np.clip(np.log(START), np.log(low), np.log(high))
-    return np.exp(fitted(lambda p: _off(np.exp(p), rows, peak, units), start, np.log(low), np.log(high), max_nfev=100))
-
-
-def refine_all(rows: Rows, base: Column, peak: float, units: float) -> Column:
-    """All four constants, begun at those of another kernel: enough rows to see launch and idle units too."""
-    low, high = np.log(LOW), np.log((HIGH_LAUNCH, *HIGH[1:]))
-    start = np.clip(np.log(base), low + 1e-6, high - 1e-6)
-    return np.exp(fitted(lambda p: _off(np.exp(p), rows, peak, units), start, low, high))
+    low, high = np.log(bounds)
+    start = np.clip(np.log(start), low + 1e-6, high - 1e-6)
+    return np.exp(fitted(lambda p: _off(np.exp(p), rows, peak, units), start, low, high, max_nfev=100).x)
 
 
 def refine_rate(rows: Rows, base: Column, peak: float, units: float) -> Column:
@@ -70,7 +60,7 @@ def refine_rate(rows: Rows, base: Column, peak: float, units: float) -> Column:
     found = fitted(
         lambda p: _off((base[0], *np.exp(p), base[3]), rows, peak, units),
         np.log([0.5, 500.0]), np.log([0.05, 1.0]), np.log([1.0, 2e4]),
-    )  # fmt: skip
+    ).x  # fmt: skip
     return np.array([base[0], *np.exp(found), base[3]])
 
 
@@ -78,38 +68,35 @@ def attention_entries(
     measured: Sequence[Measured], base: Base
 ) -> tuple[list[dict[str, Any]], dict[str, Any], dict[str, Any]]:
     """Entries of the file, residuals, and the ``kernels`` that are slower than the best."""
-    entries: dict[tuple[str, str, str], dict[str, Any]] = {}
-    for (kernel, dtype, pass_), curve in (base.guess.attention if base.guess else {}).items():
-        entries[kernel, dtype, pass_] = {"kernel": kernel, "dtype": dtype, "pass": pass_, **curve.to_dict()}
+    curves = dict(base.guess.attention) if base.guess else {}
     residuals: dict[str, Any] = {}
     best, slowdown = _best_kernel(of(measured, "attention"))
-    for dtype, pass_ in sorted({(row.point.text("dtype"), row.point.text("pass")) for row in best}):
-        if dtype == "fp16":
-            continue  # priced as bf16
-        before = base.guess.attention.get(("best", dtype, pass_)) if base.guess else None
-        curve = _curve(of(best, "attention", dtype=dtype, pass_=pass_), dtype, base, before)
-        entries["best", dtype, pass_] = {"kernel": "best", "dtype": dtype, "pass": pass_, **curve.to_dict()}
-        residuals[f"attention {dtype} {pass_}"] = curve.errors
-    return list(entries.values()), residuals, slowdown
+    for dtype, pass_ in sorted({(row.point["dtype"], row.point["pass"]) for row in best}):
+        if dtype != "fp16":  # priced as bf16
+            key = "best", dtype, pass_
+            curves[key] = _curve(of(best, "attention", dtype=dtype, pass_=pass_), dtype, base, curves.get(key))
+            residuals[f"attention {dtype} {pass_}"] = curves[key].errors
+    entries = [
+        {"kernel": kernel, "dtype": dtype, "pass": pass_, **curve.to_dict()}
+        for (kernel, dtype, pass_), curve in curves.items()
+    ]
+    return entries, residuals, slowdown
 
 
 def _best_kernel(rows: Sequence[Measured]) -> tuple[list[Measured], dict[str, Any]]:
     """The fastest kernel of every shape, and the median slowdown of flash attention 2 by pass where both were measured."""
-    shapes: dict[tuple[Any, ...], list[Measured]] = {}
+    shapes: dict[Any, list[Measured]] = {}
     for row in rows:
         shapes.setdefault(tuple(pair for pair in row.point.key if pair[0] != "kernel"), []).append(row)
     ratios: dict[str, list[float]] = {}
-    best = []
-    for alike in shapes.values():
-        fastest = min(alike, key=lambda row: row.median)
-        best.append(fastest)
+    best = [min(alike, key=lambda row: row.median) for alike in shapes.values()]
+    for alike, fastest in zip(shapes.values(), best, strict=True):
         for row in of(alike, "attention", kernel="flash"):
-            ratios.setdefault(row.point.text("pass"), []).append(row.median / fastest.median)
+            ratios.setdefault(row.point["pass"], []).append(row.median / fastest.median)
     slow = {pass_: short(median(values), 3) for pass_, values in ratios.items()}
     if set(slow) != {"forward", "backward"}:
         return best, {}
-    same = max(slow.values()) < 1.02
-    return best, {"same_as_best": ["fa2"]} if same else {"slowdown": {"fa2": slow}}
+    return best, {"same_as_best": ["fa2"]} if max(slow.values()) < 1.02 else {"slowdown": {"fa2": slow}}
 
 
 def _curve(rows: Sequence[Measured], dtype: str, base: Base, before: AttentionCurve | None) -> AttentionCurve:
@@ -119,20 +106,7 @@ def _curve(rows: Sequence[Measured], dtype: str, base: Base, before: AttentionCu
     errors: dict[str, Any] = {}
     for size in sorted({_head_size(row) for row in rows}):
         inputs = _rows([row for row in rows if _head_size(row) == size])
-        held_out: dict[str, Any] = {}
-        if len(inputs.seconds) >= 8 and len(set(inputs.span.tolist())) >= 3:
-
-            def fit(keep: Any, inputs: Rows = inputs) -> Any:
-                constants = fit_all(inputs.take(keep), peak, units, *WIDE)
-                return lambda out: attention_model(constants, inputs.take(out), peak, units)
-
-            held_out = {"held_out": left_out(fit, inputs.seconds)}
-            found[size] = fit_all(inputs, peak, units, *WIDE)
-        else:
-            found[size] = refine_rate(inputs, _constants(before, size), peak, units)
-        model = attention_model(found[size], inputs, peak, units)
-        in_sample = error_of(model, inputs.seconds)
-        errors[f"{size:g}"] = {"in_sample": in_sample, "rows": len(inputs.seconds), **held_out}
+        found[size], errors[f"{size:g}"] = _one_size(inputs, _constants(before, size), peak, units)
     own = tuple(found)
     for size in before.head_dims.tolist() if before is not None else ():
         if size not in found:
@@ -147,8 +121,24 @@ def _curve(rows: Sequence[Measured], dtype: str, base: Base, before: AttentionCu
     )
 
 
+def _one_size(rows: Rows, before: Column, peak: float, units: float) -> tuple[Column, dict[str, Any]]:
+    """All constants where the rows show them, else the rate and s0; and the errors."""
+
+    def fit(keep: Any) -> Column:
+        return fit_all(rows.take(keep), peak, units, WIDE)
+
+    error: dict[str, Any] = {}
+    if len(rows.seconds) >= 8 and len(set(rows.span.tolist())) >= 3:
+        error["held_out"] = left_out(fit, lambda p, out: attention_model(p, rows.take(out), peak, units), rows.seconds)
+        found = fit(slice(None))
+    else:
+        found = refine_rate(rows, before, peak, units)
+    in_sample = error_of(attention_model(found, rows, peak, units), rows.seconds)
+    return found, {"in_sample": in_sample, "rows": len(rows.seconds), **error}
+
+
 def _head_size(row: Measured) -> float:
-    return 0.5 * (row.point.number("head_dim") + row.point.number("value_dim"))
+    return 0.5 * (row.point["head_dim"] + row.point["value_dim"])
 
 
 def _constants(curve: AttentionCurve | None, size: float) -> Column:

@@ -18,7 +18,7 @@ from planner import units
 from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, bus_factor
 from planner.errors import PlannerError
 from planner.hardware.overlap import LINKS, SIDES, MeasuredOverlap, impossible
-from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds, solved
+from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds
 from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured
 from planner.lab.profile.timing import summarise
@@ -42,34 +42,23 @@ class Curve:
     nodes: int
     dtype: str
     points: tuple[Measured, ...]  # By rising size
-
-    @property
-    def name(self) -> str:
-        """``all_reduce n4 stride2 fp32``."""
-        return f"{self.op} n{self.n} stride{self.stride} {self.dtype}"
-
-    @property
-    def sizes(self) -> Any:
-        """Bytes."""
-        return columns(self.points, "size")[0]
-
-    @property
-    def seconds(self) -> Any:
-        """Medians."""
-        return seconds(self.points)
+    sizes: Any  # Bytes
+    seconds: Any  # Medians
 
 
 def curves(measured: Sequence[Measured]) -> list[Curve]:
     """The measured collectives, one curve per operation, pattern and type."""
     found: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in measured:
-        found.setdefault(tuple(one.point[name] for name in CURVE), []).append(one)
+    for one in sorted(measured, key=lambda one: one.point["size"]):
+        found.setdefault(tuple(one.point.each(*CURVE)), []).append(one)
+    order = dict.fromkeys(tuple(one.point.each(*CURVE)) for one in measured)
     return [
         Curve(
-            **dict(zip(CURVE, key, strict=True)), points=tuple(sorted(alike, key=lambda one: one.point.whole("size")))
+            **dict(zip(CURVE, key, strict=True)), points=tuple(found[key]), sizes=columns(found[key], "size")[0],
+            seconds=seconds(found[key]),
         )
-        for key, alike in found.items()
-    ]
+        for key in order
+    ]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,34 +68,29 @@ class Lines:
     latency: tuple[float, ...]  # a, seconds
     per_byte: tuple[float, ...]  # c, seconds per byte; 1/c is the algorithm bandwidth
     form: str  # "one", "smaller" or "larger"
-    median: float  # Median of |fit / measured - 1|
-    worst: float  # Largest
+    median: float = 0.0  # Median of |fit / measured - 1|
+    worst: float = 0.0  # Largest
 
     def time(self, size: Any) -> Any:
         """Seconds."""
-        size = np.asarray(size, dtype=float)
-        lines = [a + size * c for a, c in zip(self.latency, self.per_byte, strict=True)]
-        return np.maximum.reduce(lines) if self.form == "larger" else np.minimum.reduce(lines)
+        lines = np.multiply.outer(self.per_byte, np.asarray(size, dtype=float)).T + self.latency
+        return np.max(lines, -1) if self.form == "larger" else np.min(lines, -1)
 
     def to_dict(self) -> dict[str, Any]:
         """For the file: latency in microseconds, bandwidth, residuals in percent."""
         rates = [units.format_bytes(1.0 / max(c, 1e-18)) + "/s" for c in self.per_byte]
-        return {
-            "form": self.form, "latency": [units.format_seconds(a) for a in self.latency], "bandwidth": rates,
-            **_errors(self.median, self.worst),
-        }  # fmt: skip
+        latency = [units.format_seconds(a) for a in self.latency]
+        return {"form": self.form, "latency": latency, "bandwidth": rates, **_errors(self.median, self.worst)}
 
 
 def fit_lines(sizes: Any, seconds: Any, segments: int) -> Lines:
     """The lines with the least |log fit - log measured| (soft_l1: one bad point does not pull)."""
     if len(sizes) < 2 * segments:
         raise PlannerError(f"{len(sizes)} sizes do not determine {segments} segments")
-    if segments == 1:
-        return _solved(sizes, seconds, "one", [_through(sizes, seconds)])
-    half = len(sizes) // 2
-    starts = [_through(sizes[:half], seconds[:half]), _through(sizes[half:], seconds[half:])]
-    forms = [_solved(sizes, seconds, form, starts) for form in ("smaller", "larger")]
-    return min(forms, key=lambda lines: lines.median)
+    half = len(sizes) // segments
+    starts = [_through(sizes[part], seconds[part]) for part in (slice(half), slice(half, None))[:segments]]
+    forms = ("smaller", "larger") if segments > 1 else ("one",)
+    return min((_solved(sizes, seconds, form, starts) for form in forms), key=lambda lines: lines.median)
 
 
 def _through(sizes: Any, seconds: Any) -> tuple[float, float]:
@@ -117,14 +101,12 @@ def _through(sizes: Any, seconds: Any) -> tuple[float, float]:
 
 def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float]]) -> Lines:
     def lines(x: Any) -> Lines:
-        a, c = np.exp(x[0::2]), np.exp(x[1::2])
-        return Lines(latency=tuple(a.tolist()), per_byte=tuple(c.tolist()), form=form, median=0.0, worst=0.0)
+        return Lines(latency=tuple(np.exp(x[0::2]).tolist()), per_byte=tuple(np.exp(x[1::2]).tolist()), form=form)
 
     def error(x: Any) -> Any:
         return np.log(lines(x).time(sizes) / seconds)
 
-    begin = np.log([value for pair in starts for value in pair])
-    found = lines(fitted(error, begin, np.log(1e-18), np.log(1e6), scale=0.05))
+    found = lines(fitted(error, np.log(np.ravel(starts)), np.log(1e-18), np.log(1e6), scale=0.05).x)
     off = np.abs(found.time(sizes) / seconds - 1.0)
     return replace(found, median=float(np.median(off)), worst=float(np.max(off)))
 
@@ -132,19 +114,16 @@ def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float
 def rows(curve: Curve) -> dict[str, Any]:
     """A curve with its fits for the file: numbers between blanks, one per octave measured."""
 
-    def text(name: str) -> str:
-        return " ".join(f"{getattr(one, name) * units.MEGA:.5g}" for one in curve.points)
+    def text(name: str, scale: float = 1.0) -> str:
+        return " ".join(f"{getattr(one, name) * scale:.5g}" for one in curve.points)
 
+    fits = [fit_lines(curve.sizes, curve.seconds, count) for count in (1, 2) if len(curve.points) >= 2 * count]
     return {
         **{name: getattr(curve, name) for name in CURVE},
         "sizes": " ".join(str(int(size)) for size in curve.sizes),
-        "us": text("median"), "low_us": text("low"), "high_us": text("high"),
-        "repetitions": " ".join(str(one.repetitions) for one in curve.points),
-        "outliers": " ".join(str(one.outliers) for one in curve.points),
-        **_best(curve),
-        "fits": [
-            fit_lines(curve.sizes, curve.seconds, count).to_dict() for count in (1, 2) if len(curve.points) >= 2 * count
-        ],
+        "us": text("median", units.MEGA), "low_us": text("low", units.MEGA), "high_us": text("high", units.MEGA),
+        "repetitions": text("repetitions"), "outliers": text("outliers"), **_best(curve),
+        "fits": [one.to_dict() for one in fits],
     }  # fmt: skip
 
 
@@ -152,8 +131,8 @@ def _best(curve: Curve) -> dict[str, Any]:
     """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
     each with its spread in percent, and the least confidence of any interval of the curve."""
     smallest = curve.points[0]
-    best = max(curve.points, key=lambda one: one.point.whole("size") / one.median)
-    rate = best.point.whole("size") / best.median
+    best = max(curve.points, key=lambda one: one.point["size"] / one.median)
+    rate = best.point["size"] / best.median
     return {
         "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
@@ -167,17 +146,15 @@ def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for op in COLLECTIVES:
         mine = {
-            one.n: one for one in all_curves
-            if one.op == op and one.dtype == dtype and one.nodes == 1 and one.stride == 1 and len(one.points) > 1
+            one.n: one for one in sorted(all_curves, key=lambda one: one.n)
+            if (one.op, one.dtype, one.nodes, one.stride) == (op, dtype, 1, 1) and len(one.points) > 1
         }  # fmt: skip
         if not mine:
             raise PlannerError(f"no {op} inside a node was measured at two sizes or more")
         first, last = min(one.sizes[0] for one in mine.values()), max(one.sizes[-1] for one in mine.values())
         sizes = first * np.exp2(np.arange(round(math.log2(last / first)) + 1))
-        seconds = np.stack([_filled(mine[n], sizes) for n in sorted(mine)])
-        data = CollectiveCurve(
-            op=op, sizes=sizes, groups=np.array(sorted(mine), dtype=float), seconds=seconds
-        ).to_dict()
+        seconds = np.stack([_filled(one, sizes) for one in mine.values()])
+        data = CollectiveCurve(op=op, sizes=sizes, groups=np.array(list(mine), float), seconds=seconds).to_dict()
         us = {int(n): " ".join(f"{value:.5g}" for value in row) for n, row in data["us"].items()}
         result[op] = {"first_size": data["first_size"], "us": us}
     return result
@@ -186,11 +163,9 @@ def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:
 def _filled(curve: Curve, sizes: Any) -> Any:
     """Between measured sizes log-log; beyond them the fitted lines, joined to the last point."""
     inside = np.exp(np.interp(np.log(sizes), np.log(curve.sizes), np.log(curve.seconds)))
+    nearest = np.clip(sizes, curve.sizes[0], curve.sizes[-1])
     fit = fit_lines(curve.sizes, curve.seconds, 1)
-    above = curve.seconds[-1] * fit.time(sizes) / fit.time(curve.sizes[-1])
-    below = curve.seconds[0] * fit.time(sizes) / fit.time(curve.sizes[0])
-    outside = np.where(sizes > curve.sizes[-1], above, below)
-    return np.where((sizes > curve.sizes[-1]) | (sizes < curve.sizes[0]), outside, inside)
+    return inside * fit.time(sizes) / fit.time(nearest)
 
 
 def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
@@ -202,6 +177,11 @@ def transfer_bytes(op: str, size: Any, n: int, per_node: int) -> Any:
     return bus_factor(op, n) * size / per_node
 
 
+def _moved(curve: Curve) -> Any:
+    """The same for the sizes of a curve."""
+    return transfer_bytes(curve.op, curve.sizes, curve.n, curve.per_node)
+
+
 def network_rate(all_curves: Sequence[Curve]) -> float:
     """Bytes per second through one NIC, the most that any fitted line reaches: what every efficiency is relative to.
 
@@ -211,7 +191,7 @@ def network_rate(all_curves: Sequence[Curve]) -> float:
     rates = []
     for one in all_curves:
         if one.nodes > 1 and one.op in COLLECTIVES and len(one.points) > 1:
-            moved = transfer_bytes(one.op, one.sizes, one.n, one.per_node)
+            moved = _moved(one)
             best = float(np.max(moved / one.seconds))
             rates += [best, min(1.0 / fit_lines(moved, one.seconds, 1).per_byte[0], BEYOND * best)]
     if not rates:
@@ -234,8 +214,7 @@ def scale_out(all_curves: Sequence[Curve], dtype: str, bandwidth: float, source:
 def _one_line(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
     """A short budget leaves the ends and the middle of a curve: t = a + x/e, whatever the size."""
     curve = max(mine, key=lambda one: len(one.points))
-    x = transfer_bytes(op, curve.sizes, curve.n, curve.per_node) / bandwidth
-    line = fit_lines(x, curve.seconds, 1)
+    line = fit_lines(_moved(curve) / bandwidth, curve.seconds, 1)
     efficiency = min(1.0 / max(line.per_byte[0], TINY), 1.0)
     one = Segment(efficiency=efficiency, latency=line.latency[0], latency_per_rank=0.0, latency_per_doubling=0.0)
     return NetworkCurve(fast=one, bulk=one, source=source, errors=_errors(line.median, line.worst))
@@ -247,10 +226,9 @@ def _errors(median: float, worst: float) -> dict[str, float]:
 
 def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
     """Two protocols, t = min over both of a + x/e; latency also per rank or per doubling where several groups show it."""
-    x = np.concatenate([transfer_bytes(op, one.sizes, one.n, one.per_node) / bandwidth for one in mine])
+    x = np.concatenate([_moved(one) / bandwidth for one in mine])
     t = np.concatenate([one.seconds for one in mine])
-    n = np.concatenate([np.full(len(one.points), float(one.n)) for one in mine])
-    nodes = np.concatenate([np.full(len(one.points), float(one.nodes)) for one in mine])
+    n, nodes = np.array([(one.n, one.nodes) for one in mine for _ in one.points], float).T
     tree = op in ("all_reduce", "broadcast")
     grows = len(set((nodes if tree else n).tolist())) > 1
 
@@ -258,10 +236,10 @@ def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> N
         growth = np.exp(p[4:6]) if grows else (0.0, 0.0)
         fast, bulk = (
             Segment(
-                efficiency=float(1.0 / (1.0 + np.exp(-p[2 + i]))), latency=float(np.exp(p[i])),
-                latency_per_rank=0.0 if tree else float(growth[i]),
-                latency_per_doubling=float(growth[i]) if tree else 0.0,
-            ) for i in (0, 1)
+                efficiency=float(1.0 / (1.0 + np.exp(-slope))), latency=float(np.exp(latency)),
+                latency_per_rank=0.0 if tree else float(more), latency_per_doubling=float(more) if tree else 0.0,
+            )
+            for latency, slope, more in zip(p[0:2], p[2:4], growth, strict=True)
         )  # fmt: skip
         return NetworkCurve(fast=fast, bulk=bulk, source=source)
 
@@ -272,7 +250,7 @@ def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> N
     least = max(float(np.min(t)), TINY)
     growth = [math.log(0.05 * least)] * 2 if grows else []
     starts = [[math.log(0.9 * least), math.log(k * least), 0.0, 3.0, *growth] for k in (1.0, 3.0)]
-    best = min((solved(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
+    best = min((fitted(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
     off = np.abs(np.exp(error(best.x)) - 1.0)
     return replace(build(best.x), errors=_errors(float(np.median(off)), float(np.max(off))))
 
@@ -283,7 +261,8 @@ def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:
     for one in all_curves:
         if len(one.points) >= 2:
             lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
-            found[one.name] = error_of(lines.time(one.sizes), one.seconds, 2)
+            name = f"{one.op} n{one.n} stride{one.stride} {one.dtype}"
+            found[name] = error_of(lines.time(one.sizes), one.seconds, 2)
     return found
 
 
@@ -298,20 +277,19 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
     for link in LINKS:
         values: dict[str, float] = {}
         problems: list[str] = []
+        mine = [one for one in measured if (one.point["nodes"] > 1) == (link == "across")]
         for side, name in zip(SIDES, ("gemm", "collective"), strict=True):
-            alike = of(measured, "overlap", of=name)
-            ratios = [one for one in alike if (one.point.whole("nodes") > 1) == (link == "across")]
+            ratios = of(mine, "overlap", of=name)
             if not ratios:
                 continue
             over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")
             own = median(float(one.more.get("spread", one.spread)) for one in ratios)
             value, spread = round(over.median, 3), round(100.0 * max(over.spread, own), 2)
             values |= {side: value, f"{side}_spread": spread}
-            problem = impossible(value, spread)
             said = f"overlap {link}: {side} takes {value:.2f} times as long"
             if spread > VAGUE:
                 notes.append(f"{said}, known to {spread:.0f} % only")
-            if problem:
+            if problem := impossible(value, spread):
                 problems.append(f"{said}, {problem}; not used")
         notes += problems
         if set(SIDES) <= values.keys() and not problems:

@@ -1,4 +1,4 @@
-"""What all fits share: what they stand on, robust least squares on the logarithm of the time, and how far a fit is off.
+"""What all fits share: what they stand on, what they say, robust least squares on the logarithm of the time, and errors.
 
 Fits are made on logarithms of positive constants and judged on relative errors: a point of 10 us weighs as much as one of
 10 ms. The soft L1 loss keeps a disturbed point from pulling the curve [scipy, least_squares].
@@ -6,7 +6,7 @@ Fits are made on logarithms of positive constants and judged on relative errors:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from planner.curves import Column
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.lab.profile.points import Measured
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +38,20 @@ class Base:
         return self.peak_flops[key]
 
 
+@dataclass(kw_only=True)
+class Findings:
+    """What the measured points of one half of a profile, operators or links, say."""
+
+    keys: dict[str, Any] = field(default_factory=dict)  # Keys of a profile file, those that were measured
+    measured: dict[str, str] = field(default_factory=dict)  # Family of the profile -> how it was measured
+    notes: list[str] = field(default_factory=list)  # What stands in for what was not measured
+    unverified: list[str] = field(default_factory=list)  # Keys that were not measured
+    spread: dict[str, float] = field(default_factory=dict)
+    """Half the interval of the median over it, percent, by family: the median over its points."""
+    residuals: dict[str, Any] = field(default_factory=dict)  # [median, p90] percent by curve, for the provenance
+    measurements: dict[str, Any] = field(default_factory=dict)  # The points themselves, by family
+
+
 def of(measured: Sequence[Measured], family: str, **wanted: object) -> list[Measured]:
     """The measured points of a family with some values of their key; ``pass_`` is the value ``pass``."""
     values = {name.rstrip("_"): value for name, value in wanted.items()}
@@ -52,24 +68,19 @@ def seconds(rows: Sequence[Measured]) -> Column:
 
 def columns(rows: Sequence[Measured], *names: str) -> list[Column]:
     """Numbers of the keys, one column for each name."""
-    return [np.array([row.point.number(name) for row in rows]) for name in names]
+    return [np.array([float(row.point[name]) for row in rows]) for name in names]
 
 
-def solved(
+def fitted(
     residual: Callable[[Column], Any], start: Any, low: Any, high: Any, *, scale: float = 0.1, **more: Any
 ) -> Any:
-    """scipy's result: the constants ``x`` of least robust residual and its ``cost``.
+    """scipy's result: the constants ``x`` of least robust residual and its ``cost``; start and bounds are logarithms.
 
     ``scale`` is the relative error beyond which a point counts as disturbed.
     """
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     return least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)
-
-
-def fitted(residual: Callable[[Column], Any], start: Any, low: Any, high: Any, **more: Any) -> Column:
-    """The constants (not their logarithms) of least robust residual; start and bounds are logarithms."""
-    return np.asarray(solved(residual, start, low, high, **more).x, float)
 
 
 def error_of(predicted: Column, measured: Column, digits: int = 1) -> list[float]:
@@ -83,15 +94,13 @@ def short(value: float, digits: int = 4) -> float:
     return float(f"{value:.{digits}g}")
 
 
-def left_out(fit: Callable[[Any], Callable[[Any], Column]], measured: Column, folds: int = 4) -> list[float]:
-    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out, one after the other.
-
-    ``fit(rows)`` fits on the rows of a mask and returns what predicts the rows of another mask. Points in a row are alike,
-    so every k-th one is left out, not a block.
-    """
+def left_out(
+    fit: Callable[[Any], T], predict: Callable[[T, Any], Column], measured: Column, folds: int = 4
+) -> list[float]:
+    """[median, p90] percent error at points that the fit did not see: every ``folds``-th point is left out, one after the other
+    (points in a row are alike). ``fit(mask)`` sees some rows, ``predict(fit, mask)`` gives the seconds of others."""
     number = np.arange(len(measured)) % folds
     predicted = np.empty_like(measured)
     for fold in range(folds):
-        inside, outside = number != fold, number == fold
-        predicted[outside] = fit(inside)(outside)
+        predicted[number == fold] = predict(fit(number != fold), number == fold)
     return error_of(predicted, measured)

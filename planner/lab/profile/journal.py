@@ -14,7 +14,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.points import Identity, Measured, Point
 
 WRITE_SECONDS = 1.0  # A result waits at most this long for the file, plus the time of one point
 
@@ -35,8 +35,8 @@ class Journal:
         """A new journal; without a path it stays in memory (ranks other than the first)."""
         self.path = path
         self.header = header
-        self._measured: dict[Any, Measured] = {}
-        self._failed: dict[Any, tuple[Point, str]] = {}
+        self._measured: dict[Identity, Measured] = {}
+        self._failed: dict[Identity, tuple[Point, str]] = {}
         self._written = 0.0
 
     @classmethod
@@ -44,32 +44,30 @@ class Journal:
         """The journal of an earlier run, empty where there is none; what failed is tried again. Raises PlannerError where it is of
         another machine, or broken."""
         journal = cls(path, header)
-        journal._load()
+        if path.exists():
+            journal._load(path)
         journal._failed = {}
         return journal
 
     @classmethod
     def read(cls, path: Path) -> Journal:
         """The journal of a finished or interrupted run with its failures, to make a profile of. Raises PlannerError."""
-        journal = cls(path, {})
-        if not journal._load():
+        if not path.exists():
             raise PlannerError(f"{path}: nothing was measured")
+        journal = cls(path, {})
+        journal._load(path)
         return journal
 
-    def _load(self) -> bool:
-        """Adds what the file holds; False where there is none."""
-        path = self.path
-        assert path is not None
+    def _load(self, path: Path) -> None:
+        """Adds what the file holds."""
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return False
-        except (OSError, ValueError, RecursionError) as error:
+            if data["digest"] != digest(data):
+                raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
+            measured = [Measured.from_dict(entry) for entry in data["measured"]]
+            failed = [(Point.from_dict(entry["point"]), entry["reason"]) for entry in data["failed"]]
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
-        if not isinstance(data, dict) or not {"header", "measured", "failed", "digest"} <= data.keys():
-            raise PlannerError(f"{path}: is not a journal of a profile; run without --resume")
-        if data["digest"] != digest(data):
-            raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
         for key, value in self.header.items():
             before = data["header"].get(key)
             if before != value:
@@ -78,13 +76,8 @@ class Journal:
                     "run without --resume, which begins anew, or with another --output"
                 )
         self.header = {**data["header"], **self.header}
-        for number, entry in enumerate(data["measured"]):
-            found = Measured.from_dict(entry, f"{path}: measured {number}")
-            self._measured[found.point.identity] = found
-        for entry in data["failed"]:
-            point = Point.from_dict(entry["point"], str(path))
-            self._failed[point.identity] = (point, str(entry["reason"]))
-        return True
+        self._measured = {found.point.identity: found for found in measured}
+        self._failed = {point.identity: (point, reason) for point, reason in failed}
 
     def __enter__(self) -> Journal:
         return self

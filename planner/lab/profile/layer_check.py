@@ -11,31 +11,18 @@ from planner.cost.layer.operators import MemoryBound, Operator, Shard
 from planner.cost.layer.transformer_layer import layer
 from planner.cost.price.compute import price
 from planner.hardware import HardwareProfile
-from planner.lab.profile import definitions
+from planner.lab.profile.definitions import EAGER_TENSORS
 from planner.lab.profile.points import Point
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.trainer import Trainer, load_trainer
 from planner.workload import Workload
 
-ROPE_PASSES = (definitions.EAGER_TENSORS["rope", "forward"][0] + definitions.EAGER_TENSORS["rope", "backward"][0]) / 4.0
+ROPE_PASSES = (EAGER_TENSORS["rope", "forward"][0] + EAGER_TENSORS["rope", "backward"][0]) / 4.0
 """Times the rotary embedding of plain torch operations reads or writes its input, over one kernel's two each way."""
-
+SMALL = {"hidden": 16, "ffn": 16, "heads": 1, "kv_heads": 1, "head_dim": 16, "batch": 1, "seq": 16, "gated": True}
 HOST_LAYER = {
-    f"layer_{pass_}": Point.of(
-        "layer",
-        pass_=pass_,
-        hidden=16,
-        ffn=16,
-        heads=1,
-        kv_heads=1,
-        head_dim=16,
-        batch=1,
-        seq=16,
-        gated=True,
-        dtype="fp32",
-    )
-    for pass_ in ("forward", "backward")
+    f"layer_{pass_}": Point.of("layer", pass_=pass_, dtype="fp32", **SMALL) for pass_ in ("forward", "backward")
 }
 """Kinds of launch point: a layer whose tensors are next to nothing takes what the host needs to run a layer."""
 
@@ -46,10 +33,8 @@ def host_floor(seconds: Mapping[str, float], hardware: HardwareProfile) -> float
     ``seconds`` measured by kind; products and attention hold their own launches, chains and single kernels are left.
     """
     with_none, with_one = (dataclasses.replace(hardware, launch_floor=floor) for floor in (1e-12, 1.0))
-    points = [HOST_LAYER[kind] for kind in seconds]
-    rest = sum(predicted(point, with_none) for point in points)
-    kernels = sum(predicted(point, with_one) for point in points) - rest
-    return max(sum(seconds.values()) - rest, 0.0) / kernels
+    rest, all_kernels = (sum(predicted(HOST_LAYER[kind], by) for kind in seconds) for by in (with_none, with_one))
+    return max(sum(seconds.values()) - rest, 0.0) / (all_kernels - rest)
 
 
 @cache
@@ -65,12 +50,8 @@ def plain_trainer() -> Trainer:
 
 
 DENSE = {
-    "hidden": "hidden_size",
-    "ffn": "ffn_size",
-    "heads": "num_heads",
-    "kv_heads": "num_kv_heads",
-    "head_dim": "head_dim",
-}
+    "hidden": "hidden_size", "ffn": "ffn_size", "heads": "num_heads", "kv_heads": "num_kv_heads", "head_dim": "head_dim",
+}  # fmt: skip
 LATENT = {
     "q_rank": "q_lora_rank", "kv_rank": "kv_lora_rank", "rope_dim": "qk_rope_head_dim", "value_dim": "v_head_dim",
 }  # fmt: skip
@@ -90,7 +71,7 @@ def model_of(point: Point) -> ModelSpec:
     if "experts" in sizes:
         fields["num_shared_experts"] = int(sizes["shared_ffn"] > 0)
     return ModelSpec(
-        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point.whole("seq"), gated=gated,
+        name="layer", num_layers=1, vocab_size=256, max_sequence_length=point["seq"], gated=gated,
         activation="silu" if gated else "relu", **fields,
     )  # fmt: skip
 
@@ -102,10 +83,8 @@ def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype:
     experts has.
     """
     names = DENSE | (LATENT if model.is_mla else {}) | (EXPERTS if ep else {})
-    sizes: dict[str, int] = {name: getattr(model, field) for name, field in names.items()}
-    for name, ranks in (("ffn", tp), ("heads", tp), ("kv_heads", tp), ("shared_ffn", tp), ("experts", ep)):
-        if name in sizes:
-            sizes[name] = sizes[name] // ranks
+    ranks = {"ffn": tp, "heads": tp, "kv_heads": tp, "shared_ffn": tp, "experts": ep}
+    sizes = {name: getattr(model, field) // ranks.get(name, 1) for name, field in names.items()}
     sizes["kv_heads"] = max(sizes["kv_heads"], 1)
     return Point.of("layer", pass_=pass_, batch=1, seq=seq, gated=model.gated, dtype=dtype, **sizes)
 
@@ -124,22 +103,23 @@ def between(shard: Shard, moe: bool) -> list[Operator]:
     """
     model, e = shard.model, shard.element
     sums = (1.0 if model.is_mla else 2.0) + float(model.gated and not moe)
-    rows = shard.expert_rows * model.hidden_size * e if moe else 0.0 * shard.tokens
+    none = 0.0 * shard.tokens
+    rows = shard.expert_rows * model.hidden_size * e if moe else none
+    added = 3.0 * (sums * shard.tokens * model.hidden_size * e + model.gated * rows)
+    launches = (0.0, sums + float(moe and model.gated))
     found: list[Operator] = [
-        MemoryBound(
-            name="gradient_sums", kind="elementwise", forward=0.0 * rows, launches=(0.0, sums + float(moe and model.gated)),
-            backward=3.0 * (sums * shard.tokens * model.hidden_size * e + model.gated * rows),
-        )
-    ]  # fmt: skip
+        MemoryBound(name="gradient_sums", kind="elementwise", forward=none, backward=added, launches=launches)
+    ]
     if model.is_mla:
         heads = shard.tokens * model.num_heads * e / shard.tp
-        queries, values = heads * model.head_dim, heads * model.v_head_dim
-        keys = heads * (model.qk_nope_head_dim + model.v_head_dim)
-        found.append(MemoryBound(name="joins", kind="copy", forward=4.0 * queries + 2.0 * values,
-                                 backward=6.0 * (queries + keys), launches=(3.0, 8.0)))  # fmt: skip
+        forward = heads * (4.0 * model.head_dim + 2.0 * model.v_head_dim)
+        backward = 6.0 * heads * (model.head_dim + model.qk_nope_head_dim + model.v_head_dim)
+        found.append(MemoryBound(name="joins", kind="copy", forward=forward, backward=backward, launches=(3.0, 8.0)))
     if moe:
-        found.append(MemoryBound(name="index_gradients", kind="permute", forward=0.0 * rows, backward=5.0 * rows,
-                                 launches=(0.0, 4.0)))  # fmt: skip
+        picked = MemoryBound(
+            name="index_gradients", kind="permute", forward=none, backward=5.0 * rows, launches=(0.0, 4.0)
+        )
+        found.append(picked)
     return found
 
 
@@ -150,9 +130,9 @@ def predicted(point: Point, hardware: HardwareProfile) -> float:
 
 def predicted_parts(point: Point, hardware: HardwareProfile) -> dict[str, float]:
     """Seconds by operator; the sustained clock is left out, as a measured layer is a short burst too."""
-    dtype, batch = point.text("dtype"), point.whole("batch")
+    dtype, batch = point.each("dtype", "batch")
     workload = Workload(
-        model=model_of(point), sequence_length=point.whole("seq"), global_batch_size=batch,
+        model=model_of(point), sequence_length=point["seq"], global_batch_size=batch,
         precision="fp32" if dtype == "tf32" else dtype,
     )  # fmt: skip
     layout = Layout.stack([Layout(micro_batch_size=batch)])
@@ -161,8 +141,9 @@ def predicted_parts(point: Point, hardware: HardwareProfile) -> dict[str, float]
     operators = layer(shard, moe=moe)[0] + between(shard, moe)
     work = price(operators, shard, dataclasses.replace(hardware, sustained_clock=1.0))
     passes = ("dgrad", "wgrad") if point["pass"] == "backward" else ("forward",)
-    return {one.name: sum(_one(getattr(work[one.name], name)) for name in passes) for one in operators}
+    return {one.name: sum(first(getattr(work[one.name], name)) for name in passes) for one in operators}
 
 
-def _one(value: object) -> float:
+def first(value: object) -> float:
+    """The number, or the first of an array."""
     return float(np.ravel(np.asarray(value, dtype=float))[0])

@@ -53,11 +53,6 @@ def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tens
     return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
 
 
-def _single(name: str, older: str) -> Callable[..., Any]:
-    """A function of torch.distributed by the name it has from 2.13 on, or its older one."""
-    return getattr(dist, name, None) or getattr(dist, older)
-
-
 class Operation:
     """One collective or transfer of ``size`` bytes (S as nccl-tests counts them) in a group, ready to run again and again."""
 
@@ -102,7 +97,7 @@ class Operation:
         if (self.op in ("reduce", "gather") and me != 0) or (self.op == "send_recv" and me != 1):
             return ""  # this rank's result does not count
         result = self.source if self.in_place else self.result
-        return difference(result, self._wanted()[self.op], exact=2 * self.added <= SAFE_SUM)
+        return difference(result, self._wanted, exact=2 * self.added <= SAFE_SUM)
 
     def _calls(self) -> dict[str, Callable[[bool], Any]]:
         """By operation, blocking or not."""
@@ -110,61 +105,41 @@ class Operation:
         root, at_root = self.group.ranks[0], self.group.me == 0
         gathered = list(result.chunk(n)) if self.op == "gather" and at_root else None
         pieces = list(source.chunk(n)) if self.op == "scatter" and at_root else None
-        gather = _single("all_gather_single", "all_gather_into_tensor")
-        scatter = _single("reduce_scatter_single", "reduce_scatter_tensor")
         return {
             "all_reduce": lambda later: dist.all_reduce(source, group=group, async_op=later),
-            "all_gather": lambda later: gather(result, source, group=group, async_op=later),
-            "reduce_scatter": lambda later: scatter(result, source, group=group, async_op=later),
+            "all_gather": lambda later: dist.all_gather_into_tensor(result, source, group=group, async_op=later),
+            "reduce_scatter": lambda later: dist.reduce_scatter_tensor(result, source, group=group, async_op=later),
             "all_to_all": lambda later: dist.all_to_all_single(result, source, group=group, async_op=later),
             "broadcast": lambda later: dist.broadcast(source, root, group=group, async_op=later),
             "reduce": lambda later: dist.reduce(source, root, group=group, async_op=later),
             "gather": lambda later: dist.gather(source, gathered, root, group=group, async_op=later),
             "scatter": lambda later: dist.scatter(result, pieces, root, group=group, async_op=later),
-            "send_recv": lambda _: self._one_way(),
-            "send_recv_ring": lambda _: self._round(),
-            "send_recv_both": lambda _: self._round(),
+            "send_recv": lambda _: self._transfer(sends=at_root, receives=self.group.me == 1),
+            "send_recv_ring": lambda _: self._transfer(),
+            "send_recv_both": lambda _: self._transfer(),
         }
 
-    def _neighbours(self) -> tuple[int, int]:
-        """The rank that follows in the group, and the one before."""
-        ranks, me = self.group.ranks, self.group.me
-        return ranks[(me + 1) % len(ranks)], ranks[me - 1]
-
-    def _one_way(self) -> None:
-        following, before = self._neighbours()
-        if self.group.me == 0:
-            dist.send(self.source, following, group=self.group.handle)
-        elif self.group.me == 1:
-            dist.recv(self.result, before, group=self.group.handle)
-
-    def _round(self) -> None:
+    def _transfer(self, *, sends: bool = True, receives: bool = True) -> None:
         """To the next rank and from the one before, at once."""
-        following, before = self._neighbours()
-        steps = [
-            dist.P2POp(dist.isend, self.source, following, group=self.group.handle),
-            dist.P2POp(dist.irecv, self.result, before, group=self.group.handle),
-        ]
+        ranks, me, group = self.group.ranks, self.group.me, self.group.handle
+        following, before = ranks[(me + 1) % len(ranks)], ranks[me - 1]
+        steps = [dist.P2POp(dist.isend, self.source, following, group=group)] * sends
+        steps += [dist.P2POp(dist.irecv, self.result, before, group=group)] * receives
         for work in dist.batch_isend_irecv(steps):
             work.wait()
 
-    def _wanted(self) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-        """What element i of the result must be, by operation."""
+    def _wanted(self, i: torch.Tensor) -> torch.Tensor:
+        """What element i of the result must be."""
         n, me, part = self.group.n, self.group.me, self.part
-
-        def total(index: torch.Tensor) -> torch.Tensor:
-            found = content(0, index, n)
-            for rank in range(1, n):
-                found = found + content(rank, index, n)
-            return found
-
-        gathered, sent = lambda i: content(i // part, i % part, n), lambda i: content((me - 1) % n, i, 1)
-        return {
-            "all_reduce": total, "reduce": total, "reduce_scatter": lambda i: total(i + me * part),
-            "broadcast": lambda i: content(0, i, n), "scatter": lambda i: content(0, i + me * part, n),
-            "all_to_all": lambda i: content(i // part, i % part + me * part, n), "all_gather": gathered, "gather": gathered,
-            "send_recv": sent, "send_recv_ring": sent, "send_recv_both": sent,
-        }  # fmt: skip
+        if self.op.startswith("send_recv"):
+            return content((me - 1) % n, i, 1)
+        if self.op in ("all_gather", "gather"):
+            return content(i // part, i % part, n)
+        if self.op == "all_to_all":
+            return content(i // part, i % part + me * part, n)
+        i = i + me * part if self.op in ("reduce_scatter", "scatter") else i
+        first = content(0, i, n)
+        return first if self.op in ("broadcast", "scatter") else sum((content(r, i, n) for r in range(1, n)), first)
 
 
 def difference(result: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tensor], *, exact: bool) -> str:

@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  the name torch's own documentatio
 
 from planner.errors import PlannerError
 from planner.lab.profile import scaled
-from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEMENT, SCALED, keys, resident_weights
+from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEMENT, SCALED, keys, layer_weights
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point, Run
 from planner.lab.profile.streams import chain, memory_bound
@@ -29,18 +29,21 @@ def operator(point: Point, device: str) -> Run:
     }  # fmt: skip
     if point.family not in makers:
         raise PlannerError(f"'{point.family}' is no family of operators; known: {', '.join(makers)}")
-    precision(point.text("dtype"))
+    precision(point["dtype"])
     return makers[point.family](point, device)
 
 
 def _gemm(point: Point, device: str) -> Run:
-    """F.linear forward; dY W for the input, dY^T X for the weight."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
-    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
+    """F.linear forward; dY W for the input, dY^T X for the weight; or dW += dY^T X into an fp32 gradient, in the product's own
+    kernel: from half precision torch has it on a GPU only, in place from 2.10 on."""
+    m, n, k, dtype, pass_ = point.each("m", "n", "k", "dtype", "pass")
     if dtype in SCALED:
         return scaled.gemm(point, device)
     if pass_ == ACCUMULATING:
-        return _accumulated(point, device)
+        if device != "cuda" and dtype != "fp32":
+            raise PlannerError(f"{point.label}: a product that adds to an fp32 gradient needs a GPU; this is a CPU")
+        gradient, inputs = values((m, n), dtype, device), values((m, k), dtype, device)
+        return added(torch.zeros(n, k, device=device), gradient, inputs)
     shapes = {"forward": ((m, k), (n, k)), "dgrad": ((m, n), (n, k)), "wgrad": ((m, n), (m, k))}[pass_]
 
     def one() -> Run:
@@ -52,22 +55,10 @@ def _gemm(point: Point, device: str) -> Run:
     return rotating(one, ELEMENT[dtype] * (m * k + n * k), device)
 
 
-def _accumulated(point: Point, device: str) -> Run:
-    """dW += dY^T X into an fp32 gradient, in the product's own kernel; from half precision torch has it on a GPU only, in place
-    from 2.10 on."""
-    dtype = point.text("dtype")
-    if device != "cuda" and dtype != "fp32":
-        raise PlannerError(f"{point.label}: a product that adds to an fp32 gradient needs a GPU; this is a CPU")
-    m, n, k = (point.whole(name) for name in ("m", "n", "k"))
-    gradient, inputs = values((m, n), dtype, device), values((m, k), dtype, device)
-    return added(torch.zeros(n, k, device=device), gradient, inputs)
-
-
 def added(total: Any, gradient: Any, inputs: Any) -> Run:
     """total += gradient^T inputs, one kernel."""
-    if gradient.dtype == total.dtype:
-        return lambda: torch.addmm(total, gradient.t(), inputs, out=total)
-    return lambda: torch.addmm(total, gradient.t(), inputs, out_dtype=torch.float32, out=total)
+    how = {} if gradient.dtype == total.dtype else {"out_dtype": torch.float32}
+    return lambda: torch.addmm(total, gradient.t(), inputs, out=total, **how)
 
 
 def grouped_kernel(point: Point, device: str) -> str:
@@ -80,31 +71,27 @@ def grouped_kernel(point: Point, device: str) -> str:
 
 def _grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens: X[T, k] with offsets, W[g, n, k]; wgrad makes dW[g, n, k] from dY and X."""
-    dtype = point.text("dtype")
+    dtype, tokens, n, k, groups = point.each("dtype", "tokens", "n", "k", "groups")
     if dtype in SCALED:
         return scaled.grouped(point, device)
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
-    bytes_each = ELEMENT[dtype] * groups * (tokens * (n + k) + n * k)
-    return rotating(lambda: _experts(point, device), bytes_each, device)
+    return rotating(lambda: _experts(point, device), ELEMENT[dtype] * groups * (tokens * (n + k) + n * k), device)
 
 
 def _experts(point: Point, device: str) -> Run:
     """One set of experts and of their tokens."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
+    dtype, pass_, tokens, n, k, groups = point.each("dtype", "pass", "tokens", "n", "k", "groups")
     inputs, gradient = values((tokens * groups, k), dtype, device), values((tokens * groups, n), dtype, device)
     weights = values((groups, n, k), dtype, device)
     total = torch.zeros(groups, n, k, device=device) if pass_ == ACCUMULATING else None
     if grouped_kernel(point, device) == "loop":
         return _loop(pass_, inputs.view(groups, tokens, k), gradient.view(groups, tokens, n), weights, total)
     ends = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
-    if pass_ == "forward":
-        return lambda: F.grouped_mm(inputs, weights.transpose(-2, -1), offs=ends)
-    if pass_ == "dgrad":
-        return lambda: F.grouped_mm(gradient, weights, offs=ends)
+    left, right = {
+        "forward": (inputs, weights.transpose(-2, -1)), "dgrad": (gradient, weights),
+    }.get(pass_, (gradient.t(), inputs))  # fmt: skip
     if total is not None:
-        return lambda: total.add_(F.grouped_mm(gradient.t(), inputs, offs=ends))
-    return lambda: F.grouped_mm(gradient.t(), inputs, offs=ends)
+        return lambda: total.add_(F.grouped_mm(left, right, offs=ends))
+    return lambda: F.grouped_mm(left, right, offs=ends)
 
 
 def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
@@ -131,14 +118,13 @@ def _attention(point: Point, device: str) -> Run:
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    dtype, kernel = point.text("dtype"), point.text("kernel")
-    b, a, kv, d, d_v, s = (point.whole(name) for name in ("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq"))
-    causal, backward, all_keys = bool(point["causal"]), point["pass"] == "backward", int(keys(point))
+    b, a, kv, d, d_v, s = point.each("batch", "heads", "kv_heads", "head_dim", "value_dim", "seq")
+    dtype, kernel, causal, all_keys = point["dtype"], point["kernel"], bool(point["causal"]), int(keys(point))
     backends = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
     if kernel not in ("default", *backends):
         raise PlannerError(f"{point.label}: unknown kernel '{kernel}'; known: default, {', '.join(backends)}")
     query, key, value = (
-        values((b, heads, length, size), dtype, device).requires_grad_(backward)
+        values((b, heads, length, size), dtype, device).requires_grad_(point["pass"] == "backward")
         for heads, length, size in ((a, s, d), (kv, all_keys, d), (kv, all_keys, d_v))
     )
 
@@ -150,21 +136,19 @@ def _attention(point: Point, device: str) -> Run:
             return [one(query, key, value, causal)]
         piece = s // ATTENTION_HALVES
         (first, last), before = query.split([piece, s - piece], dim=2), all_keys - (s - piece)
+        own = one(last, key[:, :, before:], value[:, :, before:], True)
+        return [
+            one(first, key[:, :, :piece], value[:, :, :piece], True), own,
+            one(last, key[:, :, :before], value[:, :, :before], False),
+        ]  # fmt: skip
 
-        def some(q: Any, start: int, end: int, masked: bool) -> Any:
-            return one(q, key.narrow(2, start, end - start), value.narrow(2, start, end - start), masked)
-
-        return [some(first, 0, piece, True), some(last, before, all_keys, True), some(last, 0, before, False)]
-
-    def forward() -> Any:
+    def forward() -> list[Any]:
         if kernel == "default":
             return parts()
         with sdpa_kernel(backends[kernel]):
             return parts()
 
-    if not backward:
-        return lambda: forward()[0] if all_keys == s else forward()
-    return gradients(forward(), (query, key, value))
+    return gradients(forward(), (query, key, value)) if point["pass"] == "backward" else forward
 
 
 def built(point: Point, device: str) -> Layer:
@@ -173,30 +157,29 @@ def built(point: Point, device: str) -> Layer:
     Dense or with experts, grouped-query or latent attention, in plain torch operations. The shard of one rank of a tensor parallel
     group, its collectives left out: heads / t, width / t, the hidden size whole.
     """
-    model, dtype, sequence = model_of(point), DTYPES[point.text("dtype")], point.whole("seq")
+    model, dtype, sequence = model_of(point), DTYPES[point["dtype"]], point["seq"]
     place = Place()
     if model.position == "rope":
         width = model.qk_rope_head_dim if model.is_mla else model.head_dim
         tables = angles(torch.arange(sequence, device=device), width, torch.float32)
         place.cosine, place.sine = (table.to(dtype) for table in tables)
     # Every expert gets the same number of tokens, as the cost model has it; the router is computed all the same.
-    split = Split(model=model, sequence_length=sequence, micro_batch_size=point.whole("batch"), balanced=True)
+    split = Split(model=model, sequence_length=sequence, micro_batch_size=point["batch"], balanced=True)
     with torch.device("meta"):
         made = Layer(split, 0, place)
     made = made.to(dtype).to_empty(device=device)
     with torch.no_grad():
         for parameter in made.parameters():
-            drawn = values(tuple(parameter.shape), point.text("dtype"), device)
+            drawn = values(tuple(parameter.shape), point["dtype"], device)
             parameter.copy_(drawn * parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else torch.ones_like(drawn))
     return made
 
 
 def layer(point: Point, device: str) -> Run:
     """Forward with what the backward pass needs kept, or the backward pass of the input and all weights."""
-    dtype = point.text("dtype")
+    dtype, shape = point["dtype"], tuple(point.each("batch", "seq", "hidden"))
     if dtype in SCALED:
         raise PlannerError(f"{point.label}: a whole layer runs in bf16, fp16, tf32 or fp32")
-    shape = (point.whole("batch"), point.whole("seq"), point.whole("hidden"))
 
     def one() -> Run:
         made: Any = built(point, device)
@@ -205,4 +188,4 @@ def layer(point: Point, device: str) -> Run:
             return lambda: made(x)
         return gradients([made(x)], (x, *made.parameters()))
 
-    return rotating(one, resident_weights(point) * ELEMENT[dtype], device)
+    return rotating(one, layer_weights(point, resident=True) * ELEMENT[dtype], device)

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 
-from planner import units
 from planner.errors import PlannerError
 from planner.lab.profile.collective_timing import measure_collective
 from planner.lab.profile.operations import Buffers, Operation
@@ -42,10 +41,8 @@ class _Pair:
 
 def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: float) -> Measured:
     """``median`` is the time while the other runs; details hold the time alone and their ratio. All ranks together."""
-    pattern, of = pattern_of(point), point.text("of")
-    op, size, dtype = point.text("op"), point.whole("size"), point.text("dtype")
-    single = collective_point(op, pattern, size, dtype, ranks.local)
-    alone = measure_collective(single, ranks, buffers, budget_s / 3.0)
+    pattern, (of, op, size, dtype) = pattern_of(point), point.each("of", "op", "size", "dtype")
+    alone = measure_collective(collective_point(op, pattern, size, dtype, ranks.local), ranks, buffers, budget_s / 3.0)
     group = ranks.group(pattern)
     if alone is None or group is None:
         raise PlannerError(f"overlap in groups of {pattern.n}: the ranks do not fill them")
@@ -64,30 +61,23 @@ def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: floa
 
 
 def _pair(operation: Operation, collective_seconds: float, ranks: Ranks, dtype: str) -> _Pair:
-    """The largest GEMM of which SHORTER fit into the collective, on the slowest rank."""
+    """The largest GEMM of which SHORTER fit into the collective, on the slowest rank, while every rank runs it."""
     found: _Pair | None = None
     for side in SIDES[ranks.device]:
         gemm = _gemm(side, dtype, ranks.device)
-        timing = summarise(ranks.slowest([_alone(gemm, ranks) for _ in range(7)]), "wall")
-        if found and SHORTER * timing.median > collective_seconds:
+        take = taker(gemm, "cuda_events") if ranks.device == "cuda" else taker(gemm, "wall", ranks.barrier)
+        gemm()
+        alone = summarise(ranks.slowest(take(7, RUNS)), "wall")
+        if found and SHORTER * alone.median > collective_seconds:
             break
-        found = _Pair(operation=operation, gemm=gemm, collective_seconds=collective_seconds, alone=timing, side=side)
+        found = _Pair(operation=operation, gemm=gemm, collective_seconds=collective_seconds, alone=alone, side=side)
     assert found is not None
     return found
 
 
 def _gemm(side: int, dtype: str, device: str) -> Run:
-    a = torch.ones(side, side, dtype=DTYPES[dtype], device=device)
-    b = torch.ones(side, side, dtype=DTYPES[dtype], device=device)
-    out = torch.empty_like(a)
+    a, b, out = (torch.ones(side, side, dtype=DTYPES[dtype], device=device) for _ in range(3))
     return lambda: torch.mm(a, b, out=out)
-
-
-def _alone(gemm: Run, ranks: Ranks) -> float:
-    """Seconds of one GEMM while every rank runs it."""
-    gemm()
-    take = taker(gemm, "cuda_events") if ranks.device == "cuda" else taker(gemm, "wall", ranks.barrier)
-    return take(1, RUNS)[0]
 
 
 def _joint_on_cpu(pair: _Pair, ranks: Ranks, of: str) -> float:
@@ -132,11 +122,6 @@ def _joint_on_gpu(pair: _Pair, ranks: Ranks, of: str) -> float:
         return seconds
     for _ in range(4 + int(3.0 * pair.collective_seconds / pair.alone.median)):
         pair.gemm()
-    side = torch.cuda.Stream()
-    with torch.cuda.stream(side):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record(side)
-        pair.operation.start().wait()  # the side stream waits for the collective, the host does not
-        end.record(side)
-    torch.cuda.synchronize()
-    return start.elapsed_time(end) / units.KILO
+    with torch.cuda.stream(torch.cuda.Stream()):
+        # this stream waits for the collective, the host does not
+        return taker(lambda: pair.operation.start().wait(), "cuda_events")(1, 1)[0]

@@ -5,8 +5,9 @@ as the tensor, data or pipeline groups of a training job do, and the slowest ran
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 
 import numpy as np
 
@@ -52,11 +53,9 @@ def factor(op: str, n: int) -> float:
     2 (n-1)/n all_reduce; (n-1)/n all_gather, reduce_scatter, all_to_all, gather, scatter; 1 broadcast, reduce, send_recv.
     S: the reduced or broadcast tensor, the gathered result, the whole input of a scatter or exchange.
     """
-    if op == "all_reduce":
-        return 2.0 * (n - 1) / n
-    if op in ("broadcast", "reduce") or op.startswith("send_recv"):
+    if op in ("broadcast", "reduce", *PAIRS, "send_recv_ring"):
         return 1.0
-    return (n - 1) / n
+    return (2.0 if op == "all_reduce" else 1.0) * (n - 1) / n
 
 
 @dataclass(frozen=True, kw_only=True, order=True)
@@ -109,21 +108,17 @@ def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
     divisors = [d for d in range(1, world + 1) if world % d == 0]
     rows = [
         (tp, cp, world // (tp * cp * pp), pp, ep, order)
-        for tp in divisors for cp in divisors for pp in divisors if world % (tp * cp * pp) == 0
-        for ep in divisors if (world // pp) % ep == 0
-        for order in NAMES["order"]
-    ]  # fmt: skip
+        for tp, cp, pp, ep, order in product(divisors, divisors, divisors, divisors, NAMES["order"])
+        if world % (tp * cp * pp) == 0 and (world // pp) % ep == 0
+    ]
     tp, cp, dp, pp, ep, order = (np.array(column) for column in zip(*rows, strict=True))
-    layout = Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order)
-    distances = strides(layout)
+    distances = strides(Layout(tp=tp, cp=cp, dp=dp, pp=pp, ep=ep, order=order))
     sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "edp": world // (pp * ep)}
     found: dict[Pattern, set[str]] = {}
     for kind, ops in ASKED.items():
-        n, stride = np.broadcast_arrays(sizes[kind], np.asarray(distances[kind]))
-        for one in {(int(a), int(b)) for a, b in zip(n, stride, strict=True) if a > 1}:
-            pattern = Pattern(n=one[0], stride=one[1])
-            if pattern.n * pattern.stride <= world:
-                found.setdefault(pattern, set()).update(ops)
+        for n, stride in set(zip(*(a.tolist() for a in np.broadcast_arrays(sizes[kind], distances[kind])), strict=True)):
+            if n > 1 and n * stride <= world:
+                found.setdefault(Pattern(n=n, stride=int(stride)), set()).update(ops)
     return {pattern: tuple(op for op in OPERATIONS if op in found[pattern]) for pattern in sorted(found)}
 
 
@@ -147,18 +142,16 @@ def coarse_first(count: int) -> list[list[int]]:
     return found
 
 
-def largest_buffer(models: tuple[str, ...], device: str) -> float:
+def largest_buffer(models: Sequence[str], device: str) -> float:
     """Bytes: the weights of one layer in bf16 (what is gathered or reduced at once), or the activations of one sequence.
 
     max over models of 2 max(parameters of a layer, s h), at most CAP. Without a model: CAP.
     """
     wanted = []
-    for name in models:
-        model = load_model(name)
+    for model in map(load_model, models):
         counts = count_parameters(model)
         layer = counts.attention_sharded + max(counts.mlp_sharded, counts.expert * model.num_experts)
-        activations = float(min(SEQUENCE, model.max_sequence_length)) * model.hidden_size
-        wanted.append(2.0 * max(layer, activations))
+        wanted.append(2.0 * max(layer, float(min(SEQUENCE, model.max_sequence_length)) * model.hidden_size))
     return min(max(wanted, default=CAP[device]), CAP[device])
 
 
@@ -170,27 +163,24 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
     come from coarse to fine.
     """
     plain = plain_patterns(world, local)
-    layouts = {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}
     rest = tuple(op for op in OPERATIONS if op not in COLLECTIVES)
-    rounds: list[tuple[str, dict[Pattern, tuple[str, ...]]]] = [
+    rounds: list[tuple[str | None, dict[Pattern, tuple[str, ...]]]] = [
         (main, dict.fromkeys(plain, COLLECTIVES)),
-        (main, layouts),
+        (main, {pattern: ops for pattern, ops in asked_patterns(world).items() if pattern not in plain}),
         (main, dict.fromkeys(plain, rest)),
+        (other, dict.fromkeys(plain, ADDING)),
     ]
-    if other:
-        rounds.append((other, dict.fromkeys(plain, ADDING)))
     octaves = sizes(largest)
-    points: list[Point] = []
-    for number, (dtype, entries) in enumerate(rounds):
-        chosen = [
-            (pattern, op) for pattern, ops in entries.items() for op in ops
-            if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
-        ]  # fmt: skip
-        points += [
-            collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
-            for places in coarse_first(len(octaves)) for pattern, op in chosen for place in places
-        ]  # fmt: skip
-    return unique(points)
+    return unique(
+        collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
+        for number, (dtype, entries) in enumerate(rounds)
+        if dtype
+        for places in coarse_first(len(octaves))
+        for pattern, ops in entries.items()
+        for op in ops
+        if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
+        for place in places
+    )
 
 
 def overlap_points(world: int, local: int, largest: int, dtype: str, weight: float) -> list[Point]:
@@ -214,7 +204,7 @@ def collective_point(op: str, pattern: Pattern, size: int, dtype: str, local: in
 
 def pattern_of(point: Point) -> Pattern:
     """The pattern of a collective's or overlap's point."""
-    return Pattern(n=int(point["n"]), stride=int(point["stride"]))
+    return Pattern(n=point["n"], stride=point["stride"])
 
 
 def in_words(point: Point) -> str:
@@ -223,5 +213,5 @@ def in_words(point: Point) -> str:
         return point.label
     size = units.format_bytes(float(point["size"]))
     apart = f", {point['stride']} apart" if point["stride"] != 1 else ""
-    other = {"gemm": "GEMMs beside ", "collective": "beside GEMMs "}.get(str(point.values.get("of")), "")
+    other = {"gemm": "GEMMs during ", "collective": "overlapped "}.get(str(point.values.get("of")), "")
     return f"{other}{point['op']} of {size} {point['dtype']} in groups of {point['n']} ranks{apart}"

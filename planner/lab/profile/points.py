@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
-
-from planner.errors import PlannerError, shown
 
 Value: TypeAlias = str | int | float | bool  # What a point's key holds
 Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
@@ -55,28 +52,18 @@ class Point:
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
 
-    def number(self, name: str) -> float:
-        """A number of the key."""
-        return float(self.values[name])
-
-    def whole(self, name: str) -> int:
-        """A whole number of the key."""
-        return int(self.values[name])
-
-    def text(self, name: str) -> str:
-        """A text of the key."""
-        return str(self.values[name])
+    def each(self, *names: str) -> list[Any]:
+        """Several values of the key."""
+        return [self.values[name] for name in names]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
         return {"family": self.family, "key": self.values, "weight": self.weight}
 
     @classmethod
-    def from_dict(cls, data: Any, where: str = "point") -> Point:
-        """Raises PlannerError."""
-        with _reading(where):
-            key = tuple(sorted((str(name), _value(value)) for name, value in data["key"].items()))
-            return cls(family=str(data["family"]), key=key, weight=_number(data["weight"]))
+    def from_dict(cls, data: Any) -> Point:
+        """What ``to_dict`` wrote."""
+        return cls.of(data["family"], weight=data["weight"], **data["key"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,22 +109,14 @@ class Measured(Timing):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
-        return (
-            {"point": self.point.to_dict()}
-            | {k: v for k, v in vars(self).items() if k != "point"}
-            | {"details": self.more}
-        )
+        first = {"point": self.point.to_dict()}
+        return first | {k: v for k, v in vars(self).items() if k != "point"} | {"details": self.more}
 
     @classmethod
-    def from_dict(cls, data: Any, where: str = "measured") -> Measured:
-        """Raises PlannerError."""
-        with _reading(where):
-            if data["clock"] not in CLOCKS:
-                raise ValueError(f"the clock {shown(data['clock'])} is none of {', '.join(CLOCKS)}")
-            values: dict[str, Any] = {name: _number(data[name]) for name in ("median", "low", "high", "confidence")}
-            values |= {name: int(_number(data[name])) for name in ("repetitions", "outliers")}
-            details = tuple(sorted((str(name), _value(value)) for name, value in data["details"].items()))
-            return cls(point=Point.from_dict(data["point"], where), clock=data["clock"], details=details, **values)
+    def from_dict(cls, data: Any) -> Measured:
+        """What ``to_dict`` wrote."""
+        details = tuple(sorted(data["details"].items()))
+        return cls(**{**data, "point": Point.from_dict(data["point"]), "details": details})
 
 
 def unique(points: Iterable[Point]) -> list[Point]:
@@ -146,24 +125,3 @@ def unique(points: Iterable[Point]) -> list[Point]:
     for point in points:
         found.setdefault(point.identity, point)
     return list(found.values())
-
-
-@contextmanager
-def _reading(where: str) -> Iterator[None]:
-    """What is no point or result is a PlannerError that says where it stands."""
-    try:
-        yield
-    except (TypeError, KeyError, ValueError, AttributeError) as error:
-        raise PlannerError(f"{where}: is not what a profile keeps: {error}") from error
-
-
-def _value(value: Any) -> Value:
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{shown(value)} is neither a text nor a number")
-    return value
-
-
-def _number(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-        raise ValueError(f"{shown(value)} is not a number from zero")
-    return float(value)

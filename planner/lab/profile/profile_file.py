@@ -1,7 +1,6 @@
 """The journal of a profile to a profile file: what was measured, what stands in for the rest, and where all of it is from."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.provenance import Provenance
 from planner.lab.profile import fit_links
-from planner.lab.profile.fit_compute import ComputeFit, base_of, fit_compute, machine_keys, points_by_family, spreads
+from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys
+from planner.lab.profile.fitting import Findings
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import CLOCKS, Measured, Point
@@ -24,26 +24,16 @@ SLOW_RANK, SLOW_GROUP = 1.10, 1.5
 """Time over that of the median rank, and of the median group, from which a note names it."""
 
 
-@dataclass(kw_only=True)
-class Links:
-    """What the collectives say: keys of the file, and what stands in for what was not measured."""
-
-    keys: dict[str, Any] = field(default_factory=dict)
-    measured: dict[str, str] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
-    unverified: list[str] = field(default_factory=list)
-
-
 def main_dtype(device: str) -> str:
     """Type of the elements of the collectives that the curves are made of."""
     return "bf16" if device == "cuda" else "fp32"
 
 
-def links(journal: Journal, settings: Settings, base: HardwareProfile | None, memory_rate: float) -> Links:
+def links(journal: Journal, settings: Settings, base: HardwareProfile | None, memory_rate: float) -> Findings:
     """Curves inside a node and across nodes. ``memory_rate`` stands in for a link where a single rank was measured."""
-    head, dtype = journal.header, main_dtype(settings.device)
+    head, dtype, given = journal.header, main_dtype(settings.device), settings.network_bandwidth
     curves, local = fit_links.curves(journal.of("collective")), int(head["local"])
-    found = Links(keys={"gpus_per_node": local})
+    found = Findings(keys={"gpus_per_node": local})
     if local > 1:
         found.keys["scale_up"] = fit_links.scale_up(curves, dtype)
         found.measured["scale_up"] = "measured"
@@ -52,41 +42,44 @@ def links(journal: Journal, settings: Settings, base: HardwareProfile | None, me
             found.keys |= {"scale_up_bandwidth": _rate(reached), "scale_up_domain": local}
             found.notes.append("scale_up_bandwidth: the fastest transfer that was measured; no datasheet is known")
     elif base is None:
-        found.keys["scale_up"] = _assumed_scale_up(memory_rate)
-        found.keys |= {"scale_up_bandwidth": _rate(memory_rate), "scale_up_domain": 1}
+        found.keys |= {
+            "scale_up": _assumed_scale_up(memory_rate), "scale_up_bandwidth": _rate(memory_rate), "scale_up_domain": 1,
+        }  # fmt: skip
         found.measured["scale_up"] = "assumed: one rank was measured"
         found.unverified += ["scale_up", "scale_up_bandwidth"]
         found.notes.append(
             "scale_up: one rank was measured; a link of half the memory bandwidth is assumed, run more ranks"
         )
     if int(head["nodes"]) > 1:
-        given = settings.network_bandwidth or (base.network_bandwidth if base else 0.0)
-        _across(found, curves, dtype, given, f"{head['host']}, {head['nodes']} nodes")
+        _across(found, curves, dtype, given or (base.network_bandwidth if base else 0.0), head)
     elif base is None:
-        found.keys |= _assumed_scale_out(found.keys["scale_up"], settings)
+        found.keys |= _assumed_scale_out(found.keys["scale_up"], given)
         found.measured["scale_out"] = "assumed: one node was measured"
-        found.unverified += ["scale_out", "network_latency"]
-        found.unverified += [] if settings.network_bandwidth else ["network_bandwidth"]
+        found.unverified += ["scale_out", "network_latency", *([] if given else ["network_bandwidth"])]
         found.notes.append(
             "scale_out: one node was measured; a network as fast as the collectives inside it is assumed, "
             "run the profile on two nodes or more"
         )
-    elif settings.network_bandwidth:
-        found.keys["network_bandwidth"] = _rate(settings.network_bandwidth)
+    elif given:
+        found.keys["network_bandwidth"] = _rate(given)
     return found
 
 
-def _across(found: Links, curves: Sequence[fit_links.Curve], dtype: str, given: float, source: str) -> None:
+def _across(
+    found: Findings, curves: Sequence[fit_links.Curve], dtype: str, given: float, head: Mapping[str, Any]
+) -> None:
     """Adds what was measured across nodes; ``given`` is the line rate of a datasheet or of the user, 0 without any."""
     best = fit_links.network_rate(curves)
     if given and best > given * 1.02:
         found.notes.append(
             f"network_bandwidth: {_rate(best)} was measured, above the {_rate(given)} given; the measured one is kept"
         )
-    rate = max(best, given)
-    found.keys |= {"network_bandwidth": _rate(rate), "scale_out": fit_links.scale_out(curves, dtype, rate, source)}
+    rate, source = max(best, given), f"{head['host']}, {head['nodes']} nodes"
     pairs = [curve for curve in curves if curve.op == "send_recv" and curve.nodes > 1]
-    found.keys["network_latency"] = f"{min(one.median for curve in pairs for one in curve.points)!r} s"
+    found.keys |= {
+        "network_bandwidth": _rate(rate), "scale_out": fit_links.scale_out(curves, dtype, rate, source),
+        "network_latency": f"{min(one.median for curve in pairs for one in curve.points)!r} s",
+    }  # fmt: skip
     found.measured["scale_out"] = "measured"
 
 
@@ -108,65 +101,58 @@ def _assumed_scale_up(memory_rate: float) -> dict[str, Any]:
     """Two ranks that copy through memory: half its bandwidth, 20 us."""
     found = {}
     for op in COLLECTIVES:
-        factor = float(least_factor(op, 2.0))
-        us = " ".join(
-            f"{units.MEGA * (20e-6 + factor * units.KIB * 2.0**i / (0.5 * memory_rate)):.5g}" for i in range(15)
-        )
-        found[op] = {"first_size": "1 KiB", "us": {2: us}}
+        seconds = [20e-6 + float(least_factor(op, 2.0)) * units.KIB * 2.0**i / (0.5 * memory_rate) for i in range(15)]
+        found[op] = {"first_size": "1 KiB", "us": {2: " ".join(f"{units.MEGA * one:.5g}" for one in seconds)}}
     return found
 
 
-def _assumed_scale_out(scale_up: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
-    """A network as fast as a pair inside the node: its latency, its best rate as the line rate."""
+def _assumed_scale_out(scale_up: Mapping[str, Any], given: float | None) -> dict[str, Any]:
+    """A network as fast as a pair inside the node: its latency, its best rate as the line rate where none is given."""
     pair = CollectiveCurve.from_dict("send_recv", scale_up["send_recv"], "measured")
     latency = float(pair.seconds[0, 0])
-    rate = settings.network_bandwidth or float((pair.sizes / pair.seconds[0]).max())
     line = Segment(efficiency=1.0, latency=latency, latency_per_rank=0.0, latency_per_doubling=latency)
-    curve = NetworkCurve(fast=line, bulk=line, source="assumed")
+    curve = NetworkCurve(fast=line, bulk=line, source="assumed").to_dict()
     return {
-        "network_bandwidth": _rate(rate), "network_latency": f"{latency!r} s",
-        "scale_out": {op: curve.to_dict() for op in COLLECTIVES},
+        "network_bandwidth": _rate(given or float((pair.sizes / pair.seconds[0]).max())),
+        "network_latency": f"{latency!r} s", "scale_out": dict.fromkeys(COLLECTIVES, curve),
     }  # fmt: skip
 
 
 def profile_data(
-    journal: Journal, settings: Settings, compute: ComputeFit | None, base: HardwareProfile | None, seconds: float
+    journal: Journal, settings: Settings, compute: Findings | None, base: HardwareProfile | None, seconds: float
 ) -> dict[str, Any]:
     """Data of the file. Raises PlannerError naming what must be measured before it can be one."""
     head = journal.header
     if compute is None and base is None:
         raise PlannerError("nothing was measured of how fast it computes; run again with --resume and --only compute")
+    compute, found = compute or Findings(), Findings()
     data: dict[str, Any] = base.to_dict() if base else _cpu_defaults(head)
-    data.pop("provenance", None)
-    data |= {"name": Path(settings.output).stem, "device": head["name"]}
-    keys = dict(compute.keys) if compute else {}
-    memory_rate = units.parse((data | keys).get("memory_bandwidth", "1 GB/s"), "bytes/s", what="memory_bandwidth")
-    found = Links()
+    data |= {"name": Path(settings.output).stem, "device": head["name"]} | compute.keys
     if base is None or (int(head["world"]) > 1 and ("collectives" in settings.only or journal.of("collective"))):
-        found = links(journal, settings, base, memory_rate)
-    data |= {"pcie_bandwidth": keys.get("memory_bandwidth", data["pcie_bandwidth"])} if base is None else {}
-    data |= keys | found.keys
+        rate = units.parse(data.get("memory_bandwidth", "1 GB/s"), "bytes/s", what="memory_bandwidth")
+        found = links(journal, settings, base, rate)
+    data |= found.keys
     overlap, overlap_notes = fit_links.fit_overlap(journal.of("overlap"))
     if overlap:
         data["overlap"] = data.get("overlap", {}) | overlap
     if base is None:
         each = f"{float(head['memory']) / int(head['local']):.0f} B"  # the ranks of a CPU share its memory
         data |= {"memory": each, "usable_memory": each, "host_memory": f"{head['memory']:.0f} B"}
-        data.setdefault("host_memory_bandwidth", data.get("memory_bandwidth"))  # the budget ended before it
+        memory = compute.keys.get("memory_bandwidth")
+        data["pcie_bandwidth"] = memory or data["pcie_bandwidth"]
+        data.setdefault("host_memory_bandwidth", memory)  # the budget ended before it
     data["measured"] = {
         **({family: f"scaled from {base.name}" for family in base.measured} if base else {}),
-        **(compute.measured if compute else {}), **found.measured,
+        **compute.measured, **found.measured,
         **({"overlap": f"measured {' and '.join(overlap)}"} if overlap else {}),
     }  # fmt: skip
-    data["notes"] = [
-        *_outliers(journal), *found.notes, *overlap_notes, *(compute.notes if compute else ()), *_failures(journal),
-    ]  # fmt: skip
+    data["notes"] = [*_outliers(journal), *found.notes, *overlap_notes, *compute.notes, *_failures(journal)]
     data["unverified"] = [*found.unverified, *data.get("unverified", ())]
     data["provenance"] = _provenance(journal, settings, compute, seconds).to_dict()
-    data["measurements"] = (dict(compute.measurements) if compute else {}) | _kept(journal)
+    measurements = compute.measurements | _kept(journal)
     first = ("name", "device", "vendor", "arch", "provenance", "measured", "notes", "unverified")
     rest = [key for key in data if key not in (*first, "measurements")]
-    return {key: _plain(data[key]) for key in (*first, *rest, "measurements")}
+    return {key: _plain(data[key]) for key in (*first, *rest)} | {"measurements": _plain(measurements)}
 
 
 def _plain(value: Any) -> Any:
@@ -214,14 +200,14 @@ def _failures(journal: Journal) -> list[str]:
     """Points without a result: those left out by the budget as a number, the others by reason."""
     left = _left_out(journal)
     found = [f"{left} points were left out by the budget; --resume measures them"] if left else []
-    alike: dict[tuple[object, ...], list[tuple[Point, str]]] = {}
+    alike: dict[tuple[object, ...], list[Point]] = {}
     for point, reason in journal.failed:  # it begins with the point: a type that the device has not is said once
         if not reason.startswith("left"):
             why = reason.removeprefix(point.label).removeprefix(": ")
-            alike.setdefault((point.family, point.values.get("dtype"), why), []).append((point, why))
+            alike.setdefault((point.family, point.values.get("dtype"), why), []).append(point)
     others = [
-        f"not measured: {some[0][0].label}{f' and {len(some) - 1} more like it' if len(some) > 1 else ''}: {some[0][1]}"
-        for some in alike.values()
+        f"not measured: {some[0].label}{f' and {len(some) - 1} more like it' if len(some) > 1 else ''}: {why}"
+        for (_, _, why), some in alike.items()
     ]
     return found + others[:20] + ([f"and {len(others) - 20} more"] if len(others) > 20 else [])
 
@@ -241,37 +227,33 @@ def _kept(journal: Journal) -> dict[str, Any]:
     return {family: found for family, found in kept.items() if found}
 
 
-def _provenance(journal: Journal, settings: Settings, compute: ComputeFit | None, seconds: float) -> Provenance:
+def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds: float) -> Provenance:
     head, collectives = journal.header, journal.of("collective")
-    spread = dict(compute.spread) if compute else {}
-    for op in sorted({one.point.text("op") for one in collectives}):
+    spread = dict(compute.spread)
+    for op in sorted({one.point["op"] for one in collectives}):
         spread[f"collective {op}"] = _median_spread([one for one in collectives if one.point["op"] == op])
     if journal.of("overlap"):
         spread["overlap"] = _median_spread(journal.of("overlap"))
     clocks = sorted({one.clock for one in journal.of() if one.point.family != "bytes"})
     ranks = f"{head['world']} ranks on {head['nodes']} node{'s' if int(head['nodes']) > 1 else ''}"
-    left = _left_out(journal)
+    left, notes = _left_out(journal), []
+    if head["device"] == "cpu" and head.get("cpu_pressure") is not None:  # a busy machine makes wall clocks long
+        waited = float(head["cpu_pressure"])
+        notes = [f"processes waited for a core in {waited:.0f} % of the ten seconds before the start"]
+        if head["world"] > 1:
+            notes.append("the other ranks computed while the first one measured alone")
     return Provenance(
         machine=f"{head['host']}: {head['cores']} cores, {units.format_bytes(float(head['memory']))} per device, {ranks}",
         device=str(head["name"]), driver=str(head["driver"]), versions=dict(head["versions"]),
         date=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), command=settings.command or "plan profile",
         timer="; ".join(f"{clock}: {CLOCKS[clock]}" for clock in clocks), spread=spread, drift=drift(journal),
-        residuals=(compute.residuals if compute else {}) | fit_links.residuals(fit_links.curves(collectives)),
+        residuals=compute.residuals | fit_links.residuals(fit_links.curves(collectives)),
         cost={
             "seconds": round(seconds, 1), "points": len(journal), "outliers": sum(one.outliers for one in journal.of()),
             "left_out": left, "failed": len(journal.failed) - left,
         },
-        notes=_load_notes(head),
+        notes=tuple(notes),
     )  # fmt: skip
-
-
-def _load_notes(head: Mapping[str, Any]) -> tuple[str, ...]:
-    """A busy machine makes wall clocks long: how busy it was is part of the figures."""
-    load = head.get("cpu_pressure")
-    if load is None or head["device"] != "cpu":
-        return ()
-    waited = f"processes waited for a core in {float(load):.0f} % of the ten seconds before the start"
-    return (waited, "the other ranks computed while the first one measured alone") if head["world"] > 1 else (waited,)
 
 
 def _median_spread(measured: Sequence[Measured]) -> float:
@@ -280,7 +262,7 @@ def _median_spread(measured: Sequence[Measured]) -> float:
     return round(100.0 * spreads[len(spreads) // 2], 2)
 
 
-def _compute(journal: Journal, base: HardwareProfile | None, device: str) -> ComputeFit | None:
+def compute_findings(journal: Journal, base: HardwareProfile | None, device: str) -> Findings | None:
     """What the points of one rank say; None where no operator was measured. On a GPU with a library profile the facts of memory,
     launches and the host's link count alone; a CPU's figures are parts of what its operators reach."""
     rows = [one for one in journal.of() if one.point.family not in ("collective", "overlap", "ranks", "again")]
@@ -289,10 +271,7 @@ def _compute(journal: Journal, base: HardwareProfile | None, device: str) -> Com
     if not rows or base is None or device != "cuda":
         return None
     stands_on = base_of(device, rows, base)
-    return ComputeFit(
-        keys=machine_keys(rows, stands_on, device), spread=spreads(rows), measurements=points_by_family(rows),
-        notes=tuple(stands_on.notes),
-    )  # fmt: skip
+    return findings(rows, stands_on, machine_keys(rows, stands_on, device))
 
 
 def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
@@ -300,7 +279,8 @@ def write_profile(settings: Settings, seconds: float) -> HardwareProfile:
     journal = Journal.read(settings.journal)
     name = settings.base or (detect.profile_of(str(journal.header["name"])) if settings.device == "cuda" else None)
     base = load_hardware(name) if name else None  # a CPU, or a device that the library does not know
-    data = profile_data(journal, settings, _compute(journal, base, settings.device), base, seconds)
+    found = compute_findings(journal, base, settings.device)
+    data = profile_data(journal, settings, found, base, seconds)
     path = Path(settings.output)
     profile = HardwareProfile.from_dict(data, where=path.name)
     title = f"# {profile.device}: measured by plan profile on {data['provenance']['date'][:10]}; see provenance.\n"

@@ -55,12 +55,11 @@ class Ranks:
     def group(self, pattern: Pattern) -> Group | None:
         """The group of a pattern that this rank is in; formed by all ranks together when first asked for."""
         if pattern not in self.groups:
-            mine: Group | None = None
-            everyone = pattern.groups(self.world)
+            self.groups[pattern] = None
             # Formed by their members only, groups are named after their ranks: fast, but it needs every rank to have
             # formed as many before. A world that is no power of two leaves ranks idle in some patterns.
             alone = self.world & (self.world - 1) == 0
-            for ranks in everyone:
+            for ranks in pattern.groups(self.world):
                 inside = self.place.rank in ranks
                 if alone and not inside:
                     continue
@@ -69,8 +68,7 @@ class Ranks:
                     use_local_synchronization=alone,
                 )  # fmt: skip
                 if inside:
-                    mine = Group(ranks=ranks, me=ranks.index(self.place.rank), handle=handle)
-            self.groups[pattern] = mine
+                    self.groups[pattern] = Group(ranks=ranks, me=ranks.index(self.place.rank), handle=handle)
         return self.groups[pattern]
 
     def barrier(self) -> None:
@@ -83,14 +81,14 @@ class Ranks:
         dist.all_reduce(values, op=dist.ReduceOp.MAX)
         return [float(value) for value in values]
 
-    def word(self, values: Sequence[float], meanwhile: Callable[[], object] | None = None) -> list[float]:
-        """Numbers that rank 0 says to all; until then the others do ``meanwhile`` over and over, where it is given."""
-        said = torch.tensor(values, dtype=torch.float64)
-        spoken: Any = dist.broadcast(said, 0, async_op=True)
-        while meanwhile and not spoken.is_completed():
+    def from_first(self, values: Sequence[float], meanwhile: Callable[[], object] | None = None) -> list[float]:
+        """Rank 0's numbers, on every rank; until they come the others do ``meanwhile`` over and over, where it is given."""
+        sent = torch.tensor(values, dtype=torch.float64)
+        work: Any = dist.broadcast(sent, 0, async_op=True)
+        while meanwhile and not work.is_completed():
             meanwhile()
-        spoken.wait()
-        return [float(value) for value in said]
+        work.wait()
+        return [float(value) for value in sent]
 
     def collect(self, value: Any) -> list[Any]:
         """An object from every rank, on every rank."""
@@ -120,13 +118,12 @@ def versions(device: str) -> dict[str, str]:
         found["planner"] = metadata.version("planner")
     except metadata.PackageNotFoundError:
         found["planner"] = "of a checkout that is not installed"
-    if device == "cuda":
-        found["cuda"] = str(torch.version.cuda or torch.version.hip)
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-        found["cudnn"] = str(torch.backends.cudnn.version())
-    else:
-        found["gloo"] = f"of torch {torch.__version__}"
-    return found
+    if device != "cuda":
+        return found | {"gloo": f"of torch {torch.__version__}"}
+    return found | {
+        "cuda": str(torch.version.cuda or torch.version.hip), "nccl": ".".join(map(str, torch.cuda.nccl.version())),
+        "cudnn": str(torch.backends.cudnn.version()),
+    }  # fmt: skip
 
 
 def driver() -> str:
@@ -136,18 +133,20 @@ def driver() -> str:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return done.stdout.split()[0] if done.stdout.split() else ""
+    return "".join(done.stdout.split()[:1])
 
 
 def header(ranks: Ranks) -> dict[str, Any]:
     """Of the journal: what the results belong to."""
     hosts = sorted(set(ranks.hosts))
-    cuda = ranks.device == "cuda"
-    properties: Any = torch.cuda.get_device_properties(torch.cuda.current_device()) if cuda else None
-    return {
-        "device": ranks.device, "name": ranks.names[0] if cuda else processor(), "host": hosts[0].split(" node ")[0],
-        "nodes": len(hosts), "world": ranks.world, "local": ranks.local, "cores": os.cpu_count() or 1,
-        "memory": float(properties.total_memory) if cuda else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
-        "units": int(properties.multi_processor_count) if cuda else 1,
-        "driver": driver() if cuda else "", "versions": versions(ranks.device),
+    found = {
+        "device": ranks.device, "name": processor(), "host": hosts[0].split(" node ")[0], "nodes": len(hosts),
+        "world": ranks.world, "local": ranks.local, "cores": os.cpu_count() or 1,
+        "memory": float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "units": 1, "driver": "",
+        "versions": versions(ranks.device),
     }  # fmt: skip
+    if ranks.device == "cuda":
+        card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
+        found |= {"name": ranks.names[0], "driver": driver()}
+        found |= {"memory": float(card.total_memory), "units": int(card.multi_processor_count)}
+    return found

@@ -10,7 +10,8 @@ until the end; the scatter of these rounds estimates it.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from statistics import fmean, median, variance
 
 from planner.lab.profile.journal import Journal
@@ -40,8 +41,7 @@ def steady(blocks: Sequence[float]) -> bool:
     """Whether the last two windows of seconds per run agree."""
     if len(blocks) < 2 * WINDOW:
         return False
-    late, early = median(blocks[-WINDOW:]), median(blocks[-2 * WINDOW : -WINDOW])
-    return abs(late / early - 1.0) < STEADY
+    return abs(median(blocks[-WINDOW:]) / median(blocks[-2 * WINDOW : -WINDOW]) - 1.0) < STEADY
 
 
 def warm_up(run: Callable[[], float], limit: float) -> tuple[list[float], float]:
@@ -59,31 +59,20 @@ def warm_up(run: Callable[[], float], limit: float) -> tuple[list[float], float]
     return blocks, time.perf_counter() - begun
 
 
-class Rounds:
+class Rounds(dict[Identity, list[Measured]]):
     """What each point gave in every round, and which round counts."""
-
-    def __init__(self) -> None:
-        """Nothing yet."""
-        self._found: dict[object, list[Measured]] = {}
-
-    def __len__(self) -> int:
-        return len(self._found)
-
-    def __contains__(self, point: Point) -> bool:
-        return point.identity in self._found
 
     def add(self, found: Measured) -> Measured:
         """The round that counts so far: the middle one.
 
         ``rounds`` and ``over_rounds``, the slowest median over the quickest less one, are kept with it.
         """
-        every = self._found.setdefault(found.point.identity, [])
+        every = self.setdefault(found.point.identity, [])
         every.append(found)
-        ordered = sorted(every, key=lambda one: one.median)
-        best = ordered[(len(ordered) - 1) // 2]
         if len(every) == 1:
             return found
-        slowest = round(ordered[-1].median / ordered[0].median - 1.0, 4)
+        ordered = sorted(every, key=lambda one: one.median)
+        best, slowest = ordered[(len(ordered) - 1) // 2], round(ordered[-1].median / ordered[0].median - 1.0, 4)
         return best.measured(best.point, rounds=len(every), over_rounds=slowest)
 
 
@@ -92,20 +81,18 @@ def schedule(points: Sequence[Point], rounds: int) -> list[Point]:
 
     A budget that ends early so has operators and layers from one time, before it has shapes that no layout lives on.
     """
-    if rounds < 2:
-        return list(points)
     end = max((number + 1 for number, point in enumerate(points) if point.family == "layer"), default=0)
-    early, late = points[:end], points[end:]
-    first, second = ([point for point in part if point.family in IN_ROUNDS] for part in (early, late))
-    return [*early, *first, *late, *second, *[point for point in points if point.family in IN_ROUNDS] * (rounds - 2)]
+    parts = points[:end], points[end:]
+    again = [[point for point in part if point.family in IN_ROUNDS] for part in parts]
+    return [*parts[0], *again[0], *parts[1], *again[1], *(again[0] + again[1]) * (rounds - 2)]
 
 
 def references_alone(journal: Journal) -> list[Point]:
     """References among what rank 0 has measured alone."""
-    found: list[Point] = []
-    for family in ALONE:
-        found += [one.point for one in journal.of(family) if one.median <= LONGEST][:EACH_ALONE]
-    return found
+    return [
+        point for family in ALONE
+        for point in [one.point for one in journal.of(family) if one.median <= LONGEST][:EACH_ALONE]
+    ]  # fmt: skip
 
 
 def references_together(points: Sequence[Point]) -> list[Point]:
@@ -113,26 +100,27 @@ def references_together(points: Sequence[Point]) -> list[Point]:
     node, and in the first that leaves it. ``points`` start with those that are measured whatever the budget."""
     found: list[Point] = []
     for across in (False, True):
-        mine = [one for one in points if one["op"] in TOGETHER and (one.whole("nodes") > 1) == across]
-        if not mine:
-            continue
-        n = mine[0]["n"] if across else max(one.whole("n") for one in mine)
+        mine = [one for one in points if one["op"] in TOGETHER and (one["nodes"] > 1) == across]
+        n = mine[0]["n"] if across and mine else max((one["n"] for one in mine), default=0)
         for op in TOGETHER:
-            alike = sorted(
-                (one for one in mine if one["op"] == op and one["n"] == n), key=lambda one: one.whole("size")
-            )
-            found += alike[-EACH:]
+            alike = [one for one in mine if one["op"] == op and one["n"] == n]
+            found += sorted(alike, key=lambda one: one["size"])[-EACH:]
     return found
 
 
-def again(point: Point, journal: Journal) -> Point:
-    """The point of the next round of a reference."""
-    turn = 1 + sum(_original(one.point) == point.identity for one in journal.of("again"))
-    return Point.of("again", **point.values, of_family=point.family, turn=turn)
+def measure_again(references: Iterable[Point], journal: Journal, measure: Callable[[Point], Measured | None]) -> float:
+    """Adds the next round of the references to the journal; the seconds that it took."""
+    begun = time.monotonic()
+    for point in references:
+        if found := measure(point):
+            turn = 1 + sum(_original(one.point) == point.identity for one in journal.of("again"))
+            again = Point.of("again", **point.values, of_family=point.family, turn=turn)
+            journal.add(replace(found, point=again))
+    return time.monotonic() - begun
 
 
 def _original(point: Point) -> Identity:
-    return point.text("of_family"), tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
+    return point["of_family"], tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
 
 
 class Due:
@@ -151,34 +139,29 @@ class Due:
         self._next = time.monotonic() + max(self._each, seconds * (1.0 / DRIFT_SHARE - 1.0))
 
 
-def _family_of(point: Point) -> str:
-    """``gemm`` or ``collective across``: what a drift is stated of."""
-    family = point.text("of_family")
-    return f"{family} {'across' if point.whole('nodes') > 1 else 'inside'}" if family == "collective" else family
-
-
 def drift(journal: Journal) -> dict[str, dict[str, float]]:
     """By family: ``percent``, the standard deviation of one round's common shift, and ``rounds``, its degrees of freedom.
 
     The shift of a round is the mean over its references of ln(t / t_mean): what moves all of a family alike. The scatter
-    of single points about it is seen where two profiles are compared. The first measurement is round 0.
+    of single points about it is seen where two profiles are compared. The first measurement is round 0. A family of collectives
+    is stated inside a node and across apart.
     """
     families: dict[str, dict[Identity, dict[int, float]]] = {}
+    first: dict[Identity, Measured] = {one.point.identity: one for one in journal.of()}
     for one in journal.of("again"):
-        series = families.setdefault(_family_of(one.point), {}).setdefault(_original(one.point), {})
-        series[one.point.whole("turn")] = math.log(one.median)
-    measured: dict[Identity, Measured] = {one.point.identity: one for one in journal.of()}
+        family, reference = one.point["of_family"], _original(one.point)
+        if family == "collective":
+            family += " across" if one.point["nodes"] > 1 else " inside"
+        series = families.setdefault(family, {}).setdefault(reference, {})
+        series[one.point["turn"]] = math.log(one.median)
+        if reference in first:
+            series[0] = math.log(first[reference].median)
     found = {}
     for family, mine in sorted(families.items()):
-        for key, values in mine.items():
-            if key in measured:
-                values[0] = math.log(measured[key].median)
         turns = sorted(set.intersection(*(set(values) for values in mine.values())))
         if len(turns) < 3:
             continue
-        shifts = [
-            fmean(values[turn] - fmean(values[each] for each in turns) for values in mine.values()) for turn in turns
-        ]
-        percent = 100.0 * math.sqrt(variance(shifts))
-        found[family] = {"percent": round(percent, 2), "rounds": float(len(turns) - 1)}
+        means = [(values, fmean(values[turn] for turn in turns)) for values in mine.values()]
+        shifts = [fmean(values[turn] - mean for values, mean in means) for turn in turns]
+        found[family] = {"percent": round(100.0 * math.sqrt(variance(shifts)), 2), "rounds": float(len(turns) - 1)}
     return found

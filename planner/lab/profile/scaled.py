@@ -27,7 +27,7 @@ BLOCK = 128
 
 def needs_gpu(point: Point, device: str) -> None:
     """Raises PlannerError where the device has no such tensor cores; one scale per tensor also runs on a processor."""
-    dtype = point.text("dtype")
+    dtype = point["dtype"]
     if device != "cuda":
         if dtype == "fp8" and point.family == "gemm":
             return
@@ -45,7 +45,7 @@ def needs_gpu(point: Point, device: str) -> None:
 def gemm(point: Point, device: str) -> Run:
     """One pass of a linear layer. Forward in plain fp8 adds up in the tensor core's own precision, as training does, the
     gradients in fp32."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
+    dtype, pass_ = point["dtype"], point["pass"]
     if pass_ == ACCUMULATING:
         raise PlannerError(f"{point.label}: torch has no product in {dtype} that adds to an fp32 gradient")
     (rows, columns, depth), by = rows_columns_depth(point), MULTIPLE[dtype]
@@ -83,63 +83,55 @@ def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) ->
     weight gradient multiplies two of the former.  [DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
     rows, columns, depth = shape
     kinds, places = F.ScalingType, F.SwizzleType
-
-    def both(scales: tuple[Any, Any], kinds: tuple[Any, Any], **more: Any) -> dict[str, Any]:
-        return (
-            dict(zip(("scale_a", "scale_b", "scale_recipe_a", "scale_recipe_b"), (*scales, *kinds), strict=True)) | more
-        )
-
     if dtype == "fp8_block":
-        blocks, one_row = depth // BLOCK, kinds.BlockWise1x128
-        left = torch.ones(blocks, rows, device=device).t()
-        if pass_ == "wgrad":
-            return both((left, torch.ones(blocks, columns, device=device).t()), (one_row, one_row))
-        right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()  # whole fours of blocks
-        return both((left, right), (one_row, kinds.BlockWise128x128))
+        blocks, kind, other = depth // BLOCK, kinds.BlockWise1x128, kinds.BlockWise128x128
+        left, right = (torch.ones(blocks, size, device=device).t() for size in (rows, columns))
+        if pass_ != "wgrad":
+            right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()  # whole fours of blocks
+        return {
+            "scale_a": left, "scale_b": right, "scale_recipe_a": kind,
+            "scale_recipe_b": kind if pass_ == "wgrad" else other,
+        }  # fmt: skip
     scale_type, block = (torch.float8_e8m0fnu, 32) if dtype == "mxfp8" else (torch.float8_e4m3fn, 16)
-
-    def tiled(length: int) -> Any:
+    kind, place = kinds.BlockWise1x32, places.SWIZZLE_32_4_4
+    found = {}
+    for side, length in (("a", rows), ("b", columns)):
         tall, wide = (size * math.ceil(x / size) for x, size in zip((length, depth // block), SCALE_TILE, strict=True))
-        return torch.ones(tall * wide, device=device).to(scale_type)
-
-    if dtype == "mxfp8":
-        kind, place = kinds.BlockWise1x32, places.SWIZZLE_32_4_4
-        return both((tiled(rows), tiled(columns)), (kind, kind), swizzle_a=place, swizzle_b=place)
-    two, lie = [kinds.BlockWise1x16, kinds.TensorWise], [places.SWIZZLE_32_4_4, places.NO_SWIZZLE]
-    whole = torch.ones(1, device=device)
-    return both(([tiled(rows), whole], [tiled(columns), whole]), (two, two), swizzle_a=lie, swizzle_b=lie)
+        scale: Any = torch.ones(tall * wide, device=device).to(scale_type)
+        if dtype == "nvfp4":  # a scale of the whole tensor in addition
+            scale = [scale, torch.ones(1, device=device)]
+            kind, place = [kinds.BlockWise1x16, kinds.TensorWise], [places.SWIZZLE_32_4_4, places.NO_SWIZZLE]
+        found |= {f"scale_{side}": scale, f"scale_recipe_{side}": kind, f"swizzle_{side}": place}
+    return found
 
 
 def grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens in fp8 with a scale per row: torch's kernel for Hopper; other recipes it has not for every pass."""
-    dtype, pass_ = point.text("dtype"), point.text("pass")
+    dtype, pass_, tokens, n, k, groups = point.each("dtype", "pass", "tokens", "n", "k", "groups")
     needs_gpu(point, device)
     if dtype not in ("fp8", "fp8_row") or pass_ == ACCUMULATING:
         raise PlannerError(
             f"{point.label}: torch multiplies groups in half precision and in fp8 with a scale per row; {dtype} {pass_} it has not"
         )
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
     if any(size % MULTIPLE["fp8"] for size in (tokens, n, k)):
         raise PlannerError(
             f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
         )
-    bytes_each = float(groups * (tokens * (n + k) + n * k))
-    return rotating(lambda: _experts(point, device), bytes_each, device)
-
-
-def _experts(point: Point, device: str) -> Run:
-    """One set of experts and of their tokens."""
-    tokens, n, k, groups = (point.whole(name) for name in ("tokens", "n", "k", "groups"))
-    rows, pass_ = tokens * groups, point.text("pass")
-    ends = torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
+    rows, ends = tokens * groups, torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
     shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the right operand before it is transposed
         "forward": ((rows, k), (groups, n, k)), "dgrad": ((rows, n), (groups, k, n)), "wgrad": ((n, rows), (k, rows)),
     }  # fmt: skip
-    left, right = (values(shape, "fp8", device) for shape in shapes[pass_])
+    scaled: tuple[tuple[int, ...], ...] = ((rows,), shapes[pass_][1][:2])
     if pass_ == "wgrad":  # rows of each group have a scale of their own
-        scales = tuple(torch.ones(size * groups, device=device) for size in (n, k))
-    else:
-        scales = (torch.ones(rows, device=device), torch.ones(groups, right.shape[1], device=device))
-    return lambda: torch._scaled_grouped_mm(
-        left, right.transpose(-2, -1), scales[0], scales[1], offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
-    )
+        scaled = ((n * groups,), (k * groups,))
+
+    def one() -> Run:
+        left, right = (values(shape, "fp8", device) for shape in shapes[pass_])
+        a, b = (torch.ones(shape, device=device) for shape in scaled)
+        return lambda: torch._scaled_grouped_mm(
+            left, right.transpose(-2, -1), a, b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return rotating(one, float(groups * (tokens * (n + k) + n * k)), device)
+
+

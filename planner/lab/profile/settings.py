@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from planner.errors import PlannerError, nearest_first
 
@@ -19,9 +19,9 @@ class Settings:
     output: str  # Profile to write
     device: str  # "cpu" or "cuda"
     budget: float  # Seconds of measuring, start-up left out
-    models: tuple[str, ...] = ()  # What the operators and sizes are taken from
+    models: Sequence[str] = ()  # What the operators and sizes are taken from
     resume: bool = False  # Go on with the journal of an earlier run
-    only: tuple[str, ...] = PARTS  # Parts to measure
+    only: Sequence[str] = PARTS  # Parts to measure
     timeout: float = 30.0  # Seconds after which a step has hung
     largest: float | None = None  # Largest buffer of a collective, bytes; None = by the models
     base: str | None = None  # Library profile for what is not measured; None = by the device's name
@@ -44,8 +44,7 @@ class Settings:
     @property
     def journal(self) -> Path:
         """Where the measurements are kept while they run, next to the profile."""
-        path = Path(self.output)
-        return path.with_name(f"{path.stem}.journal.json")
+        return Path(self.output).with_suffix(".journal.json")
 
     def to_json(self) -> str:
         """Text that ``from_json`` reads back."""
@@ -54,8 +53,4 @@ class Settings:
     @classmethod
     def from_json(cls, text: str) -> Settings:
         """The settings that the first process handed to the ranks."""
-        data = json.loads(text)
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in data.items()
-        }
-        return cls(**values)
+        return cls(**json.loads(text))

@@ -1,6 +1,6 @@
 """Memory-bound operators as torch runs them: single kernels, chains of plain operations, and what torch.compile makes of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
@@ -16,52 +16,46 @@ from planner.lab.reference.transformer import EPSILON, Place, angles, rotary
 
 def memory_bound(point: Point, device: str) -> Run:
     """One run of a point; ``definitions.MEMORY_BYTES`` and ``EAGER_TENSORS`` count its bytes. Raises PlannerError."""
-    op = point.text("op")
+    op = point["op"]
     if op == "optimizer":
-        return adam(point.whole("rows") * point.whole("columns"), device)
+        return adam(point["rows"] * point["columns"], device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
     return _rotating(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
 
 
 def _rotating(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
-    each = 2.0 * ELEMENT[point.text("dtype")] * point.whole("rows") * point.whole("columns")
+    each = 2.0 * ELEMENT[point["dtype"]] * point["rows"] * point["columns"]
     return rotating(lambda: maker(point, device), each, device)
 
 
 def _tensors(point: Point, device: str, count: int) -> list[Any]:
-    shape = (point.whole("rows"), point.whole("columns"))
-    return [values(shape, point.text("dtype"), device) for _ in range(count)]
+    rows, columns, dtype = point.each("rows", "columns", "dtype")
+    return [values((rows, columns), dtype, device) for _ in range(count)]
 
 
 def _single(point: Point, device: str) -> Run:
     """Norms, additions, copies and casts: one kernel of torch's own."""
-    op, dtype = point.text("op"), point.text("dtype")
-    (x,) = _tensors(point, device, 1)
-    rows, columns = x.shape
+    op, (x, y) = point["op"], _tensors(point, device, 2)
     if op in ("norm_forward", "norm_backward"):
-        scale = values((columns,), dtype, device)
+        scale = values(x.shape[1:], point["dtype"], device)
         if op == "norm_forward":
-            return lambda: F.rms_norm(x, (columns,), scale)
-        x.requires_grad_(True)
-        scale.requires_grad_(True)
-        return gradients([F.rms_norm(x, (columns,), scale)], (x, scale))
-    if op == "permute":
-        order = torch.randperm(rows, device=device)
-        return lambda: torch.index_select(x, 0, order)
-    if op == "quantize":
-        return lambda: x.to(torch.float8_e4m3fn)
-    if op == "copy":
-        target = torch.empty_like(x)
-        return lambda: target.copy_(x)
-    if op == "elementwise":
-        (y,) = _tensors(point, device, 1)
-        return lambda: torch.add(x, y)
-    raise PlannerError(f"{point.label}: unknown memory-bound operator '{op}'")
+            return lambda: F.rms_norm(x, scale.shape, scale)
+        return _either_pass(lambda: [F.rms_norm(x, scale.shape, scale)], (x, scale), point)
+    order = torch.randperm(len(x), device=device)
+    runs: dict[str, Run] = {
+        "permute": lambda: torch.index_select(x, 0, order),
+        "quantize": lambda: x.to(torch.float8_e4m3fn),
+        "copy": lambda: y.copy_(x),
+        "elementwise": lambda: torch.add(x, y),
+    }
+    if op not in runs:
+        raise PlannerError(f"{point.label}: unknown memory-bound operator '{op}'")
+    return runs[op]
 
 
 def compiled(function: Callable[..., Any], point: Point, device: str) -> Callable[..., Any]:
     """The function as the key's ``kernel`` says: eager, or one kernel made by torch.compile. Raises PlannerError."""
-    kernel = point.text("kernel")
+    kernel = point["kernel"]
     if kernel == EAGER:
         return function
     if kernel != COMPILED:
@@ -82,17 +76,21 @@ def gate(up: Any, gate_: Any) -> Any:
 
 def _swiglu(point: Point, device: str) -> Run:
     """SwiGLU between separate gate and up projections."""
-    both = _tensors(point, device, 2)
-    function = compiled(gate, point, device)
+    both, function = _tensors(point, device, 2), compiled(gate, point, device)
     return _either_pass(lambda: [function(*both)], both, point)
 
 
-def _rope(point: Point, device: str) -> Run:
-    """The rotary embedding of q and k, (1, tokens, heads, head size) each, of the reference transformer."""
-    rows, columns, kv, d = (point.whole(name) for name in ("rows", "columns", "kv_heads", "head_dim"))
-    dtype = point.text("dtype")
-    heads = [values((1, rows, count, d), dtype, device) for count in (columns // d - kv, kv)]
+def _heads(point: Point, device: str, key_heads: int) -> tuple[list[Any], Any, Any]:
+    """Queries and keys, (1, tokens, heads, head size) each, and the tables that turn them, in fp32."""
+    rows, columns, d, dtype = point.each("rows", "columns", "head_dim", "dtype")
+    counts = [count for count in (columns // d - key_heads, key_heads) if count]
     cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
+    return [values((1, rows, count, d), dtype, device) for count in counts], cosine, sine
+
+
+def _rope(point: Point, device: str) -> Run:
+    """The rotary embedding of q and k of the reference transformer."""
+    heads, cosine, sine = _heads(point, device, point["kv_heads"])
     place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
 
     def rotate(q: Any, k: Any) -> list[Any]:
@@ -102,7 +100,7 @@ def _rope(point: Point, device: str) -> Run:
     return _either_pass(lambda: function(*heads), heads, point)
 
 
-def _either_pass(forward: Callable[[], list[Any]], inputs: list[Any], point: Point) -> Run:
+def _either_pass(forward: Callable[[], list[Any]], inputs: Sequence[Any], point: Point) -> Run:
     """The forward pass with what the backward pass needs kept, or the backward pass."""
     for one in inputs:
         one.requires_grad_(True)
@@ -135,41 +133,31 @@ def chain(point: Point, device: str) -> Run:
     """A chain of plain kernels of the reference transformer, as it runs where nothing is compiled; no autograd around it.
 
     Inputs take turns; what is between the kernels of one run stays where the chain leaves it. cross_entropy: the largest logit and
-    the sum forward, the gradient backward.
+    the sum forward, the gradient backward. rope: q and k as if they had equally many heads; backward is the same turn.
     """
-    makers = {"norm": _norm_chain, "swiglu": _swiglu_chain, "rope": _rope_chain, "cross_entropy": _loss_chain}
-    if point["op"] not in makers:
-        raise PlannerError(f"{point.label}: no chain of that name; known: {', '.join(makers)}")
-    backward = point["pass"] == "backward"
-    return _rotating(lambda point, device: makers[point["op"]](point, device)[backward], point, device)
+    return _rotating(_chain, point, device)
 
 
-def _norm_chain(point: Point, device: str) -> tuple[Run, Run]:
-    x, gradient = _tensors(point, device, 2)
-    weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
-    return lambda: OPS.rms_norm(x, weight, EPSILON), lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
-
-
-def _swiglu_chain(point: Point, device: str) -> tuple[Run, Run]:
-    gate_, up, gradient = _tensors(point, device, 3)
-    return lambda: OPS.swiglu(gate_, up), lambda: OPS.swiglu_backward(gradient, gate_, up)
-
-
-def _rope_chain(point: Point, device: str) -> tuple[Run, Run]:
-    """q and k together, as if they had equally many heads; backward is the same turn."""
-    rows, d, dtype = point.whole("rows"), point.whole("head_dim"), point.text("dtype")
-    heads = point.whole("columns") // d
-    both = [values((1, rows, count, d), dtype, device) for count in (heads - heads // 2, heads // 2) if count]
-    cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
-    return (lambda: [OPS.rotate(one, cosine, sine) for one in both],) * 2
-
-
-def _loss_chain(point: Point, device: str) -> tuple[Run, Run]:
+def _chain(point: Point, device: str) -> Run:
+    op, backward = point["op"], point["pass"] == "backward"
+    if op == "rope":
+        heads, cosine, sine = _heads(point, device, point["columns"] // point["head_dim"] // 2)
+        return lambda: [OPS.rotate(one, cosine, sine) for one in heads]
+    if op == "norm":
+        x, gradient = _tensors(point, device, 2)
+        weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
+        if backward:
+            return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
+        return lambda: OPS.rms_norm(x, weight, EPSILON)
+    if op == "swiglu":
+        x, y, gradient = _tensors(point, device, 3)
+        return (lambda: OPS.swiglu_backward(gradient, x, y)) if backward else (lambda: OPS.swiglu(x, y))
+    if op != "cross_entropy":
+        raise PlannerError(f"{point.label}: no chain of that name; known: norm, swiglu, rope, cross_entropy")
     (logits,) = _tensors(point, device, 1)
     rows, columns = logits.shape
     largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
-    scale = torch.ones((), device=device)
-    return (
-        lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest)),
-        lambda: OPS.loss_gradient(logits, largest, targets, scale),
-    )
+    if backward:
+        scale = torch.ones((), device=device)
+        return lambda: OPS.loss_gradient(logits, largest, targets, scale)
+    return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))

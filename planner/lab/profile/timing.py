@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
+from statistics import median
 
 from planner.errors import PlannerError
 from planner.lab.profile.points import CLOCKS, Run, Taker, Timing
@@ -28,7 +29,7 @@ kernel is charged in steps of some us."""
 FEWEST = 3  # Of fewer ranks or groups none is an outlier
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Yardstick:
     """A short piece of work that runs before and after each sample on a processor whose core others use too.
 
@@ -39,6 +40,7 @@ class Yardstick:
 
     run: Run  # Product and addition of a layer's kind
     reference: float  # y_0, processor seconds: the quickest tenth of its first runs
+    slowed: list[float] = field(default_factory=list)  # y / y_0 of each sample
 
     @classmethod
     def of(cls, run: Run, runs: int) -> Yardstick:
@@ -60,36 +62,24 @@ def interval_rank(count: int) -> tuple[int, float]:
     chance = 1 - 2 sum_{i<k} C(n, i) / 2^n; k is the largest with chance >= CONFIDENCE, or 1 where none has it.
     """
     rank, term, below = 1, 1, 1  # whole numbers: 2^-n is no float from n = 1075 on
-    chance = 1.0 - 2 * below / 2**count
     while rank < (count + 1) // 2:
         term = term * (count - rank + 1) // rank
-        below += term
-        if 1.0 - 2 * below / 2**count < CONFIDENCE:
+        if 1.0 - 2 * (below + term) / 2**count < CONFIDENCE:
             break
-        rank, chance = rank + 1, 1.0 - 2 * below / 2**count
-    return rank, max(chance, 0.0)
-
-
-def middle(ordered: Sequence[float]) -> float:
-    """Median of sorted numbers."""
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else 0.5 * (ordered[half - 1] + ordered[half])
+        rank, below = rank + 1, below + term
+    return rank, max(1.0 - 2 * below / 2**count, 0.0)
 
 
 def summarise(samples: Sequence[float], clock: str) -> Timing:
     """Median, its interval, and the outliers of samples in seconds. All samples count."""
     if not samples:
         raise PlannerError("nothing was timed: no sample was taken")
-    if clock not in CLOCKS:
-        raise PlannerError(f"unknown clock '{clock}'; known: {', '.join(CLOCKS)}")
-    ordered = sorted(samples)
-    median = middle(ordered)
+    ordered, middle = sorted(samples), median(samples)
     rank, chance = interval_rank(len(ordered))
-    deviation = 1.4826 * middle(sorted(abs(sample - median) for sample in ordered))
-    beyond = max(OUTLIER * deviation, SAME * median)
+    beyond = max(OUTLIER * 1.4826 * median(abs(sample - middle) for sample in ordered), SAME * middle)
     return Timing(
-        median=median, low=ordered[rank - 1], high=ordered[-rank], repetitions=len(ordered), clock=clock,
-        outliers=sum(abs(sample - median) > beyond for sample in ordered), confidence=chance,
+        median=middle, low=ordered[rank - 1], high=ordered[-rank], repetitions=len(ordered), clock=clock,
+        outliers=sum(abs(sample - middle) > beyond for sample in ordered), confidence=chance,
     )  # fmt: skip
 
 
@@ -112,8 +102,7 @@ def measure(run: Run, *, device: str, budget_s: float, clock: str = "", yardstic
     clock = clock or ("cuda_events" if device == "cuda" else "wall")
     if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda"):
         raise PlannerError(f"the clock '{clock}' does not fit the device '{device}'")
-    slowed: list[float] = []
-    take = _yardstick_taker(run, yardstick, slowed) if yardstick else taker(run, clock)
+    take = taker(run, clock, yardstick=yardstick)
     begun = time.perf_counter()
     take(1, 1)
     first = max(time.perf_counter() - begun, 1e-9)
@@ -121,48 +110,23 @@ def measure(run: Run, *, device: str, budget_s: float, clock: str = "", yardstic
     while time.perf_counter() - begun < min(0.1 * budget_s, 0.5):  # caches, clocks and lazy loading settle
         take(1, inner)
     samples: list[float] = []
-    begun = time.perf_counter()
+    begun, slowed = time.perf_counter(), yardstick.slowed if yardstick else []
     slowed.clear()
     while len(samples) < MOST:
-        samples += take(_block(samples, inner, first), inner)
+        one = inner * (samples[-1] if samples else first)
+        block = int(5e-3 / max(one, 1e-9))  # so that asking costs little and events queue up
+        samples += take(max(1, min(100, block, len(samples) or LEAST)), inner)
         spent = time.perf_counter() - begun
-        if precise(samples) or (spent > budget_s and len(samples) >= LEAST):
-            break
-        if spent > 3.0 * budget_s and len(samples) >= 3:
+        enough = LEAST if spent <= 3.0 * budget_s else 3
+        if precise(samples) or (spent > budget_s and len(samples) >= enough):
             break
     found = summarise(samples, clock)
-    rate = middle(sorted(slowed)) if slowed else 1.0
+    rate = median(slowed) if slowed else 1.0
     return replace(found, details=(("slowed", round(rate, 4)),)) if rate != 1.0 else found
 
 
-def _block(samples: Sequence[float], inner: int, first: float) -> int:
-    """Samples to take before looking again: about 5 ms of them, so that asking costs little and events queue up."""
-    one = inner * (samples[-1] if samples else first)
-    return max(1, min(100, int(5e-3 / max(one, 1e-9)), LEAST if not samples else len(samples)))
-
-
-def _yardstick_taker(run: Run, yardstick: Yardstick, slowed: list[float]) -> Taker:
-    """Processor time of each sample, at the rate that the yardstick had at its reference; ``slowed`` gets y / y_0."""
-
-    def take(count: int, inner: int) -> list[float]:
-        samples = []
-        early = yardstick.seconds()
-        for _ in range(count):
-            start = time.process_time()
-            for _ in range(inner):
-                run()
-            seconds = (time.process_time() - start) / inner
-            late = yardstick.seconds()
-            slowed.append(0.5 * (early + late) / yardstick.reference)
-            samples.append(seconds / slowed[-1])
-            early = late
-        return samples
-
-    return take
-
-
-def taker(run: Run, clock: str, before: Run | None = None) -> Taker:
-    """By a clock; ``before`` each sample, untimed."""
+def taker(run: Run, clock: str, before: Run | None = None, yardstick: Yardstick | None = None) -> Taker:
+    """By a clock; ``before`` each sample, untimed. With a ``yardstick`` at the rate that it had at its reference."""
     if clock == "cuda_events":
         from planner.lab.profile.tensors import event_taker
 
@@ -171,13 +135,19 @@ def taker(run: Run, clock: str, before: Run | None = None) -> Taker:
 
     def take(count: int, inner: int) -> list[float]:
         samples = []
+        early = yardstick.seconds() if yardstick else 0.0
         for _ in range(count):
             if before:
                 before()
             start = tick()
             for _ in range(inner):
                 run()
-            samples.append((tick() - start) / inner)
+            seconds = (tick() - start) / inner
+            if yardstick:
+                late = yardstick.seconds()
+                yardstick.slowed.append(0.5 * (early + late) / yardstick.reference)
+                seconds, early = seconds / yardstick.slowed[-1], late
+            samples.append(seconds)
         return samples
 
     return take
@@ -186,8 +156,8 @@ def taker(run: Run, clock: str, before: Run | None = None) -> Taker:
 def slowest_of(seconds: Sequence[float]) -> tuple[int, float]:
     """Place of the longest, and its ratio to the median of the others."""
     slowest = max(range(len(seconds)), key=lambda place: seconds[place])
-    others = sorted(value for place, value in enumerate(seconds) if place != slowest)
-    return slowest, seconds[slowest] / middle(others) if others and middle(others) > 0 else 1.0
+    others = median([*seconds[:slowest], *seconds[slowest + 1 :]] or [0.0])
+    return slowest, seconds[slowest] / others if others > 0 else 1.0
 
 
 def slowest_group(groups: Sequence[Sequence[int]], seconds: Sequence[float]) -> tuple[str, float]:

@@ -5,7 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -115,7 +115,7 @@ def work(
         with ranks.watch.doing("writing the profile", list(range(ranks.world)), ranks.timeout + ALONE_SECONDS):
             if finish and ranks.first:
                 finish()
-            ranks.word([0.0])
+            ranks.from_first([0.0])
         ranks.watch.done()
     except KeyboardInterrupt:
         ranks.watch.silence()
@@ -139,45 +139,42 @@ def _last_words(sentence: str, directory: str | None) -> None:
 
 def _journal(settings: Settings, ranks: Ranks) -> Journal:
     """Rank 0's journal, new or read; the other ranks learn from it what is measured already."""
-    mine = header(ranks)
-    problem = ""
-    if ranks.first:
+    mine, problem = header(ranks), ""
+    kept = Journal(settings.journal if ranks.first else None, mine)
+    if ranks.first and settings.resume:
         try:
-            kept = Journal.resume(settings.journal, mine) if settings.resume else Journal(settings.journal, mine)
+            kept = Journal.resume(settings.journal, mine)
         except PlannerError as error:
-            kept, problem = Journal(None, mine), str(error)
-    else:
-        kept = Journal(None, mine)
-    problem, known = ranks.collect((problem, [one.to_dict() for one in kept.of()]))[0]
+            problem = str(error)
+    problem, known = ranks.collect((problem, kept.of()))[0]
     if problem:
         raise PlannerError(problem)
     if not ranks.first:
-        for entry in known:
-            kept.add(Measured.from_dict(entry))
+        for one in known:
+            kept.add(one)
     return kept
 
 
 def _measure(run: Run) -> None:
-    alone = [part for part in ("compute", "memory") if part in run.settings.only]
-    together = "collectives" in run.settings.only and run.ranks.world > 1
-    points = _alone_points(run, alone) if alone and run.ranks.first else []
-    any_alone = run.ranks.word([float(len(points))])[0] > 0
+    """What rank 0 measures alone, the weightiest first, while the others wait; then what all measure together."""
+    settings, cuda = run.settings, run.settings.device == "cuda"
+    parts = [part for part in ("compute", "memory") if part in settings.only]
+    together = "collectives" in settings.only and run.ranks.world > 1
+    points: list[Point] = []
+    if parts and run.ranks.first:
+        guess = settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
+        points = [
+            point for point in shapes.compute_points(settings.models, guess, settings.device)
+            if ("memory" if point.family in MEMORY_FAMILIES else "compute") in parts and point not in run.journal
+        ]  # fmt: skip
+    any_alone = run.ranks.from_first([float(len(points))])[0] > 0
     run.begun = time.monotonic()
     if points:
         _alone(run, points, SHARE if together else 1.0)
-    busy = any_alone and run.settings.device == "cpu" and not run.ranks.first
-    run.ranks.word([0.0], compute_timing.layers(run.settings.models) if busy else None)
+    busy = any_alone and not cuda and not run.ranks.first
+    run.ranks.from_first([0.0], compute_timing.layers(settings.models) if busy else None)
     if together:
         _together(run)
-
-
-def _alone_points(run: Run, parts: Sequence[str]) -> list[Point]:
-    """What rank 0 measures while the others wait, the weightiest first."""
-    guess = run.settings.base or detect.profile_of(run.ranks.names[0]) or GUESS
-    return [
-        point for point in shapes.compute_points(run.settings.models, guess, run.settings.device)
-        if ("memory" if point.family in MEMORY_FAMILIES else "compute") in parts and point not in run.journal
-    ]  # fmt: skip
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
@@ -188,17 +185,21 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     journal, device = run.journal, run.settings.device
     if device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    done = rounds.Rounds()
     if any(point.family in rounds.IN_ROUNDS for point in points):
         warm_up = shapes.warm_up_point(device)
         journal.add(run.alone(warm_up, rounds.WARM_UP_SHARE * max(run.left(share), 0.0)))
-    failed: set[Identity] = set()
+
+    def reference(point: Point) -> Measured | None:
+        with contextlib.suppress(PlannerError, MemoryError):
+            return run.alone(point, rounds.DRIFT_SECONDS)
+        return None
+
+    done, due, failed = rounds.Rounds(), rounds.Due(run.left(share)), set[Identity]()
     visits = rounds.schedule(points, rounds.ROUNDS[device])
-    due = rounds.Due(run.left(share))
     for number, point in enumerate(visits):
-        left, first = run.left(share), point not in done
+        left, first = run.left(share), point.identity not in done
         if left > 0 and due.now():
-            due.done(_references_alone(run))
+            due.done(rounds.measure_again(rounds.references_alone(journal), journal, reference))
         if point.identity in failed:
             continue
         if left <= 0 and not (first and _needed(point, journal)):
@@ -211,54 +212,44 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
             failed.add(point.identity)
             if first:
-                said = str(error).strip()
-                journal.fail(point, said.splitlines()[0][:300] if said else repr(error))
-
-
-def _references_alone(run: Run) -> float:
-    """A round of the references that rank 0 measures alone; the seconds that it took."""
-    begun = time.monotonic()
-    for point in rounds.references_alone(run.journal):
-        with contextlib.suppress(PlannerError, MemoryError):
-            found = run.alone(point, rounds.DRIFT_SECONDS)
-            run.journal.add(replace(found, point=rounds.again(point, run.journal)))
-    return time.monotonic() - begun
+                journal.fail(point, (str(error).strip() or repr(error)).splitlines()[0][:300])
 
 
 def _needed(point: Point, journal: Journal) -> bool:
     """Whether a profile needs a point like this one (NEEDED) and has none."""
     if point.family not in NEEDED or (point.family == "memory_bound" and point["op"] != "elementwise"):
         return False
-    names = NEEDED[point.family]
-    return not any(all(one.point[name] == point[name] for name in names) for one in journal.of(point.family))
+    wanted = point.each(*NEEDED[point.family])
+    return all(one.point.each(*NEEDED[point.family]) != wanted for one in journal.of(point.family))
 
 
 def _together(run: Run) -> None:
     """Collectives and overlap: rank 0 says which point comes next and how long it may take."""
     ranks, journal = run.ranks, run.journal
-    largest = run.settings.largest or patterns.largest_buffer(run.settings.models, run.settings.device)
+    largest = run.settings.largest or patterns.largest_buffer(run.settings.models, ranks.device)
     octaves = patterns.sizes(largest)
-    points, least = _together_points(run, octaves)
-    missing = [number for number, point in enumerate(points) if point not in journal]
+    points, least = _together_points(ranks, octaves)
+    missing = [point for point in points if point not in journal]
     with ranks.watch.doing(f"setting up buffers of {units.format_bytes(octaves[-1])}", list(range(ranks.world))):
         buffers = Buffers(octaves[-1], ranks.device)
         ranks.barrier()
     if rank_point(ranks.device) not in journal:
         journal.add(measure_ranks(rank_point(ranks.device), ranks))
-    references = rounds.references_together([point for point in points if point.identity in least])
-    due = rounds.Due(run.left())
-    for turn, number in enumerate(missing):
+    references, due = rounds.references_together(points[:least]), rounds.Due(run.left())
+    always = {point.identity for point in points[:least]}
+
+    def reference(point: Point) -> Measured | None:
+        return measure_collective(point, ranks, buffers, rounds.DRIFT_SECONDS) if point in journal else None
+
+    for turn, point in enumerate(missing):
         left = run.left()
-        go_on = left > 0 or points[number].identity in least
-        once_more = left > 0 and due.now()
-        fair = _fair(left, len(missing) - turn)
-        said, budget, again = ranks.word([float(number) if go_on else -1.0, fair, float(once_more)])
-        if again:
-            due.done(_references_together(run, references, buffers))
-        if said < 0:
-            journal.fail(points[number], LEFT_OUT)
+        said = [left > 0 or point.identity in always, _fair(left, len(missing) - turn), left > 0 and due.now()]
+        go_on, budget, once_more = ranks.from_first(said)
+        if once_more:
+            due.done(rounds.measure_again(references, journal, reference))
+        if not go_on:
+            journal.fail(point, LEFT_OUT)
             continue
-        point = points[int(said)]
         run.show("collectives", in_words(point), turn, len(missing))
         kind = (point.family, point["op"], point["dtype"])  # what a library can or cannot do
         if kind in run.cannot:
@@ -276,29 +267,14 @@ def _together(run: Run) -> None:
         _communicator(run)
 
 
-def _together_points(run: Run, octaves: Sequence[int]) -> tuple[list[Point], set[Identity]]:
-    """What all ranks measure, and what of it whatever the budget: the ends and the middle of the first round's sizes."""
-    ranks = run.ranks
+def _together_points(ranks: Ranks, octaves: Sequence[int]) -> tuple[list[Point], int]:
+    """What all ranks measure, and how many of it whatever the budget: the ends and the middle of the first round's sizes."""
     main, other = ("bf16", "fp32") if ranks.device == "cuda" else ("fp32", "bf16")
     points = patterns.collective_points(ranks.world, ranks.local, octaves[-1], main=main, other=other)
-    overlaps = patterns.overlap_points(
-        ranks.world, ranks.local, int(min(octaves[-1], OVERLAP_LARGEST)), main, weight=0.9
-    )
+    largest = int(min(octaves[-1], OVERLAP_LARGEST))
+    overlaps = patterns.overlap_points(ranks.world, ranks.local, largest, main, weight=0.9)
     first = sum(point.weight >= 1.0 for point in points)
-    points = points[:first] + overlaps + points[first:]
-    return points, {
-        point.identity for point in points[: first * len(patterns.coarse_first(len(octaves))[0]) // len(octaves)]
-    }
-
-
-def _references_together(run: Run, references: Sequence[Point], buffers: Buffers) -> float:
-    """A round of the collectives that are references; the seconds that it took."""
-    begun = time.monotonic()
-    for point in references:
-        found = measure_collective(point, run.ranks, buffers, rounds.DRIFT_SECONDS) if point in run.journal else None
-        if found:
-            run.journal.add(replace(found, point=rounds.again(point, run.journal)))
-    return time.monotonic() - begun
+    return points[:first] + overlaps + points[first:], first * len(patterns.coarse_first(len(octaves))[0]) // len(octaves)
 
 
 def _communicator(run: Run) -> None:

@@ -4,14 +4,14 @@ import sys
 
 from planner.lab.launch.place import Place
 from planner.lab.launch.torchrun import as_rank
-from planner.lab.run.orders import Orders
+from planner.lab.run.levels import task_of_rank
 
 
 def train(settings: str, place: Place) -> None:
     """Trains as this rank."""
     from planner.lab.run.full_rank import work  # torch takes seconds; the process that started this knows it by now
 
-    work(Orders.from_json(settings), place, lambda *_: None)
+    work(task_of_rank(settings, place), place, lambda *_: None)
 
 
 if __name__ == "__main__":

@@ -10,8 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from planner.cost.estimate import PARTS
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Predicted, predicted_of, predicted_step, with_copies
@@ -46,11 +44,7 @@ def priced_as_run(asked: Question) -> Priced:
 def predicted_as_run(priced: Priced, split: Split, host: Host | None) -> Predicted:
     """Passes and updates of every stage of what ``priced_as_run`` gave, with the host's work that was measured."""
     seconds = processor_seconds(priced, split, host)
-    computed = {"forward": seconds["F"], "backward": seconds["B"] if "B" in seconds else seconds["I"] + seconds["W"]}
-    computed["weight"] = np.array(seconds["W"]) if "W" in seconds else np.zeros_like(seconds["F"])
-    if "W" in seconds:  # tokens have no gradient: torch's first stage does its whole backward pass as W
-        computed["weight"][0] = computed["backward"][0]
-    computed = with_copies(priced, computed)
+    computed = with_copies(priced, {"forward": seconds["F"], "backward": seconds["B"], "weight": seconds["W"]})
     return dataclasses.replace(predicted_of(priced), computed=computed, update=update_seconds(priced, split, host))
 
 
@@ -107,8 +101,7 @@ def notes_of(run: EagerRun, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "median_error": statistics.median(errors) if errors else None,
         "passes": len(errors), "within_profile_error": sum(one <= own for one in errors) if own is not None else None,
     }  # fmt: skip
-    measured_at = [_host_sentence(run, found["host"]), _rate_sentence(found["yardstick"])] if run.on_cpu else []
-    return found | {"sentences": [_priced_as(run), *measured_at, *run.more, *_errors(found)]}
+    return found | {"sentences": [*(_on_cpu if run.on_cpu else _on_gpu)(run, found), *run.more, *_errors(found)]}
 
 
 def _host(run: EagerRun) -> dict[str, Any] | None:
@@ -116,13 +109,13 @@ def _host(run: EagerRun) -> dict[str, Any] | None:
     if run.host is None:
         return None
     priced = priced_host(run.priced.job, run.priced.layout, run.asked.split)
-    found: dict[str, Any] = {
-        name: {"layer_seconds": run.host[kind][0], "ends_seconds": run.host[kind][1],
-               "priced_layer_seconds": priced[kind][0], "priced_ends_seconds": priced[kind][1]}
-        for kind, name in KINDS.items()
-    }  # fmt: skip
-    each, ends = run.host[UPDATED]
-    return {**found, UPDATED: {"layer_seconds": each, "ends_seconds": ends}}
+    found = {
+        name: dict(zip(("layer_seconds", "ends_seconds"), run.host[kind], strict=True))
+        for kind, name in {**KINDS, UPDATED: UPDATED}.items()
+    }
+    for kind, name in KINDS.items():
+        found[name] |= dict(zip(("priced_layer_seconds", "priced_ends_seconds"), priced[kind], strict=True))
+    return found
 
 
 def _yardstick(run: EagerRun) -> dict[str, float] | None:
@@ -134,35 +127,37 @@ def _yardstick(run: EagerRun) -> dict[str, float] | None:
     return {"profile_seconds": seconds, "slowed": slowed, "update_slowed": update}
 
 
-def _priced_as(run: EagerRun) -> str:
-    chains = f"{'norms, ' if run.asked.split.fused else ''}SwiGLU, rotary embedding and loss"
-    if run.on_cpu:
-        return (
-            f"priced as it ran: nothing is compiled on a CPU, so {chains} are chains of plain kernels, further gradients are added "
-            "by kernels, the update takes the gradient's norm, and the host's work is the core's"
-        )
+def _operators(run: EagerRun) -> str:
+    """What a compiler would have made one kernel each."""
+    return f"{'norms, ' if run.asked.split.fused else ''}SwiGLU, rotary embedding and loss"
+
+
+def _on_gpu(run: EagerRun, _: dict[str, Any]) -> list[str]:
     names = "; ".join(f"{name}: {why}" for name, why in run.not_compiled.items())
-    return f"priced as it ran: {chains} as chains of plain kernels, because no compiler made one of them ({names})"
+    return [
+        f"priced as it ran: {_operators(run)} as chains of plain kernels, because no compiler made one of them ({names})"
+    ]
 
 
-def _host_sentence(run: EagerRun, host: dict[str, Any] | None) -> str:
-    if host is None:
-        return not_measured(run.asked.split) or "host time around layers was not measured: it is priced by launches"
-    each = " and ".join(
-        f"{format_seconds(host[kind]['layer_seconds'])} {kind} (priced by launches "
-        f"{format_seconds(host[kind]['priced_layer_seconds'])})"
-        for kind in KINDS.values()
-    )
-    return f"host time of a layer, measured on empty layers: {each}"
-
-
-def _rate_sentence(at: dict[str, float] | None) -> str:
-    if at is None:
-        return "the profile has no yardstick: a core that is slower now than when it was profiled shows as an error"
-    return (
-        f"processor time is given at the profile's rate of the core: its yardstick took {at['slowed']:.2f} times as long during "
-        f"the steps, that of the update {at['update_slowed']:.2f} times"
-    )
+def _on_cpu(run: EagerRun, found: dict[str, Any]) -> list[str]:
+    host, at = found["host"], found["yardstick"]
+    layers = not_measured(run.asked.split) or "host time around layers was not measured: it is priced by launches"
+    if host is not None:
+        layers = "host time of a layer, measured on empty layers: " + " and ".join(
+            f"{format_seconds(host[kind]['layer_seconds'])} {kind} (priced by launches "
+            f"{format_seconds(host[kind]['priced_layer_seconds'])})"
+            for kind in KINDS.values()
+        )
+    rate = "the profile has no yardstick: a core that is slower now than when it was profiled shows as an error"
+    if at is not None:
+        rate = (
+            f"processor time is given at the profile's rate of the core: its yardstick took {at['slowed']:.2f} times as long "
+            f"during the steps, that of the update {at['update_slowed']:.2f} times"
+        )
+    return [
+        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are chains of plain kernels, further gradients are "
+        "added by kernels, the update takes the gradient's norm, and the host's work is the core's", layers, rate,
+    ]  # fmt: skip
 
 
 def _errors(found: dict[str, Any]) -> list[str]:

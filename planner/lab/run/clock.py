@@ -10,7 +10,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,14 +34,12 @@ class Timed:
     """Virtual stage; -1 = the whole rank."""
     microbatch: int
     """-1 = none."""
-    start: float
-    """Seconds from the start of the step."""
     seconds: float
     """Wall time on a CPU, time of the stream on a GPU."""
     processor: float
-    """Processor seconds of all threads of the process; 0 on a GPU."""
+    """Processor seconds of all threads of the process; on a GPU as ``seconds``."""
     thread: float
-    """Processor seconds of the thread that ran it; 0 on a GPU."""
+    """Processor seconds of the thread that ran it; on a GPU as ``seconds``."""
 
 
 class Clock:
@@ -114,38 +112,23 @@ class Clock:
 
     def resolve(self, spans: list[Any]) -> list[Timed]:
         """What ``cut`` gave, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
-        origin, end = next((begun, ended) for kind, _, _, begun, ended in spans if kind == "step")
         if self.cuda:
-            end.synchronize()
+            next(ended for kind, _, _, _, ended in spans if kind == "step").synchronize()
         found: dict[tuple[str, int, int], Timed] = {}
         for kind, stage, number, begun, ended in spans:
-            one = self._timed(kind, stage, number, origin, begun, ended)
-            before = found.get((kind, stage, number))
-            found[kind, stage, number] = one if before is None else _joined(before, one)
-        if self.cuda:
-            self._spare += [event for *_, begun, ended in spans for event in (begun, ended)]
-        return sorted(found.values(), key=lambda one: one.start)
-
-    def _timed(self, kind: str, stage: int, number: int, origin: Any, begun: Any, ended: Any) -> Timed:
-        if self.cuda:
-            start, seconds, processor, thread = _between(origin, begun), _between(begun, ended), 0.0, 0.0
-        else:
-            start = begun[0] - origin[0]
-            seconds, processor, thread = (after - before for before, after in zip(begun, ended, strict=True))
-        return Timed(
-            kind=kind, stage=stage, microbatch=number, start=start, seconds=seconds, processor=processor, thread=thread
-        )
-
-
-def _between(first: Any, second: Any) -> float:
-    """Seconds between two events of a GPU."""
-    return float(first.elapsed_time(second)) / KILO
-
-
-def _joined(one: Timed, more: Timed) -> Timed:
-    """Two pieces of one action: a forward pass and its loss, the two halves of the same update."""
-    names = ("seconds", "processor", "thread")
-    return replace(one, **{name: getattr(one, name) + getattr(more, name) for name in names})
+            if self.cuda:
+                times = (float(begun.elapsed_time(ended)) / KILO,) * 3
+                self._spare += [begun, ended]
+            else:
+                times = tuple(after - before for before, after in zip(begun, ended, strict=True))
+            one = found.get((kind, stage, number))
+            if one is not None:  # a forward pass and its loss, the two halves of the same update
+                times = (times[0] + one.seconds, times[1] + one.processor, times[2] + one.thread)
+            seconds, processor, thread = times
+            found[kind, stage, number] = Timed(
+                kind=kind, stage=stage, microbatch=number, seconds=seconds, processor=processor, thread=thread
+            )
+        return list(found.values())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ split like the plan's, less what the launches in the operators' own prices make 
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,13 +19,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.layer.eager_kernels import UNCOMPILED, elements
-from planner.cost.layer.operators import MemoryBound, Shard
-from planner.cost.layer.transformer_layer import head, layer
 from planner.cost.pipeline.partition import stage_parameters
-from planner.cost.price.compute import repeated
 from planner.cost.price.sharding import local_states
-from planner.hardware import HardwareProfile
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
 from planner.layout import Layout, Recompute, Schedule
@@ -42,8 +37,6 @@ NORM_AND_SCALE = 12.0
 
 [torch 2.13, nn/utils/clip_grad.py: get_total_norm, _foreach_mul_]
 """
-FP32 = 4.0
-"""Bytes of an element of the eager kernels that a processor's profile has timed."""
 LAYERS = (1, 3)
 """Of the small models that separate a layer from the ends."""
 SMALL_MICROBATCHES = 4
@@ -54,6 +47,9 @@ UPDATED = "update"
 """The update among these kinds."""
 UPDATE = ("clip", "optimizer")
 """Spans of a step that are its update."""
+Passes = dict[str, Floats]
+"""Seconds by kind of pass, arrays over the virtual stages: F forward, B the whole backward pass, W the part of it that a schedule
+computes later (0 where it does not)."""
 
 
 # ------------------------------------------------------------------------------------------------ the trainer as it runs
@@ -100,101 +96,39 @@ def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
 # ------------------------------------------------------------------------------------------------ passes
 
 
-def computed(priced: Priced) -> dict[str, Floats]:
-    """Seconds of one core by kind of pass, arrays over the virtual stages: communication is not its work."""
+def computed(priced: Priced, parts: Container[str] | None = COMPUTED) -> Passes:
+    """Seconds of one microbatch in some parts of its passes (None: all): of one core, whose work communication is not."""
     pieces = pieces_by_action(priced)
     stages = 1 + max(stage for stage, _ in pieces)
-    return {
+    found = {
         kind: np.array([
-            sum(piece.seconds for piece in pieces[stage, kind] if piece.part in COMPUTED and not piece.hidden)
+            sum(
+                one.seconds for letter in letters for one in pieces.get((stage, letter), ())
+                if not one.hidden and (parts is None or one.part in parts)
+            )
             for stage in range(stages)
         ])
-        for kind in sorted({kind for _, kind in pieces})
+        for kind, letters in (("F", "F"), ("B", "BIW"), ("W", "W"))
     }  # fmt: skip
+    return _as_torch(found)
 
 
-def processor_seconds(priced: Priced, split: Split, host: Host | None) -> dict[str, Floats]:
-    """Processor seconds of one microbatch's passes by kind, arrays over the virtual stages.
-
-    Where the backward pass has two halves the host's share of it counts with the first.
-    """
-    found = with_timed_kernels(priced, split)
-    if host is None:
-        return found
-    launches = priced_host(priced.job, priced.layout, split)
-    layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    for kind, (priced_each, priced_ends) in launches.items():
-        here = kind if kind in found else "I"
-        each, ends = host[kind][0] - priced_each, host[kind][1] - priced_ends
-        found[here] = found[here] + each * layers
-        found[here][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
-    return {kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()}
-
-
-# ------------------------------------------------------------------------------------------------ eager kernels, timed
-
-Timed = Mapping[tuple[str, str], Sequence[tuple[float, float]]]
-"""Elements of the tensor and seconds without launches, by class of operator and pass: what a profile has timed."""
-
-
-def timed_kernels(hardware: HardwareProfile, element: float) -> Timed:
-    """Eager kernels of a profile; none where the elements are of another size than its own. Their launches are the host's."""
-    launch = next((float(row["us"]) for row in hardware.measurements.get("launch", ()) if row["kind"] == "stream"), 0.0)
-    found: dict[tuple[str, str], list[tuple[float, float]]] = {}
-    for row in hardware.measurements.get("chain", ()) if element == FP32 else ():
-        if row["dtype"] == "fp32":
-            op, pass_ = str(row["op"]), str(row["pass"])
-            kernels = UNCOMPILED[op].launches[pass_ == "backward"][element > 2]
-            own = max(float(row["us"]) - kernels * launch, 0.0) * MICRO
-            found.setdefault((op, pass_), []).append((float(row["rows"]) * float(row["columns"]), own))
+def _as_torch(found: Passes) -> Passes:
+    """Tokens have no gradient: where the halves are apart torch's first stage does its whole backward pass as W."""
+    if found["W"].any():
+        found["W"][0] = found["B"][0]
     return found
 
 
-def with_timed_kernels(priced: Priced, split: Split) -> dict[str, Floats]:
-    """``computed`` with the eager kernels that the profile has timed in place of their bytes over its bandwidth.
-
-    seconds = elements x seconds per element of the timed tensor of the nearest size. Tensors are in the cache between eager
-    kernels, and the bandwidth of a profile is that of kernels whose tensors are not.
-    """
-    found, job = computed(priced), priced.job
-    shard = Shard(workload=job.workload, trainer=job.trainer, layout=Layout.stack([priced.dealt]), ep_stride=1.0)
-    timed = timed_kernels(job.cluster.hardware, shard.element)
-    if not timed or not split.fused or job.model.is_moe:
-        return found
+def processor_seconds(priced: Priced, split: Split, host: Host | None) -> Passes:
+    """Processor seconds of one microbatch's passes. Of a backward pass in two halves the first has the host's share."""
+    found = computed(priced)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    ends = np.zeros_like(layers)
-    ends[-1] = 1.0
-    backward_kind = "B" if "B" in found else "I"
-    for block, count in ((layer, layers), (head, ends)):
-        forward, backward = _beyond_bytes(block, shard, job.cluster.hardware, timed)
-        found["F"] = found["F"] + forward * count
-        found[backward_kind] = found[backward_kind] + backward * count
-    return found
-
-
-def _beyond_bytes(
-    block: Callable[..., Any], shard: Shard, hardware: HardwareProfile, timed: Timed
-) -> tuple[float, float]:
-    """What the timed kernels of a layer or the head take beyond their bytes over the bandwidth, forward and backward."""
-    fused = dataclasses.replace(
-        shard, trainer=shard.trainer.replace(unfused=shard.trainer.kernels.unfused - {"elementwise"})
-    )
-    named = {"moe": False} if block is layer else {}
-    eager = {one.name: one for one in block(shard, **named)[0]}
-    found = [0.0, 0.0]
-    for one in block(fused, **named)[0]:
-        count, kernels = elements(one, shard), eager[one.name]
-        if count is None:
-            continue
-        assert isinstance(one, MemoryBound) and isinstance(kernels, MemoryBound)
-        size, each = float(np.ravel(count)[0]), []
-        for pass_, moved in (("forward", kernels.forward), ("backward", kernels.backward)):
-            nearest = min(timed.get((one.kind, pass_), ()), key=lambda row: abs(np.log(row[0] / size)), default=None)
-            priced = float(np.ravel(hardware.memory_time(moved, kernels.kind))[0])
-            each.append(nearest[1] * size / nearest[0] - priced if nearest else 0.0)
-        again = float(np.ravel(repeated(int(one.module), shard, one.share))[0])
-        found = [found[0] + each[0], found[1] + each[1] + again * each[0]]
-    return found[0], found[1]
+    for kind, launches in priced_host(priced.job, priced.layout, split).items() if host else ():
+        each, ends = np.subtract(host[kind], launches)
+        found[kind] += each * layers
+        found[kind][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
+    return _as_torch({kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()})
 
 
 # ------------------------------------------------------------------------------------------------ empty layers
@@ -227,8 +161,8 @@ def empty_layers(split: Split, layers: int) -> Split:
 
 def priced_host(job: Job, layout: Layout, split: Split) -> Host:
     """What the model makes of empty layers, as ``Host`` without the update."""
-    each = [_priced_small(job, layout, empty_layers(split, layers)) for layers in LAYERS]
-    return {kind: apart(each[0][kind], each[1][kind]) for kind in ("F", "B")}
+    one, three = (_priced_small(job, layout, empty_layers(split, layers)) for layers in LAYERS)
+    return {kind: apart(float(one[kind][0]), float(three[kind][0])) for kind in ("F", "B")}
 
 
 def apart(one: float, three: float) -> tuple[float, float]:
@@ -237,7 +171,7 @@ def apart(one: float, three: float) -> tuple[float, float]:
     return each, one - each
 
 
-def _priced_small(job: Job, layout: Layout, split: Split) -> dict[str, float]:
+def _priced_small(job: Job, layout: Layout, split: Split) -> Passes:
     like = layout.replace(
         pp=1, vpp=1, dp=split.dp, dp_shard=0, num_microbatches=SMALL_MICROBATCHES, first_stage_layers=0, last_stage_layers=0,
         schedule=Schedule.ONE_F_ONE_B, recompute_layers=0, zero=split.zero,
@@ -248,8 +182,7 @@ def _priced_small(job: Job, layout: Layout, split: Split) -> dict[str, float]:
         global_batch_size=int(like.global_batch_size),
     )  # fmt: skip
     cluster = dataclasses.replace(job.cluster, num_gpus=int(like.num_gpus))
-    found = with_timed_kernels(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like), split)
-    return {kind: float(seconds[0]) for kind, seconds in found.items()}
+    return computed(price(Job(workload=workload, cluster=cluster, trainer=job.trainer), like))
 
 
 # ------------------------------------------------------------------------------------------------ the profile
@@ -272,7 +205,7 @@ def yardsticks(cluster: Cluster) -> Yardsticks:
     """Those of a cluster's profile."""
     rows = cluster.hardware.measurements.get("yardstick", ())
     seconds = {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
-    return Yardsticks(product=seconds.get("product"), stream=seconds.get("stream"))
+    return Yardsticks(**{kind: seconds.get(kind) for kind in ("product", "stream")})
 
 
 def host_is_measured(cluster: Cluster, split: Split) -> bool:

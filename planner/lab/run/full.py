@@ -9,13 +9,13 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
 from planner.lab.launch.torchrun import InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full_result import result
 from planner.lab.run.levels import FIRST, OUT_OF_MAIN_MEMORY, SETTING_UP, START, Say, Task, kills, step_limits
-from planner.lab.run.orders import Ledger, Orders
 from planner.units import GIB, format_seconds
 
 MOST_ON_CPU = 64
@@ -26,29 +26,25 @@ LIBRARIES = 0.4 * GIB
 
 def obstacle(task: Task) -> str:
     """Too few GPUs, too little memory, or another number of ranks than the plan has."""
-    world, place = task.asked.split.world, task.machine.place
+    world, place, gpus = task.asked.split.world, task.machine.place, task.machine.gpus
     if task.ranks:
         return "it runs all ranks and --rank names some; leave --rank out"
     if place is not None:
-        if place.world != world:
-            return f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
-        return ""
+        wrong = f"{place.world} ranks were started and the plan has {world}; start as many as it has GPUs"
+        return wrong if place.world != world else ""
     if task.machine.device == "cuda":
-        if task.machine.gpus < world:
-            return (
-                f"the plan has {world} ranks and this machine {task.machine.gpus} GPUs; --print-commands shows how to start it "
-                "on several machines"
-            )
-        return ""
+        few = (
+            f"the plan has {world} ranks and this machine {gpus} GPUs; --print-commands shows how to start it on several machines"
+        )
+        return few if gpus < world else ""
     if world > MOST_ON_CPU:
         return f"the plan has {world} ranks, and on a CPU at most {MOST_ON_CPU} are started; --rung meta looks at one of them"
     needed = needed_memory(task)
-    if needed > task.machine.memory:
-        return (
-            f"its {world} ranks need {needed / GIB:.1f} GiB of main memory and {task.machine.memory / GIB:.1f} GiB are free; "
-            "validate a smaller model, or --rung meta"
-        )
-    return ""
+    large = (
+        f"its {world} ranks need {needed / GIB:.1f} GiB of main memory and {task.machine.memory / GIB:.1f} GiB are free; "
+        "validate a smaller model, or --rung meta"
+    )
+    return large if needed > task.machine.memory else ""
 
 
 def needed_memory(task: Task) -> float:
@@ -60,13 +56,10 @@ def needed_memory(task: Task) -> float:
 
 def run(task: Task, say: Say) -> dict[str, Any]:
     """Runs it and compares. Faults of the run are results."""
-    orders = Orders(
-        plan=task.plan.to_dict(), device=task.machine.device, steps=task.steps, warmup=task.warmup, timeout=task.timeout,
-        parity=task.parity, trace=str(task.trace.resolve()) if task.trace else "",
-    )  # fmt: skip
-    if task.machine.place is None or task.machine.place.rank == 0:
+    place = task.machine.place
+    if place is None or place.rank == 0:
         print(stated_limits(task), file=sys.stderr, flush=True)
-    return _here(task, orders) if task.machine.place is None else _as_rank(task, orders)
+    return _here(task) if place is None else _as_rank(task, place)
 
 
 def stated_limits(task: Task) -> str:
@@ -82,23 +75,29 @@ def stated_limits(task: Task) -> str:
 
 
 def _result(task: Task, entries: list[dict[str, Any]], verdict: Verdict | None) -> dict[str, Any]:
-    """What the ranks left, with the limits and the traces."""
+    """What the ranks left, with the limits, and with the predicted trace next to those that ranks wrote."""
     found = result(task, entries, verdict)
-    limits = {
+    found["limits"] = {
         "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
         "first_step_seconds": FIRST * task.timeout,
     }  # fmt: skip
-    return {**found, "limits": limits, "traces": _traces(task, found["traces"])}
+    if task.trace and found["traces"]:
+        from planner.questions.report.trace import trace_of
+
+        path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
+        library.write_whole(path, trace_of(task.asked.priced()))
+        found["traces"].append({"what": "predicted", "file": str(path)})
+    return found
 
 
-def _here(task: Task, orders: Orders) -> dict[str, Any]:
+def _here(task: Task) -> dict[str, Any]:
     """One machine: torchrun is started, the result is made of what the ranks left."""
     world, killed = task.asked.split.world, kills()
     verdict: Verdict | None = None
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         try:
             with Bar(through=task.shown) as bar:
-                run_here("planner.lab.run", orders.to_json(), world, Path(name), bar.show)
+                run_here("planner.lab.run", task.to_json(), world, Path(name), bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
         except PlannerError as error:
@@ -107,7 +106,9 @@ def _here(task: Task, orders: Orders) -> dict[str, Any]:
             sentence = f"{verdict.sentence}: the kernel ended a process of this machine {OUT_OF_MAIN_MEMORY}"
             facts = {"out_of_memory": True}
             verdict = Verdict(kind="error", rank=verdict.rank, phase=verdict.phase, facts=facts, sentence=sentence)
-        return _result(task, Ledger(name).read(world), verdict)
+        files = [Path(name) / f"rank-{rank}.json" for rank in range(world)]
+        entries = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
+        return _result(task, entries, verdict)
 
 
 def _verdict(directory: Path, sentence: str) -> Verdict:
@@ -118,12 +119,10 @@ def _verdict(directory: Path, sentence: str) -> Verdict:
     return Verdict(kind=kind, rank=-1, phase="", sentence=sentence)
 
 
-def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
+def _as_rank(task: Task, place: Place) -> dict[str, Any]:
     """One of the ranks that torchrun or srun started: the first, or the one that finds out what is wrong, reports."""
     from planner.lab.run.full_rank import work
 
-    place = task.machine.place
-    assert place is not None
     finished: list[dict[str, Any]] = []
 
     def report(entries: list[dict[str, Any]], verdict: Verdict | None) -> None:
@@ -135,18 +134,7 @@ def _as_rank(task: Task, orders: Orders) -> dict[str, Any]:
 
     with Bar(quiet=place.rank != 0, through=task.shown) as bar:
         try:
-            work(orders, place, report, bar.show)
+            work(task, place, report, bar.show)
         except KeyboardInterrupt:
             sys.exit(1)  # the first rank has reported
     return finished[0] if finished else {}
-
-
-def _traces(task: Task, written: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The traces that ranks wrote, and next to them the predicted one."""
-    if not task.trace or not written:
-        return []
-    from planner.questions.report.trace import trace_of
-
-    path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
-    library.write_whole(path, trace_of(task.asked.priced()))
-    return [*written, {"what": "predicted", "file": str(path)}]

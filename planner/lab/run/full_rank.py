@@ -3,16 +3,19 @@
 import contextlib
 import json
 import logging
+import math
 import os
 import statistics
+import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
 
 from planner import library
 from planner.detect import pressure
@@ -20,33 +23,36 @@ from planner.lab.launch.meeting import Met, meet, open_store
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
-from planner.lab.launch.watch import Verdict, Watch, heed_signals
+from planner.lab.launch.watch import Verdict, heed_signals
 from planner.lab.reference import fused_operators
 from planner.lab.run.clock import PASSES, Clock, Timed, TimedSteps, memory, reset_memory, states
-from planner.lab.run.eager_pricing import host_is_measured, yardsticks
-from planner.lab.run.levels import FIRST, SETTING_UP
+from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
+from planner.lab.run.levels import FIRST, SETTING_UP, Task
 from planner.lab.run.memory_tracker import MemoryTracker, optimizer_states
-from planner.lab.run.orders import Ledger, Orders
 from planner.lab.run.parity import among_ranks, precisions, tiny_of
-from planner.lab.run.rate import Core, host_seconds
-from planner.lab.run.traced import traced_step
+from planner.lab.run.rate import Core, Slowed, host_seconds
 from planner.lab.run.training import Run
-from planner.units import GIB
+from planner.units import GIB, MICRO
 
 SLACK = 30.0
 """Seconds that torch's own time limit of a collective is behind that of the watch, which names the rank."""
+DIMENSIONS = {
+    "tp": "tensor", "cp": "context", "ep": "expert", "pp": "pipeline", "replica": "data", "shard": "data",
+    "expert_shard": "data", "flat": "data", "all": "data",
+}  # fmt: skip
+"""Dimension of a mesh (its name, or how it begins) -> kind of communication in a plan."""
 
 
 class OneRank:
     """What one rank does and has found so far."""
 
-    def __init__(self, orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller) -> None:
-        self.orders, self.place, self.met, self.ledger, self.teller = orders, place, met, ledger, teller
-        self.asked = orders.question()
-        self.on_cpu = orders.device != "cuda"
+    def __init__(self, task: Task, place: Place, met: Met, directory: Path | None, teller: Teller) -> None:
+        """``directory``: for its file where it was started by a process of this machine; None = the store has what it found."""
+        self.task, self.place, self.met, self.directory, self.teller = task, place, met, directory, teller
+        self.asked, self.on_cpu = task.asked, task.machine.device == "cpu"
         self.device = torch.device("cpu") if self.on_cpu else torch.device("cuda", torch.cuda.current_device())
         self.clock = Clock(self.device)
-        self.steps = orders.warmup + orders.steps
+        self.steps = task.warmup + task.steps
         self.pace = Pace("validate", self.steps + 3, skip=3)
         self.entry: dict[str, Any] = {
             "rank": place.rank, "host": met.watch.hosts[place.rank], "name": met.names[place.rank], "steps": [],
@@ -72,7 +78,7 @@ class OneRank:
             with tracker.patches() if tracker else contextlib.nullcontext():  # modules are hooked when they are sharded
                 made = Run(self.asked.split, self.device)
         self.entry["stage"] = made.rank["pp"]
-        if self.orders.parity and not self._equal(made):
+        if self.task.parity and not self._equal(made):
             return
         if self.on_cpu:
             self._processor()
@@ -85,7 +91,7 @@ class OneRank:
             self._track(made, tracker)
         self._measure(made)
         self.entry["memory"] |= {"states": states(made), **memory(self.device)}
-        if self.orders.trace or not self.on_cpu:
+        if self.task.trace or not self.on_cpu:
             self._trace(made)
         self.entry["pressure"].append(pressure())
         self.put()
@@ -102,8 +108,12 @@ class OneRank:
         self.put()
 
     def put(self) -> None:
-        """Writes what there is."""
-        self.ledger.put(self.place.rank, self.entry)
+        """Writes what there is: it outlives the rank."""
+        text = json.dumps(self.entry)
+        if self.directory is not None:
+            library.write_whole(self.directory / f"rank-{self.place.rank}.json", text)
+        else:
+            self.met.store.set(f"rank/{self.place.rank}", text)
 
     def _equal(self, made: Run) -> bool:
         """Whether a tiny model with the same degrees trains like one process."""
@@ -111,7 +121,7 @@ class OneRank:
         for precision in precisions(self.asked.split):
             tiny = tiny_of(self.asked.split, precision)
             words = f"training a tiny model in {precision} to compare it with one process"
-            with self.doing(words, max(self.orders.timeout, SETTING_UP)):
+            with self.doing(words, max(self.task.timeout, SETTING_UP)):
                 found = among_ranks(tiny, self.device, made.meshes)
             self.entry["parity"] = found if precision == "fp64" else {**self.entry["parity"], "rounded": found}
             self.put()
@@ -121,7 +131,7 @@ class OneRank:
 
     def _track(self, made: Run, tracker: MemoryTracker) -> None:
         """Two steps on a CPU with every storage followed: the second has optimizer states from its beginning."""
-        with self.doing("a step with its memory followed", self.orders.timeout * FIRST):
+        with self.doing("a step with its memory followed", self.task.timeout * FIRST):
             kept = [p for part in made.parts for p in part.parameters()]
             tracker.assign("weights", kept)
             with tracker.patches(), tracker:
@@ -129,7 +139,7 @@ class OneRank:
                     self.show("following memory", 2)
                     if step:
                         tracker.start()
-                    self.met.watch.again(self.orders.timeout * FIRST)
+                    self.met.watch.again(self.task.timeout * FIRST)
                     for optimizer in made.optimizers:
                         optimizer.zero_grad()
                     made.gradients(*made.data(step))
@@ -143,7 +153,7 @@ class OneRank:
 
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""
-        steps = TimedSteps(warmup=self.orders.warmup, steps=self.orders.steps, before=self._before, took=self._took)
+        steps = TimedSteps(warmup=self.task.warmup, steps=self.task.steps, before=self._before, took=self._took)
         losses, norm = steps.take(made, self.clock, [made.data(step) for step in range(2)])
         with self.doing("the last step"):
             ends = [losses[0], losses[-1]] if losses else []
@@ -154,32 +164,29 @@ class OneRank:
     def _before(self, number: int) -> Any:
         if number == self.steps:
             return self.doing("the last step")
-        warm = number < self.orders.warmup
-        words = f"warm step {number + 1}" if warm else f"step {number + 1 - self.orders.warmup}"
+        warm = number < self.task.warmup
+        words = f"warm step {number + 1}" if warm else f"step {number + 1 - self.task.warmup}"
         self.show(words, 3 + number)
-        if number == self.orders.warmup and not self.on_cpu:
+        if number == self.task.warmup and not self.on_cpu:
             reset_memory(self.device)
         if self.core is not None:
             self.core.begin()
-        return self.doing(words, self.orders.timeout * (FIRST if number == 0 else 1.0))
+        return self.doing(words, self.task.timeout * (FIRST if number == 0 else 1.0))
 
     def _took(self, batch: Any) -> None:
         """Keeps the times of one step."""
-        found = summary(self.clock.resolve(batch))
-        slowed = self.core.ended() if self.core is not None else None
-        if slowed is not None:
-            found["slowed"], found["update_slowed"] = slowed.passes, slowed.update
-            for name in ("step", "passes"):
-                found[name][0] -= slowed.wall
-        self.entry["steps"].append(found)
+        timed, slowed = self.clock.resolve(batch), self.core.ended() if self.core is not None else None
+        self.entry["steps"].append(summary(timed, slowed))
         self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
         self.put()
 
     def _trace(self, made: Run) -> None:
         """One more step under torch's profiler, on one rank of each pipeline stage."""
         mine = all(made.rank[name] == 0 for name in ("replica", "shard", "cp", "tp"))
-        path = trace_path(self.orders.trace, made.rank["pp"]) if self.orders.trace else None
-        with self.doing("the traced step", self.orders.timeout * FIRST):
+        path, stage = self.task.trace, made.rank["pp"]
+        if path and stage:  # that of the user for the first stage
+            path = path.with_name(f"{path.stem}.stage{stage}{path.suffix}")
+        with self.doing("the traced step", self.task.timeout * FIRST):
             self.show("tracing", self.steps + 3)
             if mine:
                 self.entry["exposed"] = traced_step(made, self.device, path)
@@ -189,32 +196,86 @@ class OneRank:
             dist.barrier()
 
 
-def trace_path(path: str, stage: int) -> Path:
-    """The file of a pipeline stage: that of the user for the first, with the stage in its name for the others."""
-    whole = Path(path)
-    return whole if stage == 0 else whole.with_name(f"{whole.stem}.stage{stage}{whole.suffix}")
+def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
+    """One step as numbers: [wall, busy] seconds of the whole and its phases, and of the passes of each stage and kind.
 
-
-def summary(timed: Sequence[Timed]) -> dict[str, Any]:
-    """One step as numbers: seconds of the whole and its phases, and of the actions of each stage and kind."""
-    found: dict[str, Any] = {"actions": []}
+    Busy is what is compared: the stream of a GPU; of a CPU the thread's processor time, at the rate of the profile. B is the
+    whole backward pass, W the part of it that was computed later. ``waited``: wall seconds inside of passes without work.
+    """
+    found: dict[str, Any] = {"actions": [], "waited": 0.0}
+    groups: dict[tuple[int, str], dict[int, list[float]]] = {}
     for one in timed:
+        rate = 1.0 if slowed is None else slowed.update if one.kind in UPDATE else slowed.passes
+        times = [one.seconds, one.thread / rate]
         if one.kind not in PASSES:
-            found[one.kind] = [one.seconds, one.processor, one.thread]
-    groups: dict[tuple[int, str], list[Timed]] = {}
-    for one in timed:
-        if one.kind in PASSES:
-            groups.setdefault((one.stage, one.kind), []).append(one)
-    for (stage, kind), many in sorted(groups.items()):
-        columns = [[getattr(one, name) for one in many] for name in ("seconds", "processor", "thread")]
-        found["actions"].append({
-            "stage": stage, "kind": kind, "count": len(many), "total": [sum(one) for one in columns],
-            "median": [statistics.median(one) for one in columns],
-        })  # fmt: skip
-    passes = [one for one in timed if one.kind in PASSES]
-    if passes:  # from the first forward to the end of the last backward pass
-        found["window"] = max(one.start + one.seconds for one in passes) - min(one.start for one in passes)
+            found[one.kind] = times
+            continue
+        found["waited"] += max(one.seconds - one.thread, 0.0)
+        for kind in {"I": "B", "W": "BW"}.get(one.kind, one.kind):
+            passes = groups.setdefault((one.stage, kind), {})
+            before = passes.get(one.microbatch, [0.0, 0.0])
+            passes[one.microbatch] = [a + b for a, b in zip(before, times, strict=True)]
+    for (stage, kind), passes in sorted(groups.items()):
+        columns = list(zip(*passes.values(), strict=True))
+        total, median = [sum(one) for one in columns], [statistics.median(one) for one in columns]
+        found["actions"].append({"stage": stage, "kind": kind, "total": total, "median": median})
+    if slowed is not None:
+        found["slowed"], found["update_slowed"] = slowed.passes, slowed.update
+        for name in ("step", "passes"):
+            found[name][0] -= slowed.wall
     return found
+
+
+# ------------------------------------------------------------------------------------------------ the trace
+
+
+def traced_step(run: Run, device: torch.device, path: Path | None) -> dict[str, float]:
+    """Runs a step under torch's profiler; writes the trace (Chrome format) where a path is given. On a GPU {kind: seconds} of
+    exposed communication by ``exposed``, on a CPU, whose collectives run in threads that share its cores, {}."""
+    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
+    data = run.data(0)
+    with profile(activities=activities) as trace:
+        run.step(*data)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
+        file = Path(name) / "trace.json"
+        trace.export_chrome_trace(str(file))
+        text = file.read_text(encoding="utf-8")
+    if path is not None:
+        library.write_whole(path, text)
+    return exposed(json.loads(text)["traceEvents"]) if device.type == "cuda" else {}
+
+
+def exposed(events: Iterable[dict[str, Any]]) -> dict[str, float]:
+    """Seconds in which a collective runs and no kernel computes, by kind of communication; together under ``all``.
+
+    exposed = |communication or computation| - |computation|. NCCL kernels carry the description of their group, which for meshes is
+    mesh_ and the dimension. A time in which two kinds run counts for both, and once under ``all``.
+    """
+    computing: list[tuple[float, float]] = []
+    by_kind: dict[str, list[tuple[float, float]]] = {"all": []}
+    for event in events:
+        if event.get("ph") != "X" or event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        span = (float(event["ts"]) * MICRO, (float(event["ts"]) + float(event["dur"])) * MICRO)
+        if "nccl" in str(event.get("name", "")).lower():
+            group = str(event.get("args", {}).get("Process Group Description", "")).removeprefix("mesh_")
+            kind = DIMENSIONS.get(group) or DIMENSIONS.get(group.split("_")[0], "other")
+            by_kind.setdefault(kind, []).append(span)
+            by_kind["all"].append(span)
+        elif event["cat"] == "kernel":
+            computing.append(span)
+    return {kind: _covered([*spans, *computing]) - _covered(computing) for kind, spans in sorted(by_kind.items())}
+
+
+def _covered(spans: Iterable[tuple[float, float]]) -> float:
+    """Seconds in which at least one of some pieces of time, start and end, runs."""
+    total, end = 0.0, -math.inf
+    for start, stop in sorted(spans):
+        total += max(stop - max(start, end), 0.0)
+        end = max(end, stop)
+    return total
 
 
 # ------------------------------------------------------------------------------------------------ the process
@@ -224,63 +285,65 @@ Report = Callable[[list[dict[str, Any]], Verdict | None], None]
 """Gets what all ranks have left and what went wrong (None: nothing), on one rank."""
 
 
-def work(orders: Orders, place: Place, report: Report, show: Callable[[State], object] | None = None) -> None:
+def work(task: Task, place: Place, report: Report, show: Callable[[State], object] | None = None) -> None:
     """Runs this rank. ``report`` is called on the first rank, or on the one that found out what is wrong; not where the ranks
     were started by another process of this machine, which reads their files."""
     warnings.filterwarnings("ignore")
     logging.getLogger("torch").setLevel(logging.ERROR)
     torch.set_flush_denormal(True)
-    directory = os.environ.get(DIRECTORY)
-    show = to_file(Path(directory) / "state.json") if directory else show
-    ledger, watches = Ledger(directory), list[Watch]()
-    met = meet(place, orders.device, orders.timeout, lambda sentence: _ended(sentence, place, ledger, watches, report))
-    watches.append(met.watch)
-    ledger.store = met.store
+    directory = Path(os.environ[DIRECTORY]) if DIRECTORY in os.environ else None
+    show = to_file(directory / "state.json") if directory else show
+    met: Met | None = None
+
+    def ended(sentence: str) -> None:
+        """This rank has to end because something failed; with a sentence on the one that reports."""
+        if not sentence:
+            return
+        verdict = met.watch.verdict if met else None
+        verdict = verdict or Verdict(kind="said", rank=place.rank, phase="the start", sentence=sentence)
+        if directory is not None:
+            library.write_whole(directory / "verdict.json", json.dumps(vars(verdict)))
+            library.write_whole(directory / "failure.txt", sentence)
+        else:
+            report(_read(open_store(place), place.world), verdict)
+
+    met = meet(place, task.machine.device, task.timeout, ended)
     heed_signals(met.watch)
     try:
-        _job(orders, place, met, ledger, Teller(show if place.rank == 0 else None))
+        _job(OneRank(task, place, met, directory, Teller(show if place.rank == 0 else None)))
     except KeyboardInterrupt:
         met.watch.silence()
         if place.rank == 0 and not directory:
-            verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
-            report(ledger.read(place.world), verdict)
+            report(_read(met.store, place.world), Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped"))
         raise
     except Exception as error:
-        met.watch.fail(error, facts(error, orders.device), in_words(error))
+        met.watch.fail(error, facts(error, task.machine.device), in_words(error))
         raise
     if directory:
-        (Path(directory) / f"done-{place.rank}").touch()
+        (directory / f"done-{place.rank}").touch()
     elif place.rank == 0:
-        report(ledger.read(place.world), None)
+        report(_read(met.store, place.world), None)
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
 
 
-def _job(orders: Orders, place: Place, met: Met, ledger: Ledger, teller: Teller) -> None:
+def _read(store: Any, world: int) -> list[dict[str, Any]]:
+    """What every rank has left so far in the store; ``store`` is a client of this thread."""
+    return [json.loads(store.get(f"rank/{rank}")) for rank in range(world) if store.check([f"rank/{rank}"])]
+
+
+def _job(one: OneRank) -> None:
     """From the process group to the last step."""
-    world = list(range(place.world))
-    with met.watch.doing("joining the process group", world, SETTING_UP):
+    task, place, met = one.task, one.place, one.met
+    with one.doing("joining the process group", SETTING_UP):
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if orders.device == "cuda" else "gloo", store=dist.PrefixStore("job", met.store),
-            rank=place.rank, world_size=place.world, timeout=timedelta(seconds=orders.timeout * FIRST + SLACK),
+            "gloo" if one.on_cpu else "cpu:gloo,cuda:nccl", store=dist.PrefixStore("job", met.store),
+            rank=place.rank, world_size=place.world, timeout=timedelta(seconds=task.timeout * FIRST + SLACK),
         )  # fmt: skip
-    OneRank(orders, place, met, ledger, teller).run()
-    with met.watch.doing("the end", world):
+    one.run()
+    with one.doing("the end"):
         dist.barrier()
     met.watch.done()
-
-
-def _ended(sentence: str, place: Place, ledger: Ledger, watches: list[Watch], report: Report) -> None:
-    """This rank has to end because something failed; with a sentence on the one that reports."""
-    if not sentence:
-        return
-    verdict = watches[0].verdict if watches else None
-    verdict = verdict or Verdict(kind="said", rank=place.rank, phase="the start", sentence=sentence)
-    if ledger.directory is not None:
-        library.write_whole(ledger.directory / "verdict.json", json.dumps(vars(verdict)))
-        library.write_whole(ledger.directory / "failure.txt", sentence)
-    else:
-        report(ledger.read(place.world, open_store(place)), verdict)
 
 
 def facts(error: BaseException, device: str) -> dict[str, Any]:

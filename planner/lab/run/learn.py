@@ -12,7 +12,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
-from planner.questions.doctor.numbers import Explanation, Finding, diagnose
+from planner.questions.doctor.numbers import Finding, diagnose
 from planner.runs import Measured
 from planner.runs.planned import document_of_plan
 from planner.timeline.priced_plan import estimate_of, job_of
@@ -33,40 +33,33 @@ def learned(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str =
     """What a level found, with ``likeliest``, ``no_run`` and ``run``; ``plan`` is the one that was asked for."""
     if not found.get("layout"):  # it ended before there was anything to compare
         return {**found, "likeliest": None, "no_run": "nothing was run", "run": None}
-    if found["rung"] == "truncated":  # it has learned of its own plan, which is a smaller one (truncated.py)
-        return {"likeliest": None, "no_run": None, **found, "run": named(found.get("run"), f"{name}-truncated")}
-    return learned_of(plan, found, date=date, name=name)
-
-
-def named(run: Mapping[str, Any] | None, name: str) -> dict[str, Any] | None:
-    """A document of one run with another id of its row."""
-    return None if run is None else {**run, "rows": [{**run["rows"][0], "id": name}]}
+    if found["rung"] != "truncated":
+        return learned_of(plan, found, date=date, name=name)
+    run = found.get("run")  # it has learned of its own plan, which is a smaller one (truncated.py)
+    run = run and {**run, "rows": [{**run["rows"][0], "id": f"{name}-truncated"}]}
+    return {"likeliest": None, "no_run": None, **found, "run": run}
 
 
 def learned_of(plan: Plan, found: Mapping[str, Any], *, date: str = "", name: str = "plan") -> dict[str, Any]:
     """The same, of the plan that was run."""
     try:
-        return _learned(as_run(plan, found), found, date=date, name=name)
+        ran = as_run(plan, found)
+        why_not = no_run(ran, found)
+        run = None if why_not else document_of_plan(
+            ran, measured_of(found), name=name, framework=f"plan validate, rung {found['rung']}, {found['trainer']}",
+            date=date, notes="; ".join(found.get("changes") or ()), where=str(found.get("where") or ""),
+            changes=(found.get("as_run") or {}).get("trainer"),
+        )  # fmt: skip
+        return {**found, "likeliest": likeliest(ran, found), "no_run": why_not or None, "run": run}
     except PlannerError as error:  # what was measured is kept, whatever the plan's files have become
         return {**found, "likeliest": None, "no_run": str(error), "run": None}
 
 
-def _learned(ran: Plan, found: Mapping[str, Any], *, date: str, name: str) -> dict[str, Any]:
-    why_not = no_run(ran, found)
-    run = None if why_not else document_of_plan(
-        ran, measured_of(found), name=name, framework=f"plan validate, rung {found['rung']}, {found['trainer']}",
-        date=date, notes="; ".join(found.get("changes") or ()), where=str(found.get("where") or ""),
-        changes=(found.get("as_run") or {}).get("trainer"),
-    )  # fmt: skip
-    return {**found, "likeliest": likeliest(ran, found), "no_run": why_not or None, "run": run}
-
-
 def as_run(plan: Plan, found: Mapping[str, Any]) -> Plan:
     """The plan as it was run and priced: with the trainer and the layout of ``found``, where they are others."""
-    layout = Layout.from_dict(found["layout"])
-    if (found["trainer"], layout) == (plan.load_trainer().name, plan.layout):
+    layout, own = Layout.from_dict(found["layout"]), found["trainer"] == plan.load_trainer().name
+    if own and layout == plan.layout:
         return plan
-    own = found["trainer"] == plan.load_trainer().name
     other = dataclasses.replace(plan, trainer=plan.trainer if own else found["trainer"], layout=layout)
     job = job_of(other)
     return dataclasses.replace(other, prediction=predict(estimate_of(job, layout), job, plan.kind()))
@@ -74,13 +67,10 @@ def as_run(plan: Plan, found: Mapping[str, Any]) -> Plan:
 
 def measured_of(found: Mapping[str, Any]) -> Measured:
     """Step time, and the highest peak of all ranks in the best kind that was read."""
-    kind, peak = peak_of(found)
-    ran_out = found["outcome"] == "out_of_memory"
-    step = step_of(found)
-    return Measured(
-        step_time=None if ran_out or step is None else step["measured_seconds"], memory=None if ran_out else peak,
-        memory_kind="" if ran_out or peak is None else kind, fits=not ran_out,
-    )  # fmt: skip
+    if found["outcome"] == "out_of_memory":
+        return Measured(step_time=None, memory=None, memory_kind="", fits=False)
+    (kind, peak), step = peak_of(found), step_of(found)
+    return Measured(step_time=step and step["measured_seconds"], memory=peak, memory_kind=kind, fits=True)
 
 
 def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -91,8 +81,7 @@ def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def time_of(found: Mapping[str, Any], what: str) -> Mapping[str, Any] | None:
     """A row of the times that was measured."""
-    rows = [dict(row) for row in found.get("times") or () if row["what"] == what and row.get("measured_seconds")]
-    return rows[0] if rows else None
+    return next((row for row in found.get("times") or () if row["what"] == what and row.get("measured_seconds")), None)
 
 
 def peak_of(found: Mapping[str, Any]) -> tuple[str, float | None]:
@@ -139,14 +128,14 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
 
     The answer of planner.questions.doctor.numbers. Nothing is said of times that another device gave.
     """
-    compared = not (found["rung"] in RAN and other_device(plan.cluster().hardware, found.get("device") or {}))
-    if not compared or found["outcome"] != "completed":
+    device, hardware = found.get("device") or {}, plan.cluster().hardware
+    if found["outcome"] != "completed" or (found["rung"] in RAN and other_device(hardware, device)):
         return None
     row, (kind, peak) = None if found.get("as_run") else step_of(found), peak_of(found)
     if not _ran_the_largest(plan, found):
         peak = None
-    if peak is not None and kind == "allocated":
-        peak += unseen(plan, found)
+    if peak is not None and kind == "allocated" and (found["rung"] == "meta" or device.get("kind") == "cpu"):
+        peak += float(hardware.workspace_memory)  # of GPU libraries: a memory tracker without a GPU cannot see it
     step = None if row is None else float(row["measured_seconds"])
     if step is None and peak is None:
         return None
@@ -160,19 +149,10 @@ def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:
 
 def _ran_the_largest(plan: Plan, found: Mapping[str, Any]) -> bool:
     """Whether a rank of the stage whose peak is the plan's was among those that ran: another one holds less, which is no miss."""
-    if found["rung"] not in PARTS:
-        return True
-    where = plan.prediction.memory_stage
-    return any(
-        rank.get("priced_as") == where and (where != "middle" or rank["stage"] == 1)
-        for rank in found.get("ranks") or ()
+    where, ranks = plan.prediction.memory_stage, found.get("ranks") or ()
+    return found["rung"] not in PARTS or any(
+        one.get("priced_as") == where and (where != "middle" or one["stage"] == 1) for one in ranks
     )
-
-
-def unseen(plan: Plan, found: Mapping[str, Any]) -> float:
-    """Bytes of GPU libraries that the predicted peak has and a memory tracker without a GPU cannot see."""
-    tracked = found["rung"] == "meta" or (found.get("device") or {}).get("kind") == "cpu"
-    return float(plan.cluster().hardware.workspace_memory) if tracked else 0.0
 
 
 def _miss(one: Finding) -> dict[str, Any]:
@@ -185,17 +165,11 @@ def _miss(one: Finding) -> dict[str, Any]:
     if not one.explanations:
         sentence = f"{gap}; nothing that is priced moves it that way: compare the job with the plan, input by input"
         return {**base, "mechanism": None, "share": None, "check": None, "others": [], "sentence": sentence}
-    first, *others = one.explanations
-    sentence = f"{gap}; likeliest: {first.name}, {first.size} ({first.share:.0%} of the explanations' weight)"
+    first = one.explanations[0]
+    likely = f"likeliest: {first.name}, {first.size} ({first.share:.0%} of the explanations' weight)"
     if one.model_share > first.share:
-        sentence = (
-            f"{gap}; the model's own error weighs most ({one.model_share:.0%}), then {first.name}, {first.size} "
-            f"({first.share:.0%})"
-        )
-    return {
-        **base, "mechanism": first.key, **_plain(first), "others": [_plain(other) for other in others[:2]], "sentence": sentence
-    }  # fmt: skip
-
-
-def _plain(one: Explanation) -> dict[str, Any]:
-    return {name: getattr(one, name) for name in ("name", "size", "share", "explains", "check")}
+        likely = f"the model's own error weighs most ({one.model_share:.0%}), then {first.name}, {first.size} ({first.share:.0%})"
+    plain, *others = (
+        {name: getattr(each, name) for name in ("name", "size", "share", "explains", "check")} for each in one.explanations[:3]
+    )  # fmt: skip
+    return {**base, "mechanism": first.key, **plain, "others": others, "sentence": f"{gap}; {likely}"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
-from planner.lab.launch.state import State, same
+from planner.lab.launch.state import State
 from planner.units import KIB, format_seconds
 
 if TYPE_CHECKING:
@@ -82,10 +83,16 @@ class Task:
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
     """Why this level, in one sentence."""
-    shown: Callable[[State], State] = same
+    shown: Callable[[State], State] = lambda state: state
     """What a bar draws of a state: where this run is one of several, all of them."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
+
+    def to_json(self) -> str:
+        """What a rank of level ``full`` has to know; ``task_of_rank`` reads it."""
+        same = {name: getattr(self, name) for name in ("steps", "warmup", "timeout", "parity")}
+        trace = str(self.trace.resolve()) if self.trace else None
+        return json.dumps({"plan": self.plan.to_dict(), "device": self.machine.device, "trace": trace, **same})
 
     def chosen_ranks(self) -> list[int]:
         """The ranks that the user named, else one of the first, the second and the last stage. Raises PlannerError."""
@@ -95,6 +102,17 @@ class Task:
                 raise PlannerError(f"--rank {one}: the plan has ranks 0 to {split.world - 1}")
         stages = sorted({0, min(1, split.pp - 1), split.pp - 1})
         return list(dict.fromkeys(self.ranks)) or [stage * (split.world // split.pp) for stage in stages]
+
+
+def task_of_rank(text: str, place: Place) -> Task:
+    """The task of one rank, from ``Task.to_json``."""
+    from planner.lab.run.plan_question import question
+    from planner.plan_file import plan_from_dict
+
+    given = json.loads(text)
+    plan, device, trace = plan_from_dict(given.pop("plan")), given.pop("device"), given.pop("trace")
+    machine = Machine(device=device, gpus=0, name="", memory=0.0, cores=1, place=place)
+    return Task(plan=plan, asked=question(plan), machine=machine, trace=Path(trace) if trace else None, **given)
 
 
 def step_limits(timeout: float, steps: int) -> str:
@@ -122,33 +140,30 @@ class Level:
     shows_itself: bool = True
     """It draws a progress bar of its own."""
 
+    def _module(self) -> Any:
+        return importlib.import_module(f"planner.lab.run.{self.module}")
+
     def obstacle(self, task: Task) -> str:
         """Why the machine cannot run it, a part of a sentence; "" when it can."""
         if self.one_process and task.machine.place is not None:
             return "it is one process; start it without torchrun or srun"
-        if self.anywhere:
-            return ""
-        return str(importlib.import_module(f"planner.lab.run.{self.module}").obstacle(task))
+        return "" if self.anywhere else str(self._module().obstacle(task))
 
     def run(self, task: Task, say: Say) -> dict[str, Any]:
         """What was found, {} on a rank that does not report. Raises PlannerError for what is the user's to change; a run that
         fails is a result."""
-        return dict(importlib.import_module(f"planner.lab.run.{self.module}").run(task, say))
+        return dict(self._module().run(task, say))
 
 
-LEVELS: tuple[Level, ...] = (
+LEVELS = (
     Level(name="full", what="the plan itself on all its ranks", module="full"),
     Level(name="truncated", what="fewer layers and replicas", module="truncated"),
     Level(name="rank", what="some ranks, one after the other on one device", module="one_rank", one_process=True),
     Level(
-        name="meta",
-        what="memory on fake tensors, no GPU needed",
-        module="meta",
-        one_process=True,
-        anywhere=True,
+        name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, anywhere=True,
         shows_itself=False,
     ),
-)
+)  # fmt: skip
 """The highest first."""
 
 
@@ -191,10 +206,9 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
         return level, f"asked for with --rung {wanted}"
     passed: list[str] = []
     hardware = task.asked.cluster.hardware
-    on_other_device = task.machine.device == "cpu" and not hardware.is_cpu
     for level in LEVELS:
         obstacle = level.obstacle(task)
-        if not obstacle and on_other_device and level.name != "meta":
+        if not obstacle and level.name != "meta" and task.machine.device == "cpu" and not hardware.is_cpu:
             obstacle = f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
         if not obstacle:
             return level, "; ".join(passed) if passed else "the highest rung, and this machine can run it"
@@ -204,15 +218,18 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
 
 def free_memory() -> float:
     """Bytes of main memory that can be had without swapping; all of it where the kernel does not say."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
-        return float(next(line for line in lines if line.startswith("MemAvailable:")).split()[1]) * KIB
-    return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    available = _kernel_says("/proc/meminfo", "MemAvailable:")
+    return available * KIB if available else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def kills() -> int:
     """Processes that the kernel has ended because memory ran out, since it started."""
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/vmstat").read_text(encoding="ascii").splitlines()
-        return int(next(line.split()[1] for line in lines if line.startswith("oom_kill ")))
+    return _kernel_says("/proc/vmstat", "oom_kill")
+
+
+def _kernel_says(file: str, name: str) -> int:
+    """A number in a file of the kernel; 0 where it is not there."""
+    with contextlib.suppress(OSError, ValueError):
+        words = [line.split() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+        return next((int(line[1]) for line in words if line[0] == name), 0)
     return 0

@@ -21,27 +21,20 @@ from planner.lab.run.training import Run
 
 APART = 40.0
 """Yardsticks that fit between two of them: they take a fortieth of the time."""
+AROUND = 3
+"""Runs of the yardstick of the update, on either side of a step."""
 PASSES = ("F", "B")
-
 Passes = dict[tuple[int, str, int], float]
 """Processor seconds by stage, kind and microbatch."""
 
 
-AROUND = 3
-"""Runs of the yardstick of the update, on either side of a step."""
-
-
 class Rate:
-    """The yardstick, run between passes; and that of the update, run around the step."""
+    """The yardstick, run between passes."""
 
     def __init__(self) -> None:
         self.yardstick = yardstick()
-        self.stream: list[float] = []
-        self.samples: list[float] = []
-        self.spent = 0.0
-        """Wall seconds since the last ``take``."""
-        self.worked = 0.0
-        """The same in processor seconds."""
+        self._runs: list[tuple[float, float, float]] = []
+        """Seconds by the yardstick, and what it took in wall and in processor seconds."""
         self._last = 0.0
 
     def look(self) -> None:
@@ -49,28 +42,17 @@ class Rate:
         begun, worked = time.perf_counter(), time.process_time()
         if begun - self._last < APART * self.yardstick.reference:
             return
-        self.samples.append(self.yardstick.seconds())
-        self._last = time.perf_counter()
-        self.spent += self._last - begun
-        self.worked += time.process_time() - worked
+        seconds, self._last = self.yardstick.seconds(), time.perf_counter()
+        self._runs.append((seconds, self._last - begun, time.process_time() - worked))
 
-    def around(self) -> None:
-        """Runs the yardstick of the update."""
-        self.stream += [stream_yardstick().seconds() for _ in range(AROUND)]
-
-    def take_stream(self) -> float:
-        """Its mean seconds since the last call."""
-        found, self.stream = statistics.fmean(self.stream), []
-        return found
-
-    def take(self) -> tuple[float, float]:
-        """Mean seconds of the yardstick since the last call (at least one run of it), and the wall time that it took."""
-        if not self.samples:
+    def take(self) -> tuple[float, float, float]:
+        """Since the last call: its mean seconds (of at least one run), and the wall and processor time that it took."""
+        spent = [sum(one[clock] for one in self._runs) for clock in (1, 2)]
+        if not self._runs:
             self._last = 0.0
             self.look()
-        found, spent = statistics.fmean(self.samples), self.spent
-        self.samples, self.spent, self.worked = [], 0.0, 0.0
-        return found, spent
+        found, self._runs = statistics.fmean(one[0] for one in self._runs), []
+        return found, spent[0], spent[1]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +78,7 @@ class Core:
         keep_memory()
         self.kept = kept
         self.rate = Rate() if kept.product else None
+        self._stream: list[float] = []
 
     def look(self) -> None:
         """A pass has ended."""
@@ -106,18 +89,21 @@ class Core:
         """A step is next."""
         if self.rate is not None:
             self.rate.take()
-            self.rate.around()
+            self._stream = _streamed()
 
     def ended(self) -> Slowed | None:
         """The step since ``begin``; None where the profile has no yardstick."""
         if self.rate is None or not self.kept.product:
             return None
-        worked = self.rate.worked
-        seconds, wall = self.rate.take()
-        self.rate.around()
+        seconds, wall, worked = self.rate.take()
         passes = seconds / self.kept.product
-        update = self.rate.take_stream() / self.kept.stream if self.kept.stream else passes
+        update = statistics.fmean(self._stream + _streamed()) / self.kept.stream if self.kept.stream else passes
         return Slowed(passes=passes, update=update, wall=wall, worked=worked)
+
+
+def _streamed() -> list[float]:
+    """The yardstick of the update, some times."""
+    return [stream_yardstick().seconds() for _ in range(AROUND)]
 
 
 def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:
@@ -144,11 +130,8 @@ def host_seconds(split: Split, reference: float | None = None, clocks: Callable[
     ``reference`` seconds where one is given. ``clocks`` makes the clock, one for each of the two."""
     device, found = torch.device("cpu"), {}
     for layers in LAYERS:
-        run, clock, rate = (
-            Run(empty_layers(split, layers), device).allocate(fill=False).fill_by_shard(),
-            clocks(device),
-            Rate(),
-        )
+        run = Run(empty_layers(split, layers), device).allocate(fill=False).fill_by_shard()
+        clock, rate = clocks(device), Rate()
         clock.attach(run)
         clock.on = True
         steps = []

@@ -1,10 +1,15 @@
-"""Tables of a validation: what ran and how it ended, predicted and measured times and memory, collectives."""
+"""What ``plan validate`` prints: what ran and how it ended, predicted and measured times and memory, collectives, finalists."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.text import Text
+
+from planner.lab.run.learn import RAN
+from planner.terminal.tables import table
 from planner.units import GIB, MIB, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -12,7 +17,7 @@ if TYPE_CHECKING:
 
 WORDS = {
     "optimizer_states": "optimizer states", "forward_backward": "forward and backward", "pipeline_bubble": "pipeline bubble",
-    "replayed_step": "step replayed", "F": "forward", "B": "backward", "I": "input gradients", "W": "weight gradients",
+    "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
 """Currency of a time -> what stands in the column ``clock``, or in the title where all rows have the same."""
@@ -31,12 +36,10 @@ TEMPORARY = (
     "predicted at the peak: compare it with the last column. A row is measured at its own highest moment, the peak is one of all."
 )
 """Below the tables of memory by category."""
-PASSES = ("F", "B", "I", "W")
-"""Kinds of passes in the order of a table."""
 
 
 def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
-    """What ``plan validate`` prints of the content of validation.yaml."""
+    """The content of validation.yaml."""
     what = RUNGS.get(found["rung"], found["rung"])
     yield f"{found['plan']}: {what}, priced for trainer {found['trainer']}, {_count(found['num_gpus'], 'GPU')}"
     yield f"rung {found['rung']}: {found['why']}"
@@ -48,7 +51,8 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     if found["times"]:
         yield from _times(found["times"])
     if found["stages"]:
-        yield from _stages(found["stages"])
+        ordered = sorted(found["stages"], key=lambda one: (one["rank"], one["stage"], "FBW".index(one["kind"])))
+        yield from _timed("Passes of one microbatch", ordered, {"=rank": "rank", ">stage": "stage", ">pass": "kind"})
     yield from _notes(found)
     if found.get("scaled"):
         yield from _scaled(found["scaled"])
@@ -56,13 +60,82 @@ def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     stages = _by_stage(found["ranks"])
     for ranks in stages[:MOST_RANKS]:
         yield from _rank(ranks, worst=len(found["ranks"]) > len(ranks) and ranks is stages[0])
-    if any(ranks[0]["at_peak_gib"] for ranks in stages):
+    if any(ranks[0].get("at_peak_gib") for ranks in stages):
         yield TEMPORARY
     if len(stages) > MOST_RANKS:
         yield f"{_count(len(stages) - MOST_RANKS, 'stage')} with lower peaks: in the file and in --json"
     if stages and "collectives" in stages[0][0]:
         yield from _traffic(stages[0][0])
+    if found.get("log"):
+        yield f"log: {found['log']}"
     yield from _verdict(found)
+
+
+def learned_lines(found: Mapping[str, Any], file: Path | None) -> Iterator[str]:
+    """Lines below the tables of one validation; ``file`` is where it is written, None = nowhere."""
+    likeliest = found.get("likeliest")
+    for one in [likeliest, *likeliest.get("also", ())] if likeliest else ():
+        yield one["sentence"]
+        if one.get("check"):
+            yield f"  what tells: {one['check']}"
+    if found.get("run") is not None and file is not None:
+        hardware = found["run"]["hardware"]["gpu"]
+        yield (
+            f"what was measured corrects the profile, with at least two validations of other layouts: plan calibrate {file} "
+            f"MORE.yaml --hardware {hardware} --output my-cluster.yaml"
+        )
+    elif found.get("no_run") and found.get("rung") in RAN:
+        yield f"nothing for plan calibrate: {found['no_run']}"
+
+
+def finalist_tables(found: Mapping[str, Any], file: Path | None) -> Iterator[RenderableType]:
+    """The finalists in the content of a validation file, fastest first; what each teaches; the command that plans the fastest."""
+    rows = []
+    for row in found["finalists"]:
+        predicted, measured = row["predicted_seconds"], row["measured_seconds"]
+        rows.append((
+            _said(row["measured_rank"]), str(row["predicted_rank"]), row["layout"] + (" (the plan)" if row["own"] else ""),
+            format_seconds(predicted), row["outcome"].replace("_", " ") if measured is None else format_seconds(measured),
+            f"{predicted / measured - 1:+.1%}" if measured is not None and row["compared"] else "",
+        ))  # fmt: skip
+    headings = (">rank", ">predicted", "layout", ">step, predicted", ">measured", ">error")
+    yield from _table("Finalists, fastest measured first", headings, rows)
+    for row in found["finalists"]:
+        if row["sentence"]:
+            yield f"finalist {row['predicted_rank']}: {row['sentence']}"
+    if any(row["measured_as"] == "replayed_step" for row in found["finalists"]):
+        yield "steps are replayed from the processor time of their passes: the machine is not quiet"
+    if found["kendall_tau"] is not None:
+        tau = f"{found['kendall_tau']:.2f} (1 = the same)"
+        yield f"Kendall's tau of the predicted and the measured order: {tau}"
+    if found["caveat"]:
+        yield found["caveat"]
+    if found["choose"]:
+        yield f"the fastest as a plan: {found['choose']}"
+    for one in found["validations"]:
+        for line in learned_lines(one, file):
+            yield f"finalist {one['predicted_rank']}: {line}"
+
+
+# ------------------------------------------------------------------------------------------------ parts
+
+
+def _table(title: str, headings: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[RenderableType]:
+    """A table behind a title of its own width: that of a rich table is broken at the table's."""
+    yield Text(title, style="bold")
+    yield table(*headings, rows=rows)
+
+
+def _said(value: Any, form: str = "{}") -> str:
+    return "" if value is None else form.format(value)
+
+
+def _seconds(value: float | None) -> str:
+    return "" if value is None else format_seconds(value)
+
+
+def _name(what: str) -> str:
+    return WORDS.get(what, what.replace("_", " "))
 
 
 def _count(number: int, what: str) -> str:
@@ -77,15 +150,22 @@ def _by_stage(ranks: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return list(found.values())
 
 
+def _peak(one: dict[str, Any]) -> float:
+    return max((row["measured_gib"] for row in one["memory"] if row["what"] == "peak"), default=0.0)
+
+
 def _circumstances(found: dict[str, Any]) -> Iterator[str]:
     device, parity = found["device"], found["parity"]
     if device is not None:
         hosts = f" on {len(device['hosts'])} hosts" if len(device.get("hosts", [])) > 1 else ""
-        yield f"{_count(device.get('ranks', 1), 'rank')}{hosts}: {device['name']}"
+        ranks = _count(device.get("ranks", found["num_gpus"]), "rank")
+        yield f"{ranks}{hosts}: {device['name'] or 'a GPU that the log does not name'}"
         waits = (device.get("pressure") or {}).get("some_avg10", {})
         if any(one is not None for one in waits.values()):
             said = " and ".join(f"{value:.0f} % {when}" for when, value in waits.items() if value is not None)
             yield f"time in which a process waited for a core: {said}"
+    if found.get("steps"):
+        yield f"{_count(found['steps']['measured'], 'measured step')} after {found['steps']['warm']} that do not count"
     if parity is not None:
         yield from (_parity(one) for one in (parity, parity.get("rounded")) if one is not None)
     elif found["rung"] == "full" and found["outcome"] == "completed":
@@ -109,58 +189,26 @@ def _failure(found: dict[str, Any]) -> str:
     return f"The run {ENDS.get(found['outcome'], found['outcome'])}{memory}. {before}"
 
 
-def table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[str]], *, no_wrap: bool = False
-) -> Iterator[RenderableType]:
-    """Rows under columns, right-aligned but for the first, behind a title of its own width: that of a rich table is broken at the
-    table's."""
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    if title:
-        yield Text(title, style="bold")
-    found = Table(box=box.SIMPLE_HEAD)
-    for number, name in enumerate(columns):
-        found.add_column(name, justify="right" if number else "left", no_wrap=no_wrap and number > 0)
-    for row in rows:
-        found.add_row(*row)
-    yield found
-
-
-def _seconds(value: float | None) -> str:
-    return "" if value is None else format_seconds(value)
-
-
-def _share(value: float | None) -> str:
-    return "" if value is None else f"{value:+.1%}"
-
-
-def _spread(value: float | None) -> str:
-    return "" if value is None else f"{value:.1%}"
-
-
-def _percent(value: float) -> str:
-    """A share with as many digits as say something: 41.3%, 0.062%."""
-    return f"{value:.1%}" if value >= 0.01 else f"{100 * value:.2g}%"
-
-
-def _timed(title: str, rows: list[dict[str, Any]], first: dict[str, Any]) -> Iterator[RenderableType]:
-    """Times as a table: the clock in the title where all rows share it. ``first``: columns and what stands in them."""
+def _timed(title: str, rows: list[dict[str, Any]], first: dict[str, str]) -> Iterator[RenderableType]:
+    """Times as a table: the clock in the title where all rows share it. ``first``: headings and their keys in the rows."""
     clocks = {CLOCKS[row["currency"]] for row in rows}
-    assembled = any("assembled_seconds" in row for row in rows)  # level rank: of measured and of priced parts
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        **first, **({"clock": lambda row: CLOCKS[row["currency"]]} if len(clocks) > 1 else {}),
-        "predicted": lambda row: _seconds(row["predicted_seconds"]), "measured": lambda row: _seconds(row["measured_seconds"]),
-        **({"together": lambda row: _seconds(row.get("assembled_seconds"))} if assembled else {}),
-        "spread": lambda row: _spread(row["spread"]), "error": lambda row: _share(row["error"]),
+        ">predicted": lambda row: _seconds(row["predicted_seconds"]), ">measured": lambda row: _seconds(row["measured_seconds"]),
+        ">together": lambda row: _seconds(row.get("assembled_seconds")), ">spread": lambda row: _said(row["spread"], "{:.1%}"),
+        ">error": lambda row: _said(row["error"], "{:+.1%}"),
     }  # fmt: skip
-    title = title if len(clocks) > 1 else f"{title}, {next(iter(clocks))} time"
-    yield from table(title, columns, ([cell(row) for cell in columns.values()] for row in rows))
+    if not any("assembled_seconds" in row for row in rows):  # level rank: of measured and of priced parts
+        del columns[">together"]
+    if len(clocks) > 1:
+        columns = {">clock": lambda row: CLOCKS[row["currency"]], **columns}
+    else:
+        title = f"{title}, {next(iter(clocks))} time"
+    cells = ([*(_name(str(row[key])) for key in first.values()), *(cell(row) for cell in columns.values())] for row in rows)
+    yield from _table(title, (*first, *columns), cells)
 
 
 def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    yield from _timed("Time of a step", rows, {"": lambda row: _name(row["what"])})
+    yield from _timed("Time of a step", rows, {"": "what"})
     for row in rows:
         if row["inside"] is not None:
             low, high = map(format_seconds, row["interval"])
@@ -168,34 +216,22 @@ def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
             yield f"{_name(row['what'])}: {where} of {low} to {high}, where nine of ten runs of such plans lie"
 
 
-def _name(what: str) -> str:
-    return WORDS.get(what, what.replace("_", " "))
-
-
-def _stages(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:
-    ordered = sorted(rows, key=lambda one: (one["rank"], one["stage"], PASSES.index(one["kind"])))
-    first = {
-        "rank": lambda row: str(row["rank"]), "stage": lambda row: str(row["stage"]), "pass": lambda row: WORDS[row["kind"]],
-    }  # fmt: skip
-    yield from _timed("Passes of one microbatch", ordered, first)
-
-
 def _scaled(found: dict[str, Any]) -> Iterator[RenderableType]:
     """Level truncated: the whole plan's step by the ratios of the smaller one."""
     step, parts = found["step"], found["parts"]
     rows = [
         [_name(row["what"]), _seconds(row["predicted_seconds"]), "priced" if row["ratio"] is None else f"{row['ratio']:.3g}",
-         "" if row["shallow_ratio"] is None else f"{row['shallow_ratio']:.3g}", _seconds(row["scaled_seconds"])]
+         _said(row["shallow_ratio"], "{:.3g}"), _seconds(row["scaled_seconds"])]
         for row in parts
     ]  # fmt: skip
     rows.append(["step", _seconds(step["predicted_seconds"]), "", "", _seconds(step["scaled_seconds"])])
     title = "The whole plan, scaled up by the ratios of measured to predicted time"
-    yield from table(title, ("part", "predicted", "ratio", "half depth", "scaled"), rows)
+    yield from _table(title, ("part", ">predicted", ">ratio", ">half depth", ">scaled"), rows)
     low, high = step["interval"]
     yield (
         f"predicted against scaled {step['error']:+.1%}; the scaled step is {'inside' if step['inside'] else 'outside'} of "
         f"{format_seconds(low)} to {format_seconds(high)}; the two depths differ by "
-        f"{_spread(step['depth_error']) or 'nothing known: one depth'}"
+        f"{_said(step['depth_error'], '{:.1%}') or 'nothing known: one depth'}"
     )
     unseen = [row["note"] for row in parts if row["note"]]
     if unseen:
@@ -219,19 +255,15 @@ def _notes(found: dict[str, Any]) -> Iterator[str]:
 def _rates(rates: dict[str, Any] | None) -> Iterator[str]:
     if rates is None:
         return
-    tokens, mfu, loss = rates["tokens_per_second"], rates["mfu"], rates["loss"]
-
-    predicted = "" if tokens["predicted"] is None else f", predicted {tokens['predicted']:,.0f}"
-    yield f"tokens/s: {tokens['measured']:,.0f}{predicted}"
-    if mfu["measured"] is not None:
-        predicted = "" if mfu["predicted"] is None else f", predicted {_percent(mfu['predicted'])}"
-        yield f"MFU: {_percent(mfu['measured'])}{predicted}"
-    if loss:
-        yield f"loss of the first and the last measured step: {loss[0]:.4f}, {loss[-1]:.4f} (made-up tokens)"
-
-
-def _peak(one: dict[str, Any]) -> float:
-    return float(next(row["measured_gib"] for row in one["memory"] if row["what"] == "peak"))
+    for name, what, form in (("tokens/s", "tokens_per_second", "{:,.0f}"), ("MFU", "mfu", "{:.3g} %")):
+        predicted, measured = ((100.0 if what == "mfu" else 1.0) * (rates[what][key] or 0.0) for key in ("predicted", "measured"))
+        if measured:
+            yield f"{name}: {form.format(measured)}{f', predicted {form.format(predicted)}' if predicted else ''}"
+    if rates["loss"]:
+        first, last = rates["loss"]
+        chance = rates.get("loss_of_chance")
+        what = "made-up tokens" if chance is None else f"random weights begin near {chance:.2f}"
+        yield f"loss of the first and the last measured step: {first:.4f}, {last:.4f} ({what})"
 
 
 def _rank(ranks: list[dict[str, Any]], *, worst: bool) -> Iterator[RenderableType]:
@@ -239,29 +271,22 @@ def _rank(ranks: list[dict[str, Any]], *, worst: bool) -> Iterator[RenderableTyp
     one = ranks[0]
     of_many = f", the highest of its {len(ranks)} ranks" if len(ranks) > 1 else ""
     title = f"Rank {one['rank']}, pipeline stage {one['stage']}{', the worst' if worst else ''}{of_many}"
+    title = title if one["rank"] is not None else "Highest peak of all ranks in the log"
     rows = one["memory"]
     large = max((row["measured_gib"] or 0.0 for row in rows if row["what"] != "resident"), default=0.0) >= 1.0
     unit, factor = ("GiB", 1.0) if large else ("MiB", GIB / MIB)
-    parts, lines = one["at_peak_gib"], []
+    parts, lines = one.get("at_peak_gib", {}), []
     for row in rows:
-        error = (
-            ""
-            if row["error"] is None
-            else f"{row['error']:+.2%}"
-            if row["what"] == "weights"
-            else f"{row['error']:+.1%}"
-        )
-        bound = "" if row["bound"] is None else f"{row['bound']:.1%}"
+        error = _said(row["error"], "{:+.2%}" if row["what"] == "weights" else "{:+.1%}")
+        bound = _said(row["bound"], "{:.1%}")
         if row.get("interval"):
             bound = " to ".join(_size(end * factor) for end in row["interval"])
         bound += " missed" if row["inside"] is False else ""
         at_peak = parts.get(row["what"], sum(parts.values()) if row["what"] == "peak" and parts else None)
-        sizes = [
-            "" if size is None else _size(size * factor)
-            for size in (row["predicted_gib"], row["measured_gib"], at_peak)
-        ]
+        every = (row["predicted_gib"], row["measured_gib"], at_peak)
+        sizes = ["" if size is None else _size(size * factor) for size in every]
         lines.append([_name(row["what"]), *sizes[:2], error, bound, sizes[2]])
-    yield from table(title, (unit, "predicted", "measured", "error", "bound", "at the peak"), lines)
+    yield from _table(title, (unit, ">predicted", ">measured", ">error", ">bound", ">at the peak"), lines)
     more = one.get("receive_buffers_added_gib")
     if more:
         others = format_bytes(more * GIB)
@@ -286,13 +311,13 @@ def _traffic(one: dict[str, Any]) -> Iterator[RenderableType]:
         for row in one["traffic"]
     )  # fmt: skip
     title = f"Bytes in collectives of rank {one['rank']}, {ran}"
-    yield from table(title, ("operation", "dimension", "predicted", "measured", "error"), rows)
+    yield from _table(title, ("operation", ">dimension", ">predicted", ">measured", ">error"), rows)
     rows = (
         [row["operation"], str(row["ranks"]), str(row["stride"]), format_bytes(row["bytes"]), str(row["times"])]
         for row in one["collectives"]
     )
     title = f"Collectives of rank {one['rank']} in {ran}"
-    yield from table(title, ("operation", "ranks", "stride", "size", "times"), rows)
+    yield from _table(title, ("operation", ">ranks", ">stride", ">size", ">times"), rows)
 
 
 def _verdict(found: dict[str, Any]) -> Iterator[str]:
@@ -311,6 +336,7 @@ def _verdict(found: dict[str, Any]) -> Iterator[str]:
 def _of_ranks(stage: int, ranks: list[tuple[int, float]]) -> str:
     """``rank 4 by -72.4%``, ``4 ranks of stage 0 by -65.7% to -64.0%``."""
     if len(ranks) == 1:
-        return f"rank {ranks[0][0]} by {ranks[0][1]:+.1%}"
+        rank, error = ranks[0]
+        return f"{'the highest rank' if rank is None else f'rank {rank}'} by {error:+.1%}"
     low, high = (f"{end(error for _, error in ranks):+.1%}" for end in (min, max))
     return f"{len(ranks)} ranks of stage {stage} by {low}{'' if low == high else f' to {high}'}"

@@ -106,31 +106,23 @@ def ranked(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]], *, fi
     timed = sorted((row for row in rows if row["measured_seconds"]), key=lambda row: row["measured_seconds"])
     for place, row in enumerate(timed, 1):
         row["measured_rank"] = place
-    tau = None
-    if len(timed) >= LEAST_TAU:
-        orders = [np.array([row[name] for row in timed]) for name in ("predicted_seconds", "measured_seconds")]
-        tau = kendall_tau(orders[0], orders[1])
-    best = timed[0] if timed else None
-    chooses, caveat = None, _caveat(chosen, found)
-    if best is not None and not caveat:
+    predicted, measured = (np.array([row[f"{name}_seconds"] for row in timed]) for name in ("predicted", "measured"))
+    tau = kendall_tau(predicted, measured) if len(timed) >= LEAST_TAU else None
+    hardware = chosen[0].plan.cluster().hardware
+    others = [other_device(hardware, one["device"]) for one in found if one.get("device")]
+    caveat = next((f"{why}: this order is of this machine" for why in others if why), None)
+    chooses, plans = None, {one.predicted_rank: one for one in chosen}
+    if timed and not caveat and not (winner := plans[timed[0]["predicted_rank"]]).own:
         first = next(one for one in chosen if one.own)
-        winner = next(one for one in chosen if one.predicted_rank == best["predicted_rank"])
-        if not winner.own:
-            chooses = command(ExportJob.of(first.plan), ExportJob.of(winner.plan), file)
+        chooses = command(ExportJob.of(first.plan), ExportJob.of(winner.plan), file)
     ordered = [*timed, *(row for row in rows if row not in timed)]
     return {"finalists": ordered, "kendall_tau": tau, "choose": chooses, "caveat": caveat, "validations": list(found)}
 
 
-def _caveat(chosen: Sequence[Finalist], found: Sequence[Mapping[str, Any]]) -> str | None:
-    """Why the order here says nothing about the plan's own machine; None when it does."""
-    hardware = chosen[0].plan.cluster().hardware
-    reasons = (other_device(hardware, one["device"]) for one in found if one.get("device"))
-    why = next((one for one in reasons if one), None)
-    return why and f"{why}: this order is of this machine"
-
-
 def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
-    step = _measured(result) if result["outcome"] == "completed" else None
+    step = None
+    if result["outcome"] == "completed":  # compared with the prediction; on cores that others use too replayed; else by the wall
+        step = step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")
     failure = result.get("failure")
     return {
         "predicted_rank": one.predicted_rank, "measured_rank": None, "own": one.own, "layout": layout_text(one.plan.layout),
@@ -138,9 +130,3 @@ def _row(one: Finalist, result: Mapping[str, Any]) -> dict[str, Any]:
         "measured_as": step["what"] if step else None, "compared": bool(step and step["what"] == "step" and not step.get("note")),
         "outcome": result["outcome"], "sentence": failure["sentence"] if failure else None,
     }  # fmt: skip
-
-
-def _measured(result: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The step by which a finalist is ranked: compared with the prediction; else replayed from the processor time of its passes,
-    as on cores that others use too; else by the wall."""
-    return step_of(result) or time_of(result, "replayed_step") or time_of(result, "step")

@@ -5,13 +5,11 @@ many steps as were asked for. Nothing of this package is loaded by it; what it p
 """
 
 import dataclasses
-import json
+import math
 import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,26 +20,38 @@ from typing import Any
 from planner import library
 from planner.detect import local_device
 from planner.errors import PlannerError
+from planner.lab.launch.children import Ended, run_watched
 from planner.lab.launch.state import Pace, State
-from planner.lab.run.children import Ended, run_watched
-from planner.lab.run.trainer_log import compared, judge, last_step
+from planner.lab.launch.torchrun import ask_torch
+from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.planned import columns
+from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
 from planner.trainers.bundle.target import ExportJob, Target
 from planner.trainers.logs import parse_log
-from planner.trainers.reading.log_facts import Log, steady
+from planner.trainers.reading.log_facts import Log, Steady, steady
 from planner.trainers.targets import load_target
+from planner.units import GIB, parse
 
 TRAINERS = ("torchtitan", "megatron")
 START = 1200.0
 """Seconds that a trainer may take until its first step: imports, building the model, compiling, tuning of kernels."""
 LEAST_WARM_UP = 2
-_PROBE = (
-    "import json, torch, torch.distributed as d; "
-    "print(json.dumps([torch.cuda.device_count(), hasattr(d, 'set_timeout'), torch.__version__]))"
-)
+_SAME = (
+    "parallel.gpus", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp", "parallel.ep", "batch.global", "model.seq",
+    "model.hidden", "model.layers", "model.heads",
+)  # fmt: skip
+"""What a log and a plan must have in common where the log says it."""
+_OUT_OF_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|HIP out of memory|CUDA error: out of memory")
+_RANK = re.compile(r"\[rank(\d+)\]|\[Rank (\d+)\]|GPU (\d+) has a total capacity")
+_IN_USE = re.compile(r"this process has ([\d.]+ [GM]iB) memory in use")
+_SIGNAL = re.compile(r"(?:exitcode\s*:\s*-(\d+)|Signal (\d+) \((SIG\w+)\) received)")
+_ROOT_RANK = re.compile(r"Root Cause.*?rank\s*:\s*(\d+)", re.DOTALL)
+_ERROR = re.compile(r"(?:^|[\s:])((?:\w+\.)*\w*(?:Error|Exception)): (.+)$", re.MULTILINE)
+_STEP = re.compile(r"(?<!validate )\bstep:\s*(\d+)|iteration\s+(\d+)\s*/")
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +76,7 @@ class TrainerRun:
     @property
     def all_steps(self) -> int:
         """Steps that the trainer runs."""
-        return max(self.warm_up, LEAST_WARM_UP) + self.steps
+        return self.warm_up + self.steps
 
     def silence(self, plan: Plan) -> float:
         """Seconds after which a trainer that has printed no further step has hung."""
@@ -92,9 +102,20 @@ def run_trainer(
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)
         words = shlex.split(asked.command) if asked.command else ["bash", "smoke.sh"]
-        progress = _Progress(asked, show, time.monotonic() + START + asked.silence(plan), asked.silence(plan))
+        pace, silence, steps = Pace(asked.trainer, asked.all_steps, skip=1), asked.silence(plan), [0]
+        until = [time.monotonic() + START + silence]
+        show(pace.at("until the first step", 0))
+
+        def look(text: str) -> None:
+            """A new part of the log: every new step moves the deadline."""
+            last = last_step(text)
+            if last is not None and last > steps[-1]:
+                steps.append(last)
+                until.append(time.monotonic() + silence)
+                show(pace.at("steps", last))
+
         try:
-            ended = run_watched(words, folder, progress.look, progress.deadline)
+            ended = run_watched(words, look, lambda: until[-1], folder=folder)
         except OSError as error:
             raise PlannerError(f"--trainer-command {words[0]}: cannot be started ({error.strerror})") from error
     if asked.keep_log is not None:
@@ -151,20 +172,11 @@ def _require_installed(target: Target) -> None:
 
 
 def _probe() -> tuple[int, bool, str]:
-    """(GPUs that torch sees, whether it has distributed.set_timeout, its version), asked in a process of its own."""
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", _PROBE],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=True,
-            stdin=subprocess.DEVNULL,
-        )
-        gpus, has_timeout, version = json.loads(done.stdout.strip().splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        raise PlannerError("torch cannot be imported here; install it with: pip install 'planner[torch]'") from None
-    return int(gpus), bool(has_timeout), str(version)
+    """(GPUs that torch sees, whether it has distributed.set_timeout, its version)."""
+    found = ask_torch("torch.cuda.device_count(), hasattr(torch.distributed, 'set_timeout'), torch.__version__")
+    if found is None:
+        raise PlannerError("torch cannot be imported here; install it with: pip install 'planner[torch]'")
+    return int(found[0]), bool(found[1]), str(found[2])
 
 
 def _target(name: str) -> Target:
@@ -185,66 +197,33 @@ def _with_steps(target: Target, job: ExportJob, asked: TrainerRun) -> Target:
     return dataclasses.replace(target, render=lambda _: changed)
 
 
-class _Progress:
-    """Follows the log while the trainer runs: says the step, and moves the deadline with every new one."""
-
-    def __init__(self, asked: TrainerRun, show: Callable[[State], object], until: float, silence: float) -> None:
-        self._show, self._until, self._silence = show, until, silence
-        self._pace = Pace(asked.trainer, asked.all_steps, skip=1)
-        self._seen = 0
-        show(self._pace.at("until the first step", 0))
-
-    def look(self, text: str) -> None:
-        """A new part of the log."""
-        last = last_step(text)
-        if last is not None and last > self._seen:
-            self._seen = last
-            self._until = time.monotonic() + self._silence
-            self._show(self._pace.at("steps", self._seen))
-
-    def deadline(self) -> float:
-        """Until when the next step must be there, on the monotonic clock."""
-        return self._until
-
-
 def _found(plan: Plan, asked: TrainerRun, text: str, ended: Ended, where: str) -> dict[str, Any]:
     """The log as levels give what they found."""
     outcome, failure = judge(ended)
-    log, speed = None, None
+    log, speed, file = None, None, where or "the trainer's log"
     try:
-        log = parse_log(text, where or "the trainer's log")
-        _require_same_job(plan, log, where or "the trainer's log")
-        speed = steady(log, where or "the trainer's log", warm_up=max(asked.warm_up, LEAST_WARM_UP))
+        log = parse_log(text, file)
+        _require_same_job(plan, log, file)
+        speed = steady(log, file, warm_up=asked.warm_up)
     except PlannerError as error:
         if asked.log is not None:
             raise
         if outcome == "completed":
             outcome = "failed"
-            failure = {"rank": None, "phase": "reading the log", "sentence": str(error), "allocated_gib": None}
+            failure = _failure(None, "reading the log", str(error))
+    on_cpu = re.search(r"INFO - CPU capacity:", text) is not None  # torchtitan's own words
+    name = "CPU" if on_cpu else (log.gpu if log else "") or local_device() or ""
     return {
         "rung": "trainer",
         "why": f"--trainer {asked.trainer}: " + ("its log was given" if asked.log is not None else "the plan's export was run"),
         "trainer": plan.load_trainer().name, "layout": plan.layout.to_dict(), "num_gpus": plan.num_gpus, "changes": [],
-        "outcome": outcome, "failure": failure, "device": _device(text, log),
+        "outcome": outcome, "failure": failure,
+        "device": {"name": name, "kind": "cpu" if on_cpu else "cuda", "pressure": None},
         "limits": None if asked.log is not None else limits(plan, asked), "log": where or None,
         "trainer_command": None if asked.log is not None else asked.command or "bash smoke.sh",
-        "steps": {"warm": max(asked.warm_up, LEAST_WARM_UP), "measured": speed.steps if speed else 0},
+        "steps": {"warm": asked.warm_up, "measured": speed.steps if speed else 0},
         **compared(plan, log, speed), "stages": [], "parity": None,
     }  # fmt: skip
-
-
-def _device(text: str, log: Log | None) -> dict[str, Any]:
-    """What the trainer ran on, by its own words where it says them."""
-    if re.search(r"INFO - CPU capacity:", text):
-        return {"name": "CPU", "kind": "cpu", "pressure": None}
-    return {"name": (log.gpu if log else "") or local_device() or "", "kind": "cuda", "pressure": None}
-
-
-_SAME = (
-    "parallel.gpus", "parallel.tp", "parallel.pp", "parallel.cp", "parallel.dp", "parallel.ep", "batch.global", "model.seq",
-    "model.hidden", "model.layers", "model.heads",
-)  # fmt: skip
-"""What a log and a plan must have in common where the log says it."""
 
 
 def _require_same_job(plan: Plan, log: Log, where: str) -> None:
@@ -261,3 +240,103 @@ def _read(path: Path) -> str:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
+
+
+# ------------------------------------------------------------------------------------------------ the log
+
+
+def last_step(text: str) -> int | None:
+    """Number of the last step in a part of a log; None without one."""
+    steps = [int(one or other) for one, other in _STEP.findall(_ANSI.sub("", text))]
+    return max(steps, default=None)
+
+
+def judge(ended: Ended) -> tuple[str, dict[str, Any] | None]:
+    """(outcome, failure) of a run, by how it ended and what it printed."""
+    text = _ANSI.sub("", ended.text)
+    step = last_step(text)
+    phase = "before the first step" if step is None else f"after step {step}"
+    if _OUT_OF_MEMORY.search(text):
+        return "out_of_memory", _out_of_memory(text, phase)
+    if ended.interrupted:
+        return "interrupted", _failure(None, phase, f"stopped {phase}; the trainer and its processes were ended")
+    if ended.hung:
+        return "hung", _failure(None, phase, f"nothing was printed in time {phase}; it was ended")
+    if ended.code == 0:
+        return "completed", None
+    root = _ROOT_RANK.search(text)
+    rank = int(root.group(1)) if root else None
+    signal = _SIGNAL.search(text[root.start() :] if root else text)
+    number = -ended.code if ended.code < 0 else int(signal.group(1) or signal.group(2)) if signal else 0
+    error = _ERROR.findall(text)
+    if number and number != 15:
+        who = "the command" if rank is None else f"rank {rank}"
+        return "lost_rank", _failure(rank, phase, f"{who} was ended by signal {number} {phase}")
+    last = next((f"{kind}: {what}" for kind, what in error if "ChildFailedError" not in kind), "")
+    words = last.strip()[:300] or f"it ended with exit code {ended.code}"
+    return "failed", _failure(rank, phase, f"{'' if rank is None else f'rank {rank}, '}{phase}: {words}")
+
+
+def _out_of_memory(text: str, phase: str) -> dict[str, Any]:
+    """Rank and GiB of the first rank that ran out."""
+    at = _OUT_OF_MEMORY.search(text)
+    line = text[text.rfind("\n", 0, at.start()) + 1 : (text.find("\n", at.end()) + 1) or None] if at else ""
+    who, used = _RANK.search(line), _IN_USE.search(line)
+    rank = next((int(one) for one in who.groups() if one is not None), None) if who else None
+    size = None if used is None else parse(used.group(1), "bytes", what="memory in use") / GIB
+    held = "" if size is None else f" with {size:.2f} GiB in use"
+    return _failure(
+        rank, phase, f"{'a rank' if rank is None else f'rank {rank}'} ran out of GPU memory {phase}{held}", size
+    )
+
+
+def _failure(rank: int | None, phase: str, sentence: str, allocated: float | None = None) -> dict[str, Any]:
+    return {"rank": rank, "phase": phase, "sentence": sentence, "allocated_gib": allocated}
+
+
+def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any]:
+    """Times, memory and rates of a log, and what the plan predicts."""
+    seconds, rows = speed and seconds_of(plan, speed), []
+    if speed is not None and seconds is not None:
+        step, interval = plan.prediction.step_time_s, plan.prediction.step_time_range_s
+        rows.append(time_row("step", step, seconds, interval=interval) | {"spread": speed.spread})
+    return {
+        "times": rows, "ranks": [] if log is None or not log.memory_gib else [_peak(plan, log)],
+        "rates": None if log is None else _rates(plan, log, seconds),
+    }  # fmt: skip
+
+
+def seconds_of(plan: Plan, speed: Steady) -> float | None:
+    """Seconds per optimizer step: printed, or from the printed rate."""
+    if speed.seconds:
+        return speed.seconds
+    if speed.tokens_per_second_per_gpu:
+        return plan.workload.tokens / plan.num_gpus / speed.tokens_per_second_per_gpu
+    return plan.workload.global_batch_size / speed.samples_per_second if speed.samples_per_second else None
+
+
+def _peak(plan: Plan, log: Log) -> dict[str, Any]:
+    """The highest peaks that the log prints, each compared with the same kind on the stage with the highest prediction."""
+    found = estimate_of(job_of(plan), plan.layout)
+    predicted = {"allocated": found.memory_allocated, "reserved": found.memory_reserved, "device": found.memory_peak}
+    sizes = {log.memory_kind or "allocated": log.memory_gib or 0.0, **log.other_memory_gib}
+    rows = []
+    for kind, measured in sizes.items():
+        one = float(predicted[kind][0]) / GIB
+        low, high = (one / plan.prediction.memory_peak_gib * bound for bound in plan.prediction.memory_peak_range_gib)
+        rows.append({
+            "what": kind, "predicted_gib": one, "measured_gib": measured, "error": one / measured - 1.0, "bound": None,
+            "interval": [low, high], "inside": low <= measured <= high,
+        })  # fmt: skip
+    return {"rank": None, "stage": None, "memory": rows}
+
+
+def _rates(plan: Plan, log: Log, seconds: float | None) -> dict[str, Any]:
+    tokens, mfu, step = plan.workload.tokens, plan.prediction.mfu, plan.prediction.step_time_s
+    losses = [one.loss for one in sorted(log.steps, key=lambda one: one.number) if one.loss]
+    return {
+        "tokens_per_second": {"predicted": tokens / step, "measured": None if seconds is None else tokens / seconds},
+        "mfu": {"predicted": mfu, "measured": None if seconds is None else mfu * step / seconds},
+        "loss": [losses[0], losses[-1]] if losses else None,
+        "loss_of_chance": math.log(plan.workload.model.vocab_size),  # ln V: where random weights begin
+    }  # fmt: skip

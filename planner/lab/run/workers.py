@@ -1,10 +1,10 @@
 """Ranks that run alone, on fake or on real tensors, in processes of their own, each phase within its time."""
 
+import ctypes
 import math
 import multiprocessing
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,13 +13,13 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
+from planner.lab.launch.children import interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
 
-ORPHANED = 1.0
-"""Seconds after which a process ends whose parent was killed."""
+PR_SET_PDEATHSIG = 1
+"""A process gets a signal when its parent ends  [man prctl]."""
 
 
 class Pipe:
@@ -86,7 +86,7 @@ class Manner:
     """Seconds until a rank has to begin its first phase, which names its own limit; with no phases, until its end."""
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Running:
     """One process."""
 
@@ -96,14 +96,10 @@ class _Running:
     process: Any
     limit: float
     """Seconds for the phase."""
-    phase: str = "its step"
-    until: float = math.inf
+    until: float
     """When it has hung, on the monotonic clock."""
+    phase: str = "its step"
     kept: Any = None
-
-    def begin(self, phase: str, seconds: float) -> None:
-        """A new phase."""
-        self.phase, self.limit, self.until = phase, seconds, time.monotonic() + seconds
 
 
 def measure_all(
@@ -115,7 +111,30 @@ def measure_all(
     A rank that hangs, fails or is lost raises PlannerError; with ``lost`` it is reported there, its result is None and the
     others run on, but for an interruption, after which no more is started. ``begun`` gets every phase of a rank.
     """
-    return _Pool(manner, say, lost, begun).run(jobs)
+    pool, waiting = _Pool(manner, say, lost, begun), list(enumerate(jobs))
+    try:
+        with termination_interrupts():
+            while waiting or pool.running:
+                while waiting and len(pool.running) < manner.at_once:
+                    number, (rank, split) = waiting.pop(0)
+                    if rank not in pool.gone:
+                        pool.start(number, rank, split)
+                if pool.running:
+                    pool.hear_all()
+    except KeyboardInterrupt:
+        if lost is None:
+            raise
+        first = next(iter(pool.running.values()), None)
+        lost(Lost(
+            rank=first.rank if first else -1, kind="interrupted", phase=first.phase if first else "its step",
+            sentence="stopped", kept=first.kept if first else None,
+        ))  # fmt: skip
+    finally:
+        with interrupts_ignored():
+            for left in pool.running.values():
+                left.process.kill()
+                left.process.join()
+    return [None if rank in pool.gone else pool.found.get(number) for number, (rank, _) in enumerate(jobs)]
 
 
 class _Pool:
@@ -125,36 +144,9 @@ class _Pool:
         self.manner, self.say, self.lost, self.begun = manner, say, lost, begun
         self.context: Any = multiprocessing.get_context("fork" if manner.fork else "spawn")
         self.running: dict[Any, _Running] = {}
+        """By the pipe that is heard."""
         self.found: dict[int, Any] = {}
         self.gone: set[int] = set()
-
-    def run(self, jobs: Sequence[tuple[int, Split]]) -> list[Any]:
-        """All jobs, some at a time."""
-        waiting = list(enumerate(jobs))
-        try:
-            with termination_interrupts():
-                while waiting or self.running:
-                    while waiting and len(self.running) < self.manner.at_once:
-                        number, (rank, split) = waiting.pop(0)
-                        if rank not in self.gone:
-                            self.start(number, rank, split)
-                    for pipe in wait(list(self.running), self.patience()) if self.running else ():
-                        self.hear(pipe)
-                    for pipe, one in list(self.running.items()):
-                        if time.monotonic() > one.until:
-                            limit = format_seconds(one.limit)
-                            self.lose(pipe, "hung", f"rank {one.rank} was ended: {one.phase} took longer than {limit}")
-        except KeyboardInterrupt:
-            if self.lost is None:
-                raise
-            first = next(iter(self.running.values()), _Running(-1, -1, None, 0.0))
-            self.lost(Lost(rank=first.rank, kind="interrupted", phase=first.phase, sentence="stopped", kept=first.kept))
-        finally:
-            with interrupts_ignored():
-                for left in self.running.values():
-                    left.process.kill()
-                    left.process.join()
-        return [None if rank in self.gone else self.found.get(number) for number, (rank, _) in enumerate(jobs)]
 
     def start(self, number: int, rank: int, split: Split) -> None:
         """One process, heard through its pipe."""
@@ -163,14 +155,21 @@ class _Pool:
         with interrupts_ignored():
             process.start()
         there.close()
+        limit = self.manner.limit
         self.running[here] = _Running(
-            number, rank, process, self.manner.limit, until=time.monotonic() + self.manner.limit
+            number=number, rank=rank, process=process, limit=limit, until=time.monotonic() + limit
         )
 
-    def patience(self) -> float | None:
-        """Seconds until the next rank has hung; None = never."""
+    def hear_all(self) -> None:
+        """Waits for messages, at most until the next rank has hung."""
         nearest = min(one.until for one in self.running.values())
-        return None if math.isinf(nearest) else max(0.0, nearest - time.monotonic()) + 0.01
+        patience = None if math.isinf(nearest) else max(0.0, nearest - time.monotonic()) + 0.01
+        for pipe in wait(list(self.running), patience):
+            self.hear(pipe)
+        for pipe, one in list(self.running.items()):
+            if time.monotonic() > one.until:
+                took = f"{one.phase} took longer than {format_seconds(one.limit)}"
+                self.lose(pipe, "hung", f"rank {one.rank} was ended: {took}")
 
     def hear(self, pipe: Any) -> None:
         """One message of a rank."""
@@ -186,7 +185,8 @@ class _Pool:
         if kind == "progress":
             self.say(f"rank {one.rank}, {content}")
         elif kind == "begin":
-            one.begin(*content)
+            one.phase, one.limit = content
+            one.until = time.monotonic() + one.limit
             self.begun(one.phase)
         elif kind == "kept":
             one.kept = content
@@ -210,12 +210,12 @@ class _Pool:
 
 
 def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
-    """One process: measures, says how far it is, sends what it found or how it failed."""
+    """One process: measures, says how far it is, sends what it found or how it failed. It ends with its parent."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the one that started this one ends it
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     try:
         pipe.send(("found", manner.work(split, rank, Pipe(pipe))))
@@ -225,10 +225,3 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
         where = traceback.extract_tb(error.__traceback__)[-1]
         said = (str(error).splitlines() or [""])[0]
         pipe.send(("failed", f"{type(error).__name__}: {said} ({where.filename}, line {where.lineno})"))
-
-
-def _end_with(parent: int) -> None:
-    """Nobody would end this process if its parent was killed."""
-    while os.getppid() == parent:
-        time.sleep(ORPHANED)
-    os._exit(1)

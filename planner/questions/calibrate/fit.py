@@ -13,6 +13,7 @@ model leaves unexplained, estimated from the residuals themselves together with 
 so that three runs that happen to agree do not look exact. Covariance of the unknowns: (J^T W J / s^2 + diag(1/w^2))^-1.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,8 @@ STEP = 0.02
 """Step of the difference quotients, in ln: wide enough to see over the kinks of maxima and stages."""
 NEAR, DONE = 0.04, 0.002
 """Way in ln over which slopes are kept, and step at which the search ends."""
+REWEIGHTED = 6
+"""Times that runs are weighed anew in one linear least squares."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +59,26 @@ class Solution:
     """Change of the residuals per unknown, (N, K)."""
     spread: float
     """s, what stays unexplained."""
-    covariance: Floats
-    """Of the unknowns, prior included, (K, K)."""
+    unknowns: Sequence[Unknown]
+
+    @property
+    def covariance(self) -> Floats:
+        """Of the unknowns, prior included, (K, K)."""
+        weights, widths = _weight(self.residuals, self.spread), np.array([one.width for one in self.unknowns])
+        information = self.jacobian.T @ (weights[:, None] * self.jacobian) / self.spread**2 + np.diag(1.0 / widths**2)
+        return np.asarray(np.linalg.inv(information), dtype=float)
 
     @property
     def deviations(self) -> Floats:
         """Standard deviation of each unknown."""
         return np.sqrt(np.diag(self.covariance))
 
-    @property
-    def correlations(self) -> Floats:
-        """Correlation of each pair of unknowns, prior included."""
-        deviations = self.deviations
-        return self.covariance / np.outer(deviations, deviations)
+    def without(self, out: npt.NDArray[np.bool_]) -> Floats:
+        """The unknowns when the runs ``out`` do not count: the same least squares on the slopes of all.
+
+        r(x) = r* + J (x - x*): nothing is priced again, and leaving a few runs out moves x little.
+        """
+        return _linear(self.residuals[~out], self.jacobian[~out], self.x, self.unknowns, self.spread)
 
 
 Residuals = Callable[[Floats], Floats]
@@ -92,9 +102,9 @@ def solve(residuals: Residuals, unknowns: Sequence[Unknown], *, start: Floats | 
     Pricing is what takes time: slopes are kept while steps are small.
     """
     x = _start(residuals, unknowns) if start is None else start
-    at, spread = residuals(x), FIRST_SPREAD
-    spread = _spread(at, spread)
-    jacobian, since = slopes(residuals, x, at, unknowns), 0.0
+    at, since = residuals(x), math.inf
+    spread = _spread(at, FIRST_SPREAD)
+    jacobian = np.zeros((len(at), 0))
     for _ in range(8 if unknowns else 0):
         if since > NEAR:
             jacobian, since = slopes(residuals, x, at, unknowns), 0.0
@@ -111,36 +121,7 @@ def solve(residuals: Residuals, unknowns: Sequence[Unknown], *, start: Floats | 
             break
     if since > NEAR:
         jacobian = slopes(residuals, x, at, unknowns)
-    return _solution(x, at, jacobian, spread, unknowns)
-
-
-def _solution(x: Floats, at: Floats, jacobian: Floats, spread: float, unknowns: Sequence[Unknown]) -> Solution:
-    weights = _weight((at / spread) ** 2)
-    widths = np.array([unknown.width for unknown in unknowns])
-    information = jacobian.T @ (weights[:, None] * jacobian) / spread**2 + np.diag(1.0 / widths**2)
-    covariance = np.asarray(np.linalg.inv(information), dtype=float)
-    return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, covariance=covariance)
-
-
-def solve_near(residuals: Residuals, near: Solution, kept: Sequence[int], unknowns: Sequence[Unknown]) -> Solution:
-    """The solution with some unknowns only (the others at 0), from one with all of them; its slopes are kept.
-
-    ``kept`` are the places of the unknowns in ``near``. Two steps: what is lost by old slopes is of second order.
-    """
-    x, jacobian = near.x[list(kept)], near.jacobian[:, list(kept)]
-    at = residuals(x)
-    for _ in range(2 if unknowns else 0):
-        x = _linear(at, jacobian, x, unknowns, near.spread)
-        at = residuals(x)
-    return _solution(x, at, jacobian, near.spread, unknowns)
-
-
-def held_back(solution: Solution, unknowns: Sequence[Unknown], out: npt.NDArray[np.bool_]) -> Floats:
-    """The unknowns when the rows ``out`` do not count: the same least squares on the slopes of the solution with all rows.
-
-    r(x) = r* + J (x - x*): nothing is priced again, and leaving a few runs out moves x little.
-    """
-    return _linear(solution.residuals[~out], solution.jacobian[~out], solution.x, unknowns, solution.spread)
+    return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, unknowns=unknowns)
 
 
 def _start(residuals: Residuals, unknowns: Sequence[Unknown]) -> Floats:
@@ -168,39 +149,28 @@ def total(residuals: Floats, x: Floats, unknowns: Sequence[Unknown], spread: flo
 
 
 def _linear(at: Floats, jacobian: Floats, x: Floats, unknowns: Sequence[Unknown], spread: float) -> Floats:
-    """The unknowns that minimise the sum when residuals are ``at + jacobian (new - x)``: scipy's trust region, with bounds.
+    """The unknowns that minimise the sum when residuals are ``at + jacobian (new - x)``, within their bounds.
 
-    The prior is a row per unknown that stays quadratic.
+    Least squares whose weights are set again by its residuals; the prior is a row per unknown, of weight 1.
     """
-    from scipy.optimize import least_squares  # type: ignore[import-untyped]
+    from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
-    if not unknowns:
-        return x
-    widths = np.array([unknown.width for unknown in unknowns])
-    slope = np.concatenate([jacobian / spread, np.diag(1.0 / widths)])
-
-    def rows(new: Floats) -> Floats:
-        return np.concatenate([(at + jacobian @ (new - x)) / spread, new / widths])
-
-    def loss(z: Floats) -> Floats:
-        soft = np.stack([2.0 * (np.sqrt(1.0 + z) - 1.0), (1.0 + z) ** -0.5, -0.5 * (1.0 + z) ** -1.5])
-        plain = np.stack([z, np.ones_like(z), np.zeros_like(z)])
-        return np.where(np.arange(len(z)) < len(z) - len(unknowns), soft, plain)
-
-    low, high = (np.array([getattr(one, end) for one in unknowns]) for end in ("low", "high"))
-    inside = np.clip(x, low + 1e-9, high - 1e-9)
-    found = least_squares(
-        rows, inside, jac=lambda _: slope, bounds=(low, np.maximum(high, low + 1e-6)), loss=loss, f_scale=KNEE
-    )
-    return np.clip(np.asarray(found.x, dtype=float), low, high)
+    low, high, widths = (np.array([getattr(one, name) for one in unknowns]) for name in ("low", "high", "width"))
+    new = x
+    for _ in range(REWEIGHTED if unknowns else 0):
+        root = np.sqrt(_weight(at + jacobian @ (new - x), spread)) / spread
+        rows = np.concatenate([root[:, None] * jacobian, np.diag(1.0 / widths)])
+        goal = np.concatenate([root * (jacobian @ x - at), np.zeros(len(x))])
+        new = np.asarray(lsq_linear(rows, goal, bounds=(low, np.maximum(high, low + 1e-6))).x, dtype=float)
+    return np.clip(new, low, high)
 
 
-def _weight(z: Floats) -> Floats:
-    """rho'(z): how much a run counts whose residual is sqrt(z) spreads."""
-    return (1.0 + z / KNEE**2) ** -0.5
+def _weight(residuals: Floats, spread: float) -> Floats:
+    """rho'(r^2 / s^2): how much a run counts."""
+    return (1.0 + (residuals / spread / KNEE) ** 2) ** -0.5
 
 
 def _spread(residuals: Floats, before: float) -> float:
     """s of the module's equation, the weights by the spread before."""
-    total = np.sum(_weight((residuals / before) ** 2) * residuals**2)
+    total = np.sum(_weight(residuals, before) * residuals**2)
     return float(np.sqrt((FIRST_WEIGHT * FIRST_SPREAD**2 + total) / (FIRST_WEIGHT + len(residuals))))

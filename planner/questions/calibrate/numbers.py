@@ -2,15 +2,15 @@
 
 1. All factors are fitted together, held by their priors. A factor is *determined* when the runs leave at most half of its
    prior width, the doubt about all other factors included; any other stays at 1, with the reason, and so does one whose
-   90 % interval holds 1.
-2. The determined ones are fitted alone. Then each run is predicted with the factors fitted on the others (in up to 24
-   folds); a factor without which these predictions are as good goes back to 1 too.
-3. When what is left does not predict held-back runs better than no change at all, nothing is changed.
+   90 % interval holds 1. A factor that costs nothing now (host work below what the GPU needs) counts among the others with
+   what it would cost where it is three prior widths larger.
+2. The determined ones are fitted alone, and each run is predicted with the factors fitted on the others (in up to 24 folds).
+   When that is no better than no change at all, nothing is changed.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from planner.questions.calibrate.factors import (
     usable,
     with_factors,
 )
-from planner.questions.calibrate.fit import Residuals, Solution, Unknown, held_back, solve, solve_near, total
+from planner.questions.calibrate.fit import Solution, solve
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -41,8 +41,6 @@ TOGETHER = 0.8
 """Correlation from which two factors move together."""
 FOLDS = 24
 """Most groups of runs that are held back in turn; every run is one of its own when there are fewer."""
-LARGER = "it would matter where it is larger"
-"""Begins the reason of a factor whose cost is hidden now."""
 Z90 = 1.645
 """Standard deviations that hold 90 % of a normal distribution."""
 
@@ -129,33 +127,26 @@ def calibrate(runs: Sequence[Run], hardware: HardwareProfile, trainer: Trainer |
             f"calibration needs at least {LEAST_RUNS} runs with a step time, because each is predicted from the others; "
             f"{len(timed)} of your {len(runs)} can be used{more}"
         )
-    moved: list[Moved] = []
+    parts: list[Calibration] = []
     kept: dict[str, Kept] = {}
-    checked: list[Checked] = []
     for fits, some in (("time", timed), ("memory", weighed)):
-        candidates = []
-        for factor in (one for one in FACTORS if one.fits == fits):
-            reason = _ruled_out(factor, some, trainer)
-            if reason:
-                kept[factor.key] = Kept(factor=factor, reason=reason)
-            else:
-                candidates.append(factor)
-        if len(some) < LEAST_RUNS:
-            continue
-        first = trainer or some[0].trainer
-        assert first is not None
-        found = _Fit(fits, some, candidates, (hardware, first)).run()
-        moved += found.moved
-        kept |= {one.factor.key: one for one in found.kept}
-        checked += found.checked
-    ordered = tuple(kept[one.key] for one in FACTORS if one.key in kept)
-    return Calibration(moved=tuple(moved), kept=ordered, checked=tuple(checked), notes=tuple(notes))
+        asked = [one for one in FACTORS if one.fits == fits]
+        kept |= {one.key: Kept(factor=one, reason=why) for one in asked if (why := _ruled_out(one, some, trainer))}
+        first = trainer or next((run.trainer for run in some if run.trainer), None)
+        if len(some) >= LEAST_RUNS and first is not None:
+            found = _Fit(fits, some, (hardware, first)).run([one for one in asked if one.key not in kept])
+            kept |= {one.factor.key: one for one in found.kept}
+            parts.append(found)
+    return Calibration(
+        moved=tuple(one for part in parts for one in part.moved), checked=tuple(one for part in parts for one in part.checked),
+        kept=tuple(kept[one.key] for one in FACTORS if one.key in kept), notes=tuple(notes),
+    )  # fmt: skip
 
 
 def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> str:
     """Why a factor cannot be asked of these runs at all; '' = it can."""
-    if not any(factor.used(run) for run in runs):
-        return factor.unused
+    if unused := factor.unused(runs):
+        return unused
     if factor.of == "trainer":
         if trainer is None:
             return "your runs come from several trainers; calibrate them one trainer at a time"
@@ -167,167 +158,93 @@ def _ruled_out(factor: Factor, runs: Sequence[Run], trainer: Trainer | None) -> 
 
 
 class _Fit:
-    """The fit of one quantity, time or memory, with all that is asked of it."""
+    """The fit of one quantity, time or memory."""
 
-    def __init__(self, fits: str, runs: Sequence[Run], candidates: Sequence[Factor], base: Pair) -> None:
-        self.fits, self.runs, self.candidates, self.base = fits, list(runs), list(candidates), base
-        self.zero = self._residuals([])(np.zeros(0))
+    def __init__(self, fits: str, runs: Sequence[Run], base: Pair) -> None:
+        self.fits, self.runs, self.base = fits, list(runs), base
 
-    def _residuals(self, factors: Sequence[Factor]) -> Residuals:
-        return lambda x: log_errors(with_factors(self.runs, _values(factors, x)), self.fits)
+    def solved(self, factors: Sequence[Factor], start: Floats | None = None) -> Solution:
+        """The least squares with some factors, the others at 1."""
+        unknowns = [unknown(one, *self.base) for one in factors]
+        return solve(lambda x: self.errors(self.runs, factors, x), unknowns, start=start)
 
-    def _unknowns(self, factors: Sequence[Factor]) -> list[Unknown]:
-        return [unknown(one, *self.base) for one in factors]
+    def errors(self, runs: Sequence[Run], factors: Sequence[Factor], x: Floats) -> Floats:
+        """Logarithms of predicted over measured with factors at the logarithms x."""
+        values = {one.key: math.exp(float(value)) for one, value in zip(factors, x, strict=True)}
+        return log_errors(with_factors(runs, values), self.fits)
 
-    def run(self) -> Calibration:
-        """Steps 1 to 3 of the module."""
-        together = solve(self._residuals(self.candidates), self._unknowns(self.candidates))
-        reasons = {one.key: self._doubt(index, together) for index, one in enumerate(self.candidates)}
-        self._rivals(together, reasons)
-        free = [one for one in self.candidates if not reasons[one.key]]
-        start = np.array([together.x[self.candidates.index(one)] for one in free])
-        best = solve(self._residuals(free), self._unknowns(free), start=start)
-        free, best = self._eliminated(free, best, reasons)
-        held = self._held_out(free, best)
-        if free and np.median(np.abs(np.expm1(held))) >= np.median(np.abs(np.expm1(self.zero))):
-            for one in free:
-                reasons[one.key] = "runs that were held back come out no better than with the profile as it is"
-            free, held = [], self.zero
-            best = solve(self._residuals([]), [])
-        moved = tuple(self._moved(one, index, best, together) for index, one in enumerate(free))
-        kept = tuple(Kept(factor=one, reason=reasons[one.key]) for one in self.candidates if reasons[one.key])
-        rows = zip(self.runs, *(np.expm1(one).tolist() for one in (self.zero, best.residuals, held)), strict=True)
-        checked = tuple(Checked(run=run, fits=self.fits, before=a, after=b, held_out=c) for run, a, b, c in rows)
-        return Calibration(moved=moved, kept=kept, checked=checked)
+    def run(self, candidates: Sequence[Factor]) -> Calibration:
+        """Steps 1 and 2 of the module."""
+        together = self.solved(candidates)
+        flat = np.max(np.abs(together.jacobian), axis=0) * math.log(1.1) < SENSITIVE
+        together = replace(together, jacobian=self._larger(candidates, together, flat))
+        reasons = {one.key: self._doubt(n, candidates, together, flat) for n, one in enumerate(candidates)}
+        free = [n for n, one in enumerate(candidates) if not reasons[one.key]]
+        best = self.solved([candidates[n] for n in free], together.x[free])
+        zero, held = self.errors(self.runs, [], np.zeros(0)), self._held_out([candidates[n] for n in free], best)
+        if free and np.median(np.abs(np.expm1(held))) >= np.median(np.abs(np.expm1(zero))):
+            why = "runs that were held back come out no better than with the profile as it is"
+            reasons |= {candidates[n].key: why for n in free}
+            free, best, held = [], self.solved([]), zero
+        deviations = together.deviations
+        moved = (self._moved(candidates[n], x, float(deviations[n])) for n, x in zip(free, best.x.tolist(), strict=True))
+        rows = zip(self.runs, *(np.expm1(one).tolist() for one in (zero, best.residuals, held)), strict=True)
+        return Calibration(
+            moved=tuple(moved), kept=tuple(Kept(factor=one, reason=why) for one in candidates if (why := reasons[one.key])),
+            checked=tuple(Checked(run=run, fits=self.fits, before=a, after=b, held_out=c) for run, a, b, c in rows),
+        )  # fmt: skip
 
-    def _eliminated(self, free: list[Factor], best: Solution, reasons: dict[str, str]) -> tuple[list[Factor], Solution]:
-        """Without the factors that held-back runs do as well without, one after the other; the reasons are filled in."""
-        whole, score = len(free), _score(self._held_out_near(free, best))
-        while free:
-            fewer = []
-            for one in free:
-                some = [other for other in free if other is not one]
-                places = [free.index(other) for other in some]
-                near = solve_near(self._residuals(some), best, places, self._unknowns(some))
-                fewer.append((_score(self._held_out_near(some, near)), one, some, near))
-            least, one, some, near = min(fewer, key=lambda entry: entry[0])
-            if least > score:
-                break
-            reasons[one.key] = (
-                f"runs that were held back come out no better with it (off by {score:.2%} with, {least:.2%} without it)"
-            )
-            free, best, score = some, near, least
-        if len(free) < whole:
-            best = solve(self._residuals(free), self._unknowns(free), start=best.x)
-        return free, best
+    def _larger(self, candidates: Sequence[Factor], together: Solution, flat: NDArray[np.bool_]) -> Floats:
+        """The slopes, those of factors that cost nothing now over the way to three prior widths more."""
+        jacobian = together.jacobian.copy()
+        for n in np.flatnonzero(flat):
+            moved = together.x.copy()
+            moved[n] = min(moved[n] + 3.0 * candidates[n].width, together.unknowns[n].high)
+            way = max(float(moved[n] - together.x[n]), 1e-6)
+            jacobian[:, n] = (self.errors(self.runs, candidates, moved) - together.residuals) / way
+        return jacobian
 
-    def _moved(self, factor: Factor, index: int, best: Solution, together: Solution) -> Moved:
+    def _moved(self, factor: Factor, x: float, deviation: float) -> Moved:
         """Its interval: the doubt of the fit of all factors, around the value of the determined ones alone."""
-        deviation = float(together.deviations[self.candidates.index(factor)])
-        x = float(best.x[index])
-        top = highest(factor, *self.base)
-        low, high = (math.exp(x + sign * Z90 * deviation) for sign in (-1.0, 1.0))
         hardware, trainer = self.base
+        low, high = (math.exp(x + sign * Z90 * deviation) for sign in (-1.0, 1.0))
         before = trainer.fact(factor.key) if factor.of == "trainer" else getattr(hardware, factor.key, None)
         return Moved(
-            factor=factor, value=math.exp(x), low=max(low, factor.low), high=min(high, top),
+            factor=factor, value=math.exp(x), low=max(low, factor.low), high=min(high, highest(factor, *self.base)),
             before=float(before) if isinstance(before, (int, float)) else math.nan,
         )  # fmt: skip
 
-    def _doubt(self, index: int, together: Solution) -> str:
+    def _doubt(self, n: int, candidates: Sequence[Factor], together: Solution, flat: NDArray[np.bool_]) -> str:
         """Why the runs do not determine a factor; '' = they do."""
-        factor = self.candidates[index]
-        change = float(np.max(np.abs(together.jacobian[:, index]))) * math.log(1.1)
-        kind = "time" if self.fits == "time" else "peak"
-        if change < SENSITIVE:
-            wide = self._change(factor, index, together)
-            if wide > 3 * SENSITIVE:
-                return (
-                    f"{LARGER} ({math.exp(factor.width):.1f} times moves a predicted {kind} by {wide:.1%}), but other factors "
-                    f"explain your runs without that; it would take {factor.helps}"
-                )
-            most = f"10 % of it moves no predicted {kind} by more than {max(change, 1e-3):.1%}"
-            return f"{factor.hidden}: {most}; it would take {factor.helps}"
-        left, found = float(together.deviations[index]), float(together.x[index])
-        if left <= DETERMINED * factor.width:
-            if abs(found) > Z90 * left:
-                return ""
+        factor, left, found = candidates[n], float(together.deviations[n]), float(together.x[n])
+        if flat[n]:
+            kind = "time" if self.fits == "time" else "peak"
+            return f"{factor.hidden}: 10 % of it moves no predicted {kind} by {SENSITIVE:.1%}; it would take {factor.helps}"
+        known = left <= DETERMINED * factor.width
+        if known and abs(found) > Z90 * left:
+            return ""
+        row = np.abs(together.covariance[n]) / together.deviations / left
+        row[n] = 0.0
+        other = int(np.argmax(row))
+        moves = abs(found) > Z90 * left * math.sqrt(max(1.0 - row[other] ** 2, 0.0))  # were the other one certain
+        if row[other] >= TOGETHER and (moves or not known):
+            pair = f"it and {candidates[other].name} move together"
+            return f"{pair}: their correlation is {row[other]:.2f}; it would take {factor.helps}"
+        if known:
             low, high = (math.exp(found + sign * Z90 * left) for sign in (-1.0, 1.0))
             return f"your runs agree with it as it is: they put it at {low:.2f} to {high:.2f} times"
-        row = np.abs(together.correlations[index])
-        row[index] = 0.0
-        other = int(np.argmax(row))
-        if row[other] >= TOGETHER:
-            pair = f"it and {self.candidates[other].name} move together"
-            return f"{pair}: their correlation is {row[other]:.2f}; it would take {factor.helps}"
         return (
             f"your runs would tell it to {_spread(left)} only, and {_spread(factor.width)} is known without them; "
             f"it would take {factor.helps}"
         )
 
-    def _rivals(self, together: Solution, reasons: dict[str, str]) -> None:
-        """Factors that seem determined, but without which one that costs nothing now would explain the runs as well.
-
-        Slopes do not show it: host work costs nothing until it passes what the GPU needs. The runs are fitted again without
-        the one and with more of the other; as well means within what 90 % intervals allow.
-        """
-        unknowns = self._unknowns(self.candidates)
-        limit = total(together.residuals, together.x, unknowns, together.spread) + Z90**2
-        flat = [n for n, one in enumerate(self.candidates) if reasons[one.key].startswith(LARGER)]
-        for mine in [n for n, one in enumerate(self.candidates) if not reasons[one.key]]:
-            for other in flat:
-                if self._without(mine, other, together, unknowns) > limit:
-                    continue
-                one, rival = self.candidates[mine], self.candidates[other]
-                reasons[one.key] = f"{rival.name} would explain your runs as well; it would take {one.helps}"
-                reasons[rival.key] = f"{one.name} would explain your runs as well; it would take {rival.helps}"
-
-    def _without(self, mine: int, other: int, together: Solution, unknowns: list[Unknown]) -> float:
-        """What the least squares leave without one factor, from the best of three larger values of another."""
-        rest = [number for number in range(len(self.candidates)) if number != mine]
-        some, bounds = self._residuals([self.candidates[n] for n in rest]), [unknowns[n] for n in rest]
-        place, starts = rest.index(other), []
-        for widths in (0.5, 1.0, 1.5):
-            start = together.x[rest]
-            start[place] = min(start[place] + widths * bounds[place].width, bounds[place].high)
-            starts.append((total(some(start), start, bounds, together.spread), start))
-        found = solve(some, bounds, start=min(starts, key=lambda pair: pair[0])[1])
-        return total(found.residuals, found.x, bounds, together.spread)
-
-    def _change(self, factor: Factor, index: int, together: Solution) -> float:
-        """Largest change of a prediction when the factor is one width of its prior larger."""
-        moved = together.x.copy()
-        moved[index] = min(moved[index] + factor.width, math.log(max(highest(factor, *self.base), 1.0)))
-        return float(np.max(np.abs(self._residuals(self.candidates)(moved) - together.residuals)))
-
-    def _folds(self) -> list[NDArray[np.bool_]]:
-        """Which runs are held back together."""
-        count = min(FOLDS, len(self.runs))
-        return [np.arange(len(self.runs)) % count == fold for fold in range(count)]
-
-    def _held_out_near(self, factors: Sequence[Factor], solution: Solution) -> Floats:
-        """Errors of runs held back, by the slopes of the solution: near enough to compare sets of factors."""
-        held, unknowns = solution.residuals.copy(), self._unknowns(factors)
-        for out in self._folds() if factors else ():
-            held[out] += solution.jacobian[out] @ (held_back(solution, unknowns, out) - solution.x)
-        return held
-
     def _held_out(self, factors: Sequence[Factor], solution: Solution) -> Floats:
         """Errors of runs held back, each fold priced with the factors that the others give."""
-        held, unknowns = self.zero.copy(), self._unknowns(factors)
-        for out in self._folds() if factors else ():
+        held, fold = solution.residuals.copy(), np.arange(len(self.runs)) % FOLDS
+        for out in (fold == number for number in range(min(FOLDS, len(self.runs)) if factors else 0)):
             some = [self.runs[place] for place in np.flatnonzero(out)]
-            held[out] = log_errors(with_factors(some, _values(factors, held_back(solution, unknowns, out))), self.fits)
+            held[out] = self.errors(some, factors, solution.without(out))
         return held
-
-
-def _values(factors: Sequence[Factor], x: Floats) -> dict[str, float]:
-    return {one.key: math.exp(float(value)) for one, value in zip(factors, x, strict=True)}
-
-
-def _score(errors: Floats) -> float:
-    """Mean size of the errors, odd runs counted up to 50 %."""
-    return float(np.mean(np.minimum(np.abs(errors), 0.5)))
 
 
 def _spread(deviation: float) -> str:

@@ -75,28 +75,23 @@ def profile_text(calibration: Calibration, base: str, output: Path) -> str:
 
 def trainer_text(calibration: Calibration, trainer: Trainer, base: str | None = None) -> str:
     """The YAML of the calibrated trainer: what moved, over the trainer that it extends."""
-    lines = [
-        f"# {trainer.name} as calibrated with measured runs; written by plan calibrate.",
-        f"extends: {_quoted(_extends(base or trainer.name))}",
-        f"title: {_quoted(f'{trainer.title}, calibrated')}",
-        f"source: {_quoted(f'plan calibrate, {datetime.date.today().isoformat()}, {_sources(calibration)}')}",
-    ]
+    data: dict[str, Any] = {"extends": _extends(base or trainer.name), "title": f"{trainer.title}, calibrated"}
+    said = []
     for one in calibration.moved:
         if one.factor.of == "trainer":
-            value = trainer.fact(one.factor.key) * one.value
-            text = f"{value:.{DIGITS}g}" + (" s" if one.factor.key in ("host_time", "step_overhead") else "")
-            note = f"times {one.value:.3g} ({one.low:.3g} to {one.high:.3g}), {_runs(calibration, one)} runs"
-            lines.append(f"{one.factor.key}: {text}   # {note}")
-    return "\n".join(lines) + "\n"
+            value = _rounded(trainer.fact(one.factor.key) * one.value)
+            data[one.factor.key] = f"{value:g} s" if one.factor.key in ("host_time", "step_overhead") else value
+            said.append(f"{one.factor.key} times {one.value:.3g} ({one.low:.3g} to {one.high:.3g})")
+    names = ", ".join(dict.fromkeys(one.run.source for one in calibration.checked))
+    data["source"] = f"plan calibrate, {datetime.date.today().isoformat()}, {names}: {', '.join(said)}"
+    return f"# {trainer.name} as calibrated with measured runs; written by plan calibrate.\n{library.dump_yaml(data)}"
 
 
 def provenance(calibration: Calibration, base: str) -> dict[str, Any]:
     """Where the factors come from: base, date, runs, each factor with its interval, errors before and after."""
-    files: dict[str, list[str]] = {}
+    files: dict[str, dict[str, None]] = {}
     for one in calibration.checked:
-        ids = files.setdefault(one.run.source, [])
-        if one.run.id not in ids:
-            ids.append(one.run.id)
+        files.setdefault(one.run.source, {})[one.run.id] = None
     errors = {
         fits: {name: round(value, DIGITS) for name, value in found.items()}
         for fits in ("time", "memory")
@@ -105,7 +100,7 @@ def provenance(calibration: Calibration, base: str) -> dict[str, Any]:
     return {
         "base": base,
         "date": datetime.date.today().isoformat(),
-        "runs": files,
+        "runs": {source: list(ids) for source, ids in files.items()},
         "factors": {one.factor.key: _factor(one) for one in calibration.moved},
         "kept_at_1": {one.factor.key: one.reason for one in calibration.kept},
         "median_error": errors,
@@ -126,19 +121,6 @@ def _rounded(value: float) -> float:
 def _extends(base: str) -> str:
     """A library name as it is, a file by its whole path: the new file may stand anywhere."""
     return str(Path(base).resolve()) if Path(base).suffix in (".yaml", ".yml") else base
-
-
-def _quoted(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"
-
-
-def _sources(calibration: Calibration) -> str:
-    names = list(dict.fromkeys(one.run.source for one in calibration.checked))
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _runs(calibration: Calibration, one: Moved) -> int:
-    return sum(checked.fits == one.factor.fits for checked in calibration.checked)
 
 
 def shared_trainer(runs: Sequence[Run]) -> Trainer | None:

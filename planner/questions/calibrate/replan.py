@@ -2,20 +2,19 @@
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
-from planner.cluster import Cluster
-from planner.cost.refine import price_exactly
+from planner import library
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
+from planner.keywords import flag_of
 from planner.model import load_model
 from planner.rules import Job
 from planner.runs import Run
 from planner.search import search
+from planner.timeline.priced_plan import estimate_of
 from planner.trainer import Trainer
-from planner.workload import Workload
 
 MOST_JOBS = 4
 """Jobs that are searched again: each takes up to seconds, twice."""
@@ -59,40 +58,29 @@ def replan(
     ``files``: the profile's, and the trainer's where there is one, for the command. At most MOST_JOBS jobs.
     """
     found: list[Replanned] = []
-    known: dict[int, tuple[str, str]] = {}
-    jobs: list[Job] = []
+    jobs: list[tuple[object, ...]] = []
+    best: list[tuple[str, str]] = []
     for run in runs:
         if not run.of_plan or run.workload is None or run.cluster is None or run.trainer is None or run.layout is None:
             continue
-        old = Job(workload=run.workload, cluster=run.cluster, trainer=run.trainer)
-        mine = replace(hardware, network_bandwidth=run.cluster.hardware.network_bandwidth)
-        new = replace(
-            old, cluster=Cluster(hardware=mine, num_gpus=run.cluster.num_gpus), trainer=trainer or run.trainer
-        )
-        number = next((n for n, job in enumerate(jobs) if _same(job, old)), len(jobs))
-        if number == len(jobs):
+        old, network = Job(workload=run.workload, cluster=run.cluster, trainer=run.trainer), run.cluster.hardware.network_bandwidth
+        cluster = replace(run.cluster, hardware=replace(hardware, network_bandwidth=network))
+        new = replace(old, cluster=cluster, trainer=trainer or run.trainer)
+        key = (run.workload, run.cluster.num_gpus, run.trainer, network)
+        if key not in jobs:
             if len(jobs) == MOST_JOBS:
                 continue
-            jobs.append(old)
-            known[number] = (_best(old), _best(new))
+            jobs.append(key)
+            best.append((_best(old), _best(new)))
+        before, after = best[jobs.index(key)]
+        steps = (float(estimate_of(job, run.layout).step_time[0]) for job in (old, new))
         found.append(
             Replanned(
-                run=run, before=_step(old, run.layout), after=_step(new, run.layout), best_before=known[number][0],
-                best_after=known[number][1], command=command(new, files),
+                run=run, before=next(steps), after=next(steps), best_before=before, best_after=after,
+                command=command(new, files),
             )
         )  # fmt: skip
     return found
-
-
-def _same(one: Job, other: Job) -> bool:
-    def key(job: Job) -> tuple[object, ...]:
-        return job.workload, job.cluster.num_gpus, job.trainer, job.cluster.hardware.network_bandwidth
-
-    return key(one) == key(other)
-
-
-def _step(job: Job, layout: Layout) -> float:
-    return float(price_exactly(job.workload, job.cluster, job.trainer, [layout])[0].step_time[0])
 
 
 def _best(job: Job) -> str:
@@ -105,22 +93,13 @@ def _best(job: Job) -> str:
 
 def command(job: Job, files: Sequence[str]) -> str:
     """The command line that plans a job again with a profile, and a trainer, of the user's own."""
-    work, plain = job.workload, Workload(model=job.workload.model, sequence_length=1, global_batch_size=1)
-    words = [
-        "plan", "--model", _model(work), "--gpus", str(job.cluster.num_gpus), "--hardware", files[0],
-        "--trainer", files[1] if len(files) > 1 else job.trainer.name,
-        "--sequence-length", str(work.sequence_length), "--global-batch-size", str(work.global_batch_size),
-    ]  # fmt: skip
-    for name in ("precision", "optimizer", "lora_rank", "lora_targets", "document_length", "expert_imbalance"):
-        if getattr(work, name) != getattr(plain, name):
-            words += [f"--{name.replace('_', '-')}", str(getattr(work, name))]
-    return shlex.join(words)
-
-
-def _model(work: Workload) -> str:
-    """The preset of the same sizes, or the model's name, whose file only the user knows."""
-    name = work.model.name
-    try:
-        return name if load_model(name) == work.model else f"{name}.yaml"
-    except PlannerError:
-        return f"{name}.yaml"
+    work, name = job.workload, job.model.name
+    known = name in library.names("models") and load_model(name) == work.model  # else only the user knows its file
+    said = {
+        "model": name if known else f"{name}.yaml", "gpus": job.cluster.num_gpus, "hardware": files[0],
+        "trainer": files[1] if len(files) > 1 else job.trainer.name,
+    }  # fmt: skip
+    for field in fields(work):
+        if field.name != "model" and getattr(work, field.name) != field.default:
+            said[field.name] = getattr(work, field.name)
+    return shlex.join(["plan", *(word for flag, value in said.items() for word in (flag_of(flag), str(value)))])

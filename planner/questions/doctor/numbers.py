@@ -24,9 +24,7 @@ import numpy as np
 from planner.cost.estimate import Estimate
 from planner.errors import PlannerError
 from planner.plan_file import Plan
-from planner.questions.doctor.mechanisms import Mechanism
-from planner.questions.doctor.memory_mechanisms import memory_mechanisms
-from planner.questions.doctor.step_mechanisms import faster, slower
+from planner.questions.doctor.mechanisms import Mechanism, faster, memory_mechanisms, slower
 from planner.timeline.priced_plan import estimate_of, price_plan
 from planner.units import GIB
 
@@ -80,11 +78,9 @@ class Explanation:
 
     def to_dict(self, unit: str, scale: float) -> dict[str, Any]:
         """Plain data."""
-        return {
-            "key": self.key, "name": self.name, "size": self.size, "value": self.value, f"would_be_{unit}": self.would_be / scale,
-            "explains": self.explains, "share": self.share, "verdict": self.verdict, "seen": self.seen,
-            "source": self.source, "check": self.check,
-        }  # fmt: skip
+        plain = {**vars(self), f"would_be_{unit}": self.would_be / scale, "verdict": self.verdict}
+        del plain["would_be"]
+        return plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,19 +204,19 @@ def _finding(
     weighed: list[tuple[float, Explanation]] = []
     for mechanism in mechanisms:
 
-        def value(size: float, mechanism: Mechanism = mechanism) -> float:
-            return changed(mechanism, size)[index]
+        def effect(size: float, one: Mechanism = mechanism) -> float:
+            return math.log(changed(one, size)[index] / predicted)
 
-        found = _weigh(mechanism, value, predicted, measured, sigma)
-        if found is None or gap == 0 or math.log(value(found[1]) / predicted) / gap < LEAST:
+        evidence, best = _weigh(mechanism, effect, gap, sigma)
+        if gap == 0 or effect(best) / gap < LEAST:
             continue
-        evidence, best = found
-        odds = _odds(changed(mechanism, best), before, asked[1 - index], 1 - index)
+        with_it = changed(mechanism, best)
+        named = {name: getattr(mechanism, name) for name in ("key", "name", "seen", "source", "check")}
         explanation = Explanation(
-            key=mechanism.key, name=mechanism.name, size=mechanism.size_text(best), value=best, would_be=value(best),
-            explains=math.log(value(best) / predicted) / gap, share=0.0, seen=mechanism.seen, source=mechanism.source,
-            check=mechanism.check,
+            **named, size=mechanism.size_text(best), value=best, would_be=with_it[index], explains=effect(best) / gap,
+            share=0.0,
         )  # fmt: skip
+        odds = _odds(with_it, before, asked[1 - index], 1 - index)
         weighed.append(((mechanism.seen + 1) * evidence * odds, explanation))
     model = MODEL * ((1.0 - OUTSIDE[0]) * _normal(gap, sigma) + OUTSIDE[0] * _normal(gap, OUTSIDE[1] * sigma))
     whole = model + sum(weight for weight, _ in weighed)
@@ -234,43 +230,25 @@ def _finding(
 
 
 def _weigh(
-    mechanism: Mechanism, value: Callable[[float], float], predicted: float, measured: float, sigma: float
-) -> tuple[float, float] | None:
-    """Evidence of a mechanism, and the size that explains most; None when it can be nothing at all."""
-    target = math.log(measured)
+    mechanism: Mechanism, effect: Callable[[float], float], gap: float, sigma: float
+) -> tuple[float, float]:
+    """Evidence of a mechanism, and the size whose effect (of the logarithm) comes nearest to the gap."""
     if mechanism.width == 0:
-        likelihoods = [(_normal(target - math.log(value(size)), sigma), size) for size in mechanism.sizes]
-        nearest = min(mechanism.sizes, key=lambda size: abs(target - math.log(value(size))))
-        return sum(one for one, _ in likelihoods) / len(likelihoods), nearest
-    most = math.log(mechanism.sizes[0])
-    grid = np.linspace(0.0, most, GRID)
-    logs = np.array([math.log(predicted), *(math.log(value(math.exp(x))) for x in grid[1:])])
-    if np.max(np.abs(logs - logs[0])) < 1e-6:
-        return None
-    fine = np.linspace(0.0, most, FINE)
+        likelihoods = [_normal(gap - effect(size), sigma) for size in mechanism.sizes]
+        return sum(likelihoods) / len(likelihoods), min(mechanism.sizes, key=lambda size: abs(gap - effect(size)))
+    grid = np.linspace(0.0, math.log(mechanism.sizes[0]), GRID)
+    errors = np.array([effect(math.exp(x)) for x in grid]) - gap
+    fine = np.linspace(0.0, grid[-1], FINE)
     prior = np.exp(-0.5 * (fine / mechanism.width) ** 2)
-    likelihood = np.array([_normal(target - x, sigma) for x in np.interp(fine, grid, logs)])
-    evidence = float(np.sum(prior * likelihood) / np.sum(prior))
-    return evidence, math.exp(_solve(lambda x: math.log(value(math.exp(x))) - target, grid, logs - target))
+    likelihood = np.array([_normal(x, sigma) for x in np.interp(fine, grid, errors)])
+    crossed = np.flatnonzero(np.sign(errors[:-1]) != np.sign(errors[1:]))
+    best = float(grid[int(np.argmin(np.abs(errors)))])
+    if len(crossed):
+        from scipy.optimize import brentq  # type: ignore[import-untyped]
 
-
-def _solve(error: Callable[[float], float], grid: Any, errors: Any) -> float:
-    """Where the error is nought, by bisection in the cell of the grid where its sign changes; else where it is least."""
-    change = np.flatnonzero(np.sign(errors[:-1]) != np.sign(errors[1:]))
-    if not len(change):
-        return float(grid[int(np.argmin(np.abs(errors)))])
-    low, high = float(grid[change[0]]), float(grid[change[0] + 1])
-    at_low, at_high = float(errors[change[0]]), float(errors[change[0] + 1])
-    for _ in range(30):
-        middle = low + (high - low) * min(max(at_low / (at_low - at_high), 0.05), 0.95)
-        at = error(middle)
-        if abs(at) < 1e-4:
-            return middle
-        if (at > 0) == (at_high > 0):
-            high, at_high = middle, at
-        else:
-            low, at_low = middle, at
-    return 0.5 * (low + high)
+        cell = grid[crossed[0]], grid[crossed[0] + 1]
+        best = float(brentq(lambda x: effect(math.exp(x)) - gap, *cell, xtol=1e-4))
+    return float(np.sum(prior * likelihood) / np.sum(prior)), math.exp(best)
 
 
 def _odds(with_it: tuple[float, ...], without: tuple[float, ...], other: _Asked, index: int) -> float:

@@ -10,23 +10,22 @@ not figures read off fits, at three levels:
              their curves, at least their intervals
     group    the mean over its curves' medians against that of the other groups of ranks: the drift moves all alike.
              Variance: tau^2 (GROUPS + 1 / curves) of each; tau is the scatter of curves about their group
-    curve    its median against that of the other curves of the family, or of its group where that is listed. Variance: that
-             of the other curves
+    curve    its median against that of the other curves of its group. Variance: tau^2 (1 + 1 / the others), tau of the others
 
 with Student's t (degrees of freedom by Welch and Satterthwaite). The error CHANCE is divided over all tests (Bonferroni), a
-third for each level: of twenty comparisons of two runs of one machine in one state, one lists anything. What is found slow is
-no yardstick for the rest. Single points are not judged.
+third for each level: of twenty comparisons of two runs of one machine in one state, one lists anything. What changed less
+than the things that it is compared with is not listed: they are. Single points are not judged.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import fmean, median, variance
 from typing import Any, TypeAlias
 
 from planner.hardware import HardwareProfile
 from planner.questions.hardware.measured_points import Shared, shared_points
-from planner.questions.hardware.numbers import Figure, figures
+from planner.questions.hardware.numbers import figures
 
 LEAST_DIFFERENCE = 2.0
 """Percent below which two figures count as the same whatever their scatter."""
@@ -102,26 +101,22 @@ def profile_diff(first: HardwareProfile, second: HardwareProfile, names: tuple[s
     return ProfileDiff(names=names, differences=found, compared=compared, not_compared=left_out)
 
 
-_SPREADS = {
-    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound",), "launch floor": ("launch",),
+_MADE_OF = {
+    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound",), "overlap": ("overlap",), "peak": ("gemm",),
+    "scale_up": ("collectives inside a node",), "scale_out": ("collectives across nodes",), "launch floor": ("launch",),
     "graph launch floor": ("launch",), "memory bandwidth": ("memory_bound",), "pcie bandwidth": ("host_copy",),
-    "host memory bandwidth": ("host_stream",), "cpu adam bandwidth fraction": ("host_stream", "cpu_adam"),
-    "sustained clock": ("sustained", "gemm"), "network latency": ("collective send_recv",),
-    "scale up bandwidth": ("collective send_recv",), "network bandwidth": ("collective send_recv",),
+    "host memory bandwidth": ("memory_bound", "host_stream"), "cpu adam bandwidth fraction": ("cpu_adam", "host_stream"),
+    "sustained clock": ("sustained", "gemm"), "network latency": ("collectives across nodes", "collective send_recv"),
+    "scale up bandwidth": ("collectives inside a node", "collective send_recv"),
+    "network bandwidth": ("collectives across nodes", "collective send_recv"),
 }  # fmt: skip
-"""Families of points whose scatter is that of a figure, by the figure's family or its name; sizes of memories have none."""
-_ROOTS = {
-    "gemm": "gemm", "attention": "attention", "memory": "memory_bound", "scale_up": "collectives inside a node",
-    "scale_out": "collectives across nodes", "overlap": "overlap", "launch floor": "launch", "graph launch floor": "launch",
-    "memory bandwidth": "memory_bound", "pcie bandwidth": "host_copy",
-    "host memory bandwidth": "memory_bound", "cpu adam bandwidth fraction": "cpu_adam", "sustained clock": "sustained",
-    "network latency": "collectives across nodes", "scale up bandwidth": "collectives inside a node",
-    "network bandwidth": "collectives across nodes", "peak": "gemm",
-}  # fmt: skip
-"""Points that a figure is made of, by the figure's family, its name, or the first word of it."""
-_DRIFTS = {"collectives inside a node": "collective inside", "collectives across nodes": "collective across",
-           "overlap inside a node": "collective inside", "overlap across nodes": "collective across"}  # fmt: skip
-"""What the drift of a root is stated of, where that is not its first word."""
+"""The points that a figure comes from, and others whose scatter is its own too; by the figure's family, or of the machine by its
+name or the first word of it. Sizes of memories have none."""
+
+
+def _made_of(family: str, name: str) -> tuple[str, ...]:
+    keys = (name, name.split()[0] if name else "") if family == "machine" else (family,)
+    return next((_MADE_OF[key] for key in keys if key in _MADE_OF), ())
 
 
 def spread_of(profile: HardwareProfile, family: str, name: str = "") -> float:
@@ -136,8 +131,7 @@ def spread_of(profile: HardwareProfile, family: str, name: str = "") -> float:
     said = profile.provenance.spread
     if family in ("scale_up", "scale_out"):
         return said.get(f"collective {name.split()[0]}", 0.0) if name else 0.0
-    wanted = _SPREADS.get(name) or _SPREADS.get(family, ())
-    return math.hypot(*(said.get(one, 0.0) for one in wanted))
+    return math.hypot(*(said.get(one, 0.0) for one in _made_of(family, name)))
 
 
 def assumed(profile: HardwareProfile) -> set[str]:
@@ -160,7 +154,9 @@ def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[D
     theirs = {(one.family, one.name): one for one in figures(second)}
     for one in figures(first):
         other = theirs.get((one.family, one.name))
-        if other is None or one.value == 0 or {one.family, one.name} & guessed or _made_of(one) & roots:
+        if other is None or one.value == 0 or {one.family, one.name} & guessed:
+            continue
+        if {*_made_of(one.family, one.name)[:1]} & roots:
             continue
         compared += 1
         percent = 100.0 * (other.value / one.value - 1.0)
@@ -174,86 +170,109 @@ def differences(first: HardwareProfile, second: HardwareProfile) -> tuple[list[D
     return sorted(found, key=lambda one: -abs(math.log1p(max(one.percent, -99.9) / 100.0))), compared
 
 
-def _made_of(one: Figure) -> set[str]:
-    """The points that a figure comes from."""
-    if one.family == "machine":
-        return {_ROOTS.get(one.name) or _ROOTS.get(one.name.split()[0], "")} - {""}
-    return {_ROOTS[one.family]} if one.family in _ROOTS else set()
-
-
 Variance: TypeAlias = tuple[float, float]
 """Of ln t, with its degrees of freedom."""
-Split: TypeAlias = dict[tuple[str, ...], list[Shared]]
-"""Points by group, or by group and curve."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Test:
+    """Whether the change of some points is beyond chance."""
+
+    family: str
+    name: str
+    rows: Sequence[Shared]
+    change: float
+    """ln(second / first) of them."""
+    base: float
+    """What it is compared with."""
+    variances: Sequence[Variance]
+    """They add up."""
+
+    def difference(self, chance: float) -> Difference | None:
+        """The difference, if there is one beyond ``chance``; degrees of freedom by Welch and Satterthwaite.
+
+        What changed less than half of its distance from the others is not what changed: they are.
+        """
+        from scipy.special import stdtrit  # type: ignore[import-untyped]
+
+        total, away = sum(value for value, _ in self.variances), self.change - self.base
+        if total <= 0.0:
+            return None
+        freedom = total**2 / sum(value**2 / degrees for value, degrees in self.variances)
+        limit = float(stdtrit(freedom, 1.0 - 0.5 * chance)) * math.sqrt(total)
+        limit = max(limit, math.log1p(LEAST_DIFFERENCE / 100.0))
+        if abs(away) <= limit or self.change * away < 0.5 * away**2:
+            return None
+        mean, count = math.exp(fmean(math.log(one.first) for one in self.rows)), len(self.rows)
+        return Difference(
+            family=self.family, name=f"{self.name} ({count} point{'s' if count > 1 else ''})", first=mean,
+            second=mean * math.exp(self.change), unit=self.rows[0].unit, percent=round(100.0 * math.expm1(self.change), 1),
+            spread=round(100.0 * abs(math.expm1(math.copysign(limit, self.change))), 1), points=count,
+        )  # fmt: skip
 
 
 def _of_points(points: Sequence[Shared], profiles: tuple[HardwareProfile, ...]) -> tuple[list[Difference], int]:
     """Families, groups and curves whose change is beyond chance, and the number of tests."""
-    families: dict[str, list[Shared]] = {}
-    for point in points:
-        families.setdefault(point.path[0], []).append(point)
-    groups = {family: _split(rows, 2) for family, rows in families.items()}
-    curves = {family: _split(rows, 3) for family, rows in families.items()}
-    tests = [len(families), *(sum(map(len, level.values())) for level in (groups, curves))]
-    found: list[Difference] = []
-    for family, rows in families.items():
-        drift = _drift(family, profiles)
-        found += _test((family, "all of them"), rows, 0.0, [drift, _points_scatter(rows)], CHANCE / 3.0 / tests[0])
-        slow = _slow_groups(family, groups[family], CHANCE / 3.0 / max(tests[1], 1))
-        found += slow.values()
-        for (group, curve), members in curves[family].items():
-            # The change of a slow group is listed itself; its curves are compared with each other.
-            others = [
-                some for (where, name), some in curves[family].items()
-                if (where, name) != (group, curve) and (where == group if group in slow else where not in slow)
-            ]  # fmt: skip
-            if len(others) >= FEWEST:
-                middles = [_middle(some) for some in others]
-                base, freedom = fmean(middles), len(middles) - 1.0
-                each = sum((one - base) ** 2 for one in middles) / freedom
-                own = (each * (1.0 + 1.0 / len(others)), freedom)
-                name = ", ".join(part for part in (curve, group) if part)
-                found += _test((family, name), members, base, [own], CHANCE / 3.0 / tests[2])
-    return found, sum(tests)
+    levels: tuple[list[_Test], ...] = ([], [], [])
+    for family, rows in _split(points, 0).items():
+        curves = {group: _split(some, 2, FEWEST_POINTS) for group, some in _split(rows, 1, FEWEST_POINTS).items()}
+        variances = [_drift(family, profiles), _points_scatter(rows)]
+        levels[0].append(_Test(
+            family=family, name="all of them", rows=rows, change=_middle(rows), base=0.0, variances=variances,
+        ))  # fmt: skip
+        levels[1].extend(_group_tests(family, curves))
+        levels[2].extend(_curve_tests(family, curves))
+    tried = [one.difference(CHANCE / 3.0 / len(level)) for level in levels for one in level]
+    return [one for one in tried if one is not None], len(tried)
 
 
-def _slow_groups(family: str, groups: Split, chance: float) -> dict[str, Difference]:
-    """Groups that changed otherwise than the other groups, the furthest off first; those are then no yardstick for others.
+Curves: TypeAlias = dict[str, dict[str, list[Shared]]]
+"""Points by group and curve."""
 
-    A change of a whole group leaves the scatter of its curves as it is: that of all groups counts.
-    """
-    found: dict[str, Difference] = {}
-    curves = {name: _split(rows, 3) for (name,), rows in groups.items()}
-    rest = {name: [_middle(some) for some in members.values()] for name, members in curves.items() if members}
-    while len(rest) > 1:
-        freedom = float(sum(len(middles) - 1 for middles in rest.values()))
-        if freedom < FEWEST - 1:
-            break
-        means = {name: fmean(middles) for name, middles in rest.items()}
-        each = sum((one - means[name]) ** 2 for name, middles in rest.items() for one in middles) / freedom
-        scatter = {name: each * (GROUPS + 1.0 / len(middles)) for name, middles in rest.items()}
-        listed: list[tuple[float, str, Difference]] = []
-        for group in rest:
-            others = [name for name in rest if name != group]
-            base = fmean(means[name] for name in others)
-            total = scatter[group] + fmean(scatter[name] for name in others) / len(others)
-            for one in _test((family, group), groups[group,], base, [(total, freedom)], chance, means[group]):
-                listed.append((abs(means[group] - base), group, one))
-        if not listed:
-            break
-        _, group, one = max(listed, key=lambda entry: entry[0])
-        found[group] = one
-        del rest[group]
-    return found
+
+def _group_tests(family: str, curves: Curves) -> Iterator[_Test]:
+    """Every group against the others."""
+    middles = {group: [_middle(rows) for rows in some.values()] for group, some in curves.items() if some}
+    each, freedom = _pooled(middles.values())
+    for group in middles if len(middles) > 1 and freedom >= FEWEST - 1 else ():
+        others = [some for name, some in middles.items() if name != group]
+        scatter = [each * (GROUPS + 1.0 / len(some)) for some in (middles[group], *others)]
+        yield _Test(
+            family=family, name=group, rows=[one for rows in curves[group].values() for one in rows],
+            change=fmean(middles[group]), base=fmean(fmean(some) for some in others),
+            variances=[(scatter[0] + fmean(scatter[1:]) / len(others), freedom)],
+        )  # fmt: skip
+
+
+def _curve_tests(family: str, curves: Curves) -> Iterator[_Test]:
+    """Every curve against the others of its group."""
+    middles = {(group, curve): _middle(rows) for group, some in curves.items() for curve, rows in some.items()}
+    for (group, curve), change in middles.items():
+        rest = [[m for (where, name), m in middles.items() if where == one and (where, name) != (group, curve)] for one in curves]
+        others = rest[list(curves).index(group)]
+        each, freedom = _pooled(rest)
+        if others and freedom >= FEWEST - 1:
+            yield _Test(
+                family=family, name=", ".join(part for part in (curve, group) if part), rows=curves[group][curve], change=change,
+                base=fmean(others), variances=[(each * (1.0 + 1.0 / len(others)), freedom)],
+            )  # fmt: skip
+
+
+def _pooled(groups: Iterable[list[float]]) -> Variance:
+    """Variance of curves about the mean of their group."""
+    several = [some for some in groups if len(some) > 1]
+    freedom = float(sum(len(some) - 1 for some in several))
+    return sum(variance(some) * (len(some) - 1) for some in several) / max(freedom, 1.0), freedom
 
 
 def _points_scatter(rows: Sequence[Shared]) -> Variance:
     """Variance of the median of the points of a family: by their scatter about their curves, at least their intervals."""
-    curves = [some for some in _split(rows, 3).values() if len(some) > 1] or [list(rows)]
-    about = [one.change - fmean(each.change for each in some) for some in curves for one in some]
-    freedom = max(float(len(about) - len(curves)), 1.0)
-    one = max(sum(value**2 for value in about) / freedom, median(each.error for each in rows) ** 2)
-    return (OF_MEDIAN if len(rows) > 2 else 1.0) * one / len(rows), freedom
+    curves: dict[tuple[str, ...], list[float]] = {}
+    for one in rows:
+        curves.setdefault(one.path, []).append(one.change)
+    each, freedom = _pooled(curves.values())
+    largest = max(each, median(one.error for one in rows) ** 2)
+    return (OF_MEDIAN if len(rows) > 2 else 1.0) * largest / len(rows), max(freedom, 1.0)
 
 
 def _middle(rows: Sequence[Shared]) -> float:
@@ -261,12 +280,12 @@ def _middle(rows: Sequence[Shared]) -> float:
     return median(one.change for one in rows)
 
 
-def _split(rows: Sequence[Shared], level: int) -> Split:
-    """Points by (group,) at level 2, by (group, curve) at level 3, where there are several to compare."""
-    found: Split = {}
+def _split(rows: Sequence[Shared], level: int, fewest: int = 1) -> dict[str, list[Shared]]:
+    """Points by one part of their paths, where there are several."""
+    found: dict[str, list[Shared]] = {}
     for one in rows:
-        found.setdefault(one.path[1:level], []).append(one)
-    return {name: some for name, some in found.items() if len(some) >= FEWEST_POINTS} if len(found) > 1 else {}
+        found.setdefault(one.path[level], []).append(one)
+    return {name: some for name, some in found.items() if len(some) >= fewest}
 
 
 def _drift(family: str, profiles: tuple[HardwareProfile, ...]) -> Variance:
@@ -274,40 +293,12 @@ def _drift(family: str, profiles: tuple[HardwareProfile, ...]) -> Variance:
 
     A family that has no rounds of its own moves like the one of the profile that moves most; without any, DRIFT.
     """
-    squares, freedom = 0.0, 0.0
+    words, squares, freedom = family.split(), 0.0, 0.0
+    key = f"collective {words[1]}" if words[0] in ("collectives", "overlap") else words[0]
     for profile in profiles:
         said = profile.provenance.drift if profile.provenance else {}
-        own = said.get(_DRIFTS.get(family, family.split()[0]))
-        own = own or max(said.values(), key=lambda one: one["percent"], default=None)
+        own = said.get(key) or max(said.values(), key=lambda one: one["percent"], default=None)
         percent, rounds = (own["percent"], max(own["rounds"], 1.0)) if own else (DRIFT, DRIFT_ROUNDS)
         squares += rounds * (percent / 100.0) ** 2
         freedom += rounds
     return 2.0 * squares / freedom, freedom
-
-
-def _test(
-    where: tuple[str, str], rows: Sequence[Shared], base: float, parts: Sequence[Variance], chance: float,
-    change: float | None = None,
-) -> list[Difference]:  # fmt: skip
-    """The difference of a (family, name) if the change of its points (by default the median) is beyond chance from ``base``.
-
-    ``parts`` are variances that add up; degrees of freedom by Welch and Satterthwaite. What changed less than half of its
-    distance from the others is not what changed: they are.
-    """
-    from scipy.special import stdtrit  # type: ignore[import-untyped]
-
-    count, change = len(rows), _middle(rows) if change is None else change
-    total = sum(value for value, _ in parts)
-    if total <= 0.0:
-        return []
-    freedom = total**2 / sum(value**2 / degrees for value, degrees in parts)
-    limit = float(stdtrit(freedom, 1.0 - 0.5 * chance)) * math.sqrt(total)
-    limit = max(limit, math.log1p(LEAST_DIFFERENCE / 100.0))
-    if abs(change - base) <= limit or change * (change - base) < 0.5 * (change - base) ** 2:
-        return []
-    mean = math.exp(fmean(math.log(one.first) for one in rows))
-    return [Difference(
-        family=where[0], name=f"{where[1]} ({count} point{'s' if count > 1 else ''})", first=mean,
-        second=mean * math.exp(change), unit=rows[0].unit, percent=round(100.0 * math.expm1(change), 1),
-        spread=round(100.0 * abs(math.expm1(math.copysign(limit, change))), 1), points=count,
-    )]  # fmt: skip

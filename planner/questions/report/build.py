@@ -8,11 +8,10 @@ from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, m
 from planner.plan_file import Plan
 from planner.questions.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
 from planner.questions.report.document import Chart, Document, Figure, rounded, shown
-from planner.questions.report.memory_charts import memory_chart, memory_timeline_chart
 from planner.questions.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart
-from planner.questions.report.scaling import Scaling
+from planner.questions.report.scaling import Size
+from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.questions.report.subject import MOVED, Subject, subject_of
-from planner.questions.report.time_charts import pipeline_chart, waterfall_chart
 from planner.questions.sensitivity import ties
 from planner.search import SAFE
 from planner.timeline.step_slices import timeline_of
@@ -22,7 +21,7 @@ Progress = Callable[[str], None]
 
 
 def build(
-    plan: Plan, scaled: Callable[[Progress], Scaling] | None = None, progress: Progress = lambda _: None
+    plan: Plan, scaled: Callable[[Progress], list[Size]] | None = None, progress: Progress = lambda _: None
 ) -> Document:
     """The whole report of a plan; ``scaled`` gives the sizes of the cluster when everything else is done (None = left out).
 

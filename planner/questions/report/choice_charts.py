@@ -1,13 +1,10 @@
 """Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives."""
 
 from collections import Counter
-from typing import Any
 
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
-from planner.questions.report import specs
-from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
-from planner.questions.report.specs import BARE, BLUE, BOLD_RED, GREY, RED, TEAL, WIDTH, layer
 from planner.questions.report.subject import Subject
 from planner.search import SAFE
 from planner.units import GIB
@@ -46,11 +43,11 @@ def heatmap_chart(about: Subject) -> Chart:
             "tp count, pp count, -state text, step_s seconds best step time, behind share behind the best, "
             "-label text, why text why not, layout text, -plan flag this plan"
         ),
-        rows, spec=_heatmap_spec,
+        rows,
         notes=(
             "Each cell is the best of all layouts with these two degrees: data, context and expert parallel, micro batch, "
-            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind are priced with "
-            "the closed form and even stages: 8 % too fast to 12 % too slow.",
+            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind have even stages "
+            "and may be priced with the closed form: 8 % too fast to 12 % too slow.",
         ),
     )  # fmt: skip
 
@@ -101,29 +98,6 @@ def _times(behind: Value) -> str:
     return f"{shown(behind, 'share')} longer" if behind < 1 else f"{1 + behind:.1f} times as long"
 
 
-def _heatmap_spec(chart: Chart) -> Spec:
-    tips = specs.tip(tp_text="tensor parallel", pp_text="pipeline parallel", step_s_text="best step time",
-                     behind_text="behind the best", why="why not", layout="layout")  # fmt: skip
-    cell: Spec = {"x": specs.step("tp", "tensor parallel", axis={"labelAngle": 0, "orient": "top", **BARE}),
-            "y": specs.step("pp", "pipeline parallel", axis=BARE)}  # fmt: skip
-    fits, out = "datum.state == 'fits'", "datum.state != 'fits'"
-    nearness = specs.number("distance", scale={"domain": [0, 0.7], "range": [0.95, 0.12], "clamp": True}, legend=None)
-    frame = {"cornerRadius": 3, "filled": False, "stroke": "currentColor", "strokeWidth": 2.5}
-    failing = {"fontSize": 11, "lineBreak": "\n", "dy": -6, "opacity": 0.85, "limit": 82}
-    label: Spec = {**cell, "text": {"field": "label"}}
-    return {
-        "width": {"step": 84}, "height": {"step": 44},
-        "layer": [
-            layer("rect", {"cornerRadius": 3, "color": TEAL}, [fits, {"distance": "log(1 + datum.behind)"}], **cell, tooltip=tips,
-                  opacity=nearness),
-            layer("rect", {"cornerRadius": 3, "color": RED, "opacity": 0.14}, [out], **cell, tooltip=tips),
-            layer("rect", frame, ["datum.plan"], **cell, tooltip=tips),
-            layer("text", {"fontSize": 13, "fontWeight": "bold", "tooltip": None}, [fits], **label),
-            layer("text", failing, [out], **label),
-        ],
-    }  # fmt: skip
-
-
 # ------------------------------------------------------------------------------------------------ memory and throughput
 
 
@@ -154,36 +128,8 @@ def pareto_chart(about: Subject) -> Chart:
     ]
     return chart(
         "pareto", "Throughput against memory", _pareto_reading(about), drawn, [row(one) for one in points], facts=facts,
-        notes=tuple(notes), table=[row(one) for one in land.front], table_columns=drawn, spec=_pareto_spec,
+        notes=tuple(notes), table=[row(one) for one in land.front], table_columns=drawn,
     )  # fmt: skip
-
-
-def _pareto_spec(chart: Chart) -> Spec:
-    limit = float(chart.facts["limit_gib"])
-    loose = {"zero": False, "nice": True}
-    x = specs.number("memory_gib", "memory of the worst stage, GiB", scale=loose, axis={"grid": False})
-    y = specs.number("rate", "tokens/s/GPU", scale=loose, axis={"tickCount": 6})
-    tips = specs.tip(layout="layout", rate_text="tokens/s/GPU", step_s_text="step", memory_gib_text="memory",
-                     chance_text="runs out of memory", group="which")  # fmt: skip
-    colour = specs.hue("group", {"this plan": RED, "front": TEAL, "fits": BLUE, UNSAFE: GREY})
-
-    def points(group: str, **style: Any) -> Spec:
-        return layer(
-            "point", {"filled": True, **style}, [f"datum.group == '{group}'"], x=x, y=y, tooltip=tips, color=colour
-        )
-
-    words = {"align": "left", "dx": 5, "baseline": "top", **BOLD_RED}
-    line = {"interpolate": "step-after", "strokeWidth": 1.5, "color": TEAL}
-    return {
-        "width": WIDTH, "height": 360,
-        "layer": [
-            layer("rule", {"strokeWidth": 2, "color": RED}, alone=True, x=specs.at(limit)),
-            layer("text", words, alone=True, x=specs.at(limit), y={"value": 4}, text={"value": f"usable: {limit:.1f} GiB"}),
-            points(UNSAFE, size=14, opacity=0.5, shape="cross"), points("fits", size=18, opacity=0.45),
-            layer("line", line, ["datum.group == 'front' || (datum.group == 'this plan')"], x=x, y=y),
-            points("front", size=55, opacity=1), points("this plan", size=190, opacity=1, shape="diamond"),
-        ],
-    }  # fmt: skip
 
 
 def _pareto_reading(about: Subject) -> str:

@@ -1,9 +1,7 @@
 """The report of a plan as one document: every number once, for the page, Markdown, JSON and pictures alike."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +19,6 @@ KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "
 """What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
 
 Value = float | int | str | bool | None
-Spec = dict[str, Any]
-"""A piece of a Vega-Lite specification."""
 
 
 def rounded(value: Value) -> Value:
@@ -84,7 +80,7 @@ class Chart:
     """One picture: what it says in a sentence, and the rows that it draws."""
 
     name: str
-    """What --chart calls it."""
+    """What --chart calls it; its drawing is of the same name in charts.yaml.j2."""
     title: str
     reading: str
     """What the picture shows, computed from its numbers."""
@@ -99,8 +95,6 @@ class Chart:
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
-    spec: Callable[[Chart], Spec] | None = None
-    """Draws it: the body of its Vega-Lite specification (``specs``); None = a table alone."""
     with_texts: bool = True
     """Each number that is drawn comes with its text for people."""
     more_rows: tuple[tuple[Value, ...], ...] = ()

@@ -1,17 +1,15 @@
 """Charts of what lies ahead of a plan: other sizes of the cluster, numbers that are off, how well runs like it were predicted."""
 
 import math
+from typing import Any
 
 import numpy as np
 
 from planner.explain import layout_text
-from planner.questions.report import specs
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Spec, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
-from planner.questions.report.scaling import Point as Size
-from planner.questions.report.scaling import Scaling
-from planner.questions.report.specs import BARE, BLUE, GREEN, ORANGE, RED, WIDTH, layer
+from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
 from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 
@@ -19,30 +17,37 @@ STILL = 0.001
 """A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
 MOST_SOURCES = 14
 """Sources of published runs that get a row of their own."""
+CLOSE = 0.1
+"""Errors up to this count as close."""
 
 # ------------------------------------------------------------------------------------------------ scaling
 
 
-def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
-    """Throughput per GPU over the size of the cluster, strong and weak."""
+def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
+    """Throughput per GPU over the size of the cluster, strong and weak; ``scaled`` smallest first."""
     rows: list[tuple[Value, ...]] = []
-    for kind, points in (("strong", scaled.strong), ("weak", scaled.weak)):
-        rows += [
-            (
-                kind, one.num_gpus, one.num_nodes, one.global_batch_size, one.tokens_per_second_per_gpu, one.efficiency,
-                one.tokens_per_second, one.step_time_s, one.mfu, one.memory_peak_gib,
-                "" if one.layout is None else layout_text(one.layout), one.why_not,
-            )
-            for one in points
-        ]  # fmt: skip
+    rates: dict[str, dict[int, float]] = {"strong": {}, "weak": {}}  # tokens/s/GPU by GPUs, where something fits
+    for kind, best in zip(rates, zip(*scaled, strict=True), strict=True):
+        for one in best:
+            job, found = one.resolved.job, one.prediction if one.fits else None
+            values: tuple[Value, ...] = (None,) * 6
+            if found is not None:
+                rate = rates[kind][job.cluster.num_gpus] = found.tokens_per_second_per_gpu
+                efficiency = rate / next(iter(rates[kind].values()))
+                values = rate, efficiency, one.tokens_per_second, found.step_time_s, found.mfu, found.memory_peak_gib
+            layout = layout_text(one.layout) if one.layout and found else ""
+            sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
+            rows.append((kind, *sizes, *values, layout, one.why_not))
+    counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
     return chart(
-        "scaling", "From one node to beyond the cluster", _scaling_reading(about, scaled),
+        "scaling", "From one node to beyond the cluster",
+        _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"]),
         columns(
             "kind text batch, gpus count GPUs, -nodes count, sequences count sequences per step, "
             "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
             "mfu share MFU, -memory_gib gib memory, layout text best layout, why text why not"
         ),
-        rows, facts={"gpus": about.plan.num_gpus}, spec=_scaling_spec,
+        rows, facts={"gpus": about.plan.num_gpus},
         notes=(
             "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
             "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
@@ -50,66 +55,31 @@ def scaling_chart(about: Subject, scaled: Scaling) -> Chart:
     )  # fmt: skip
 
 
-def _scaling_spec(chart: Chart) -> Spec:
-    counts = sorted({int(row[1]) for row in chart.rows if isinstance(row[1], (int, float))})
-    x = specs.number("gpus", "GPUs", scale={"type": "log", "base": 2, **specs.span(counts[0], counts[-1]), "padding": 14},
-                     axis={"values": counts, "format": ",d", "grid": False, "labelOverlap": True})  # fmt: skip
-    y = specs.number("rate", "tokens/s/GPU", scale={"zero": True})
-    colour = specs.hue("kind", {"strong": BLUE, "weak": ORANGE})
-    tips = specs.tip(gpus_text="GPUs", kind="batch", sequences_text="sequences per step", rate_text="tokens/s/GPU",
-                     efficiency_text="efficiency", total_rate_text="tokens/s", step_s_text="step", mfu_text="MFU",
-                     memory_gib_text="memory", layout="best layout")  # fmt: skip
-    here, known = specs.at(chart.facts["gpus"]), ["isValid(datum.rate)"]
-    missing = {"text": "does not fit", "angle": 270, "align": "left", "dx": 4, "color": RED}
-    words = {"align": "left", "dx": 5, "baseline": "top", "opacity": 0.8}
-    return {
-        "width": WIDTH, "height": 260,
-        "layer": [
-            layer("rule", {"strokeDash": [4, 4], "opacity": 0.6}, alone=True, x=here),
-            layer("text", words, alone=True, x=here, y={"value": 2}, text={"value": "this plan"}),
-            layer("line", {"strokeWidth": 2}, known, x=x, y=y, color=colour),
-            layer("point", {"filled": True, "size": 80, "opacity": 1}, known, x=x, y=y, color=colour, tooltip=tips),
-            layer("text", missing, ["!isValid(datum.rate) && datum.kind == 'strong'"], x=x, y={"datum": 0},
-                  tooltip=specs.tip(gpus_text="GPUs", kind="batch", why="why not")),
-        ],
-    }  # fmt: skip
-
-
-def _scaling_reading(about: Subject, scaled: Scaling) -> str:
-    strong = [one for one in scaled.strong if one.tokens_per_second_per_gpu]
+def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak: dict[int, float]) -> str:
+    """``own`` GPUs of the plan among ``counts``; tokens/s/GPU by GPUs, where something fits."""
     if not strong:
-        return f"Nothing fits at any size from {scaled.strong[0].num_gpus:,} to {scaled.strong[-1].num_gpus:,} GPUs."
+        return f"Nothing fits at any size from {counts[0]:,} to {counts[-1]:,} GPUs."
+    first, last = min(strong), max(strong)
     sentences = []
-    if strong[0].num_gpus != scaled.strong[0].num_gpus:
-        sentences.append(f"Of the sizes looked at, {plural(strong[0].num_gpus, 'GPU')} is the smallest that fits.")
-    own = next((one for one in strong if one.num_gpus == about.plan.num_gpus), None)
-    if own is None:
-        return " ".join([*sentences, f"At {plural(about.plan.num_gpus, 'GPU')} no layout fits."])
-    last = strong[-1]
-    if last is not own:
-        times = last.num_gpus // own.num_gpus
-        faster = (last.tokens_per_second or 0.0) / (own.tokens_per_second or 1.0)
-        each = _ratio(last, own)
+    if first != counts[0]:
+        sentences.append(f"Of the sizes looked at, {plural(first, 'GPU')} is the smallest that fits.")
+    if own not in strong:
+        return " ".join([*sentences, f"At {plural(own, 'GPU')} no layout fits."])
+    if last != own:
+        kept = strong[last] / strong[own]
         sentences.append(
-            f"With the same batch, {last.num_gpus:,} GPUs ({times} times as many) train {faster:.2f} times as fast, "
-            f"{shown(each, 'share')} of the throughput per GPU"
+            f"With the same batch, {last:,} GPUs ({last // own} times as many) train {kept * last / own:.2f} times as fast, "
+            f"{shown(kept, 'share')} of the throughput per GPU"
         )
-        weak = [one for one in scaled.weak if one.tokens_per_second_per_gpu]
-        base = next((one for one in weak if one.num_gpus == about.plan.num_gpus), None)
-        if base is not None and weak[-1].num_gpus == last.num_gpus:
-            sentences[-1] += f"; with a batch that grows along, {shown(_ratio(weak[-1], base), 'share')}"
+        if own in weak and last in weak:
+            sentences[-1] += f"; with a batch that grows along, {shown(weak[last] / weak[own], 'share')}"
         sentences[-1] += "."
-    if own is not strong[0]:
+    if own != first:
         sentences.append(
-            f"From {strong[0].num_gpus:,} to {own.num_gpus:,} GPUs at the same batch, {shown(_ratio(own, strong[0]), 'share')} of "
+            f"From {first:,} to {own:,} GPUs at the same batch, {shown(strong[own] / strong[first], 'share')} of "
             "the throughput per GPU is kept."
         )
     return " ".join(sentences)
-
-
-def _ratio(one: Size, other: Size) -> float:
-    """Throughput per GPU of one size over that of another."""
-    return (one.tokens_per_second_per_gpu or 0.0) / (other.tokens_per_second_per_gpu or 1.0)
 
 
 # ------------------------------------------------------------------------------------------------ sensitivity
@@ -145,7 +115,7 @@ def sensitivity_chart(about: Subject) -> Chart:
             "change signed_share, -less flag, -fits flag, flip text choice changes at, winner text to, "
             "measure text measured by"
         ),
-        rows, spec=_sensitivity_spec,
+        rows,
         notes=(
             f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
             f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
@@ -153,35 +123,6 @@ def sensitivity_chart(about: Subject) -> Chart:
             *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
         ),
     )  # fmt: skip
-
-
-def _sensitivity_spec(chart: Chart) -> Spec:
-    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
-    changes = [float(row[4] or 0) for row in chart.rows]
-    low, high = min([*changes, -0.02]), max([*changes, 0.02])
-    room = high - low
-    x = specs.number("change", "change of the step time", scale=specs.span(low - 0.26 * room, high + 0.22 * room),
-                     axis={"format": "+.0%", "tickCount": 6})  # fmt: skip
-    y = specs.name("what", None, sort=names, axis=BARE, scale={"paddingInner": 0.25})
-    bar: Spec = {"x": x, "y": y, "yOffset": specs.name("way", sort=["less", "more"])}
-    tips = specs.tip(what="number", origin="known from", factor="if it were", step_s_text="step", change_text="change",
-                     flip="choice changes at", winner="to", measure="measured by")  # fmt: skip
-    legend = {"labelExpr": "datum.label == 'less' ? 'if it is less' : 'if it is more'"}
-    way = {"way": "datum.less ? 'less' : 'more'"}
-    both = {"both": "datum.factor + ': ' + datum.change_text + (datum.fits ? '' : ', does not fit')"}
-    return {
-        "width": WIDTH, "height": 34 * len(names),
-        "layer": [
-            layer("bar", {"minBandSize": 5}, [way], **bar, tooltip=tips,
-                  color=specs.hue("way", {"less": ORANGE, "more": BLUE}, legend=legend)),
-            *(
-                {"name": f"wide_{align}", **layer("text", {"fontSize": 11, "align": align, "dx": dx},
-                                                  [way, f"datum.change {sign} 0", both], **bar, text={"field": "both"})}
-                for sign, align, dx in ((">=", "left", 4), ("<", "right", -4))
-            ),
-            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
-        ],
-    }  # fmt: skip
 
 
 def _settled(about: Subject) -> bool:
@@ -227,23 +168,23 @@ def accuracy_chart(about: Subject) -> Chart:
     job = about.resolved.job
     found = evidence("step_time", job.trainer, job.cluster.hardware, about.resolved.kind)
     memory = evidence("memory", job.trainer, job.cluster.hardware, about.resolved.kind)
-    rows: list[tuple[Value, ...]] = []
-    shown_sources = found.sources[:MOST_SOURCES]
-    rest = [error for one in found.sources[MOST_SOURCES:] for error in one.errors]
-    for one in shown_sources:
-        rows += [(one.source, error) for error in one.errors]
+    named = {one.source for one in found.sources[:MOST_SOURCES]}
     other = f"{len(found.sources) - MOST_SOURCES} others"
-    rows += [(other, error) for error in rest]
+    rows: list[tuple[Value, ...]] = [
+        (one.source if one.source in named else other, error) for one in found.sources for error in one.percent
+    ]
     table = [
-        (one.source, len(one.errors), one.median, float(np.median(one.errors)), one.where) for one in found.sources
+        (one.source, len(one.percent), _typical(one.percent), float(np.median(one.percent)), one.where) for one in found.sources
     ]  # fmt: skip
-    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": found.median, "bias": found.bias,
-             "close": found.close, "memory_runs": len(memory.errors), "memory_median": memory.median,
-             "memory_bias": memory.bias, "class": found.bar.basis, "low": found.bar.low, "high": found.bar.high}  # fmt: skip
+    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": _typical(found.errors),
+             "bias": float(np.median(found.errors)), "close": float(np.mean(np.abs(found.errors) <= CLOSE)),
+             "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
+             "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
+             "high": found.bar.high}  # fmt: skip
     return chart(
-        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, memory),
+        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, facts),
         columns("source text, error signed_share"),
-        rows, facts=facts, table=table, spec=_accuracy_spec, with_texts=False,
+        rows, facts=facts, table=table, with_texts=False,
         table_columns=columns(
             "source text, runs count, median share median error, bias signed_share, where text published in"
         ),
@@ -256,36 +197,17 @@ def accuracy_chart(about: Subject) -> Chart:
     )  # fmt: skip
 
 
-def _accuracy_spec(chart: Chart) -> Spec:
-    names = list(dict.fromkeys(str(row[0]) for row in chart.rows))
-    reach = min(max(0.2, max(abs(float(row[1] or 0)) for row in chart.rows) * 1.05), 1.0)
-    x = specs.number("error", "predicted / measured - 1 of the step time", scale=specs.span(-reach, reach, clamp=True),
-                     axis={"format": "+.0%", "tickCount": 7})  # fmt: skip
-    y = specs.name("source", None, sort=names, axis=BARE)
-    diamond = {"filled": True, "shape": "diamond", "size": 90, "color": RED, "opacity": 1}
-    middle = layer("point", diamond, [{"text": "format(datum.middle, '+.1%')"}], x=specs.number("middle"), y=y,
-                   tooltip=specs.tip(source="source", text="median", runs="runs"))  # fmt: skip
-    counted = [{"op": "median", "field": "error", "as": "middle"}, {"op": "count", "as": "runs"}]
-    middle["transform"].insert(0, {"aggregate": counted, "groupby": ["source"]})
-    return {
-        "width": WIDTH, "height": 24 * len(names),
-        "layer": [
-            layer("rect", {"color": GREEN, "opacity": 0.13}, alone=True, x=specs.at(-0.1), x2={"datum": 0.1}),
-            layer("rule", {"opacity": 0.6}, alone=True, x=specs.at(0)),
-            layer("tick", {"thickness": 2, "color": BLUE, "opacity": 0.6, "size": 16},
-                  [{"text": "format(datum.error, '+.1%')"}], x=x, y=y, tooltip=specs.tip(source="source", text="error")),
-            middle,
-        ],
-    }  # fmt: skip
+def _typical(errors: tuple[float, ...]) -> float:
+    """Median of the errors without their sign."""
+    return float(np.median(np.abs(errors)))
 
 
-def _accuracy_reading(found: Evidence, memory: Evidence) -> str:
+def _accuracy_reading(found: Evidence, facts: dict[str, Any]) -> str:
     words = " ".join(word for word in (found.bar.code_base, found.bar.arch, found.bar.kind) if word)
     what = f"of the class '{words}'" if words else "of all trainers and GPUs, as none is closer to this job"
-    side = "too fast" if found.bias < 0 else "too slow"
     return (
-        f"{plural(len(found.errors), 'published run')} from {plural(len(found.sources), 'source')} {what}: the median error of "
-        f"the step time is {shown(found.median, 'share')}, {shown(found.close, 'share')} are within 10 %, and the middle one was "
-        f"{shown(abs(found.bias), 'share')} {side}. Peak memory: median error {shown(memory.median, 'share')} over "
-        f"{plural(len(memory.errors), 'run')}."
+        f"{plural(facts['runs'], 'published run')} from {plural(facts['sources'], 'source')} {what}: the median error of "
+        f"the step time is {shown(facts['median'], 'share')}, {shown(facts['close'], 'share')} are within 10 %, and the middle one "
+        f"was {shown(abs(facts['bias']), 'share')} too {'fast' if facts['bias'] < 0 else 'slow'}. Peak memory: median error "
+        f"{shown(facts['memory_median'], 'share')} over {plural(facts['memory_runs'], 'run')}."
     )

@@ -8,15 +8,17 @@ import re
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from planner import library
 from planner.costs import LEFT_OUT
 from planner.errors import PlannerError
-from planner.questions.report import specs
-from planner.questions.report.document import TABLE_ROWS, Chart, Document
+from planner.questions.report.document import TABLE_ROWS, Chart, Document, Value, shown
 
 MISSING = "reports need jinja2 and vl-convert-python: pip install 'planner[report]'"
 LONG = 24
@@ -25,26 +27,35 @@ SNIPPET = "window.vegaEmbed = vegaEmbed;"
 """What the page takes from the drawing library."""
 SCALE = 2.0
 """Pixels of the picture for one of the specification."""
-TEMPLATE = Path(__file__).with_name("page.html.j2")
+FEW_TEXTS = 4000
+"""Up to this many rows each number comes with its text for people; of more, tooltips format the number themselves."""
+CANVAS = 2500
+"""Rows from which a chart is drawn on a canvas: so many elements make a page slow."""
+
+
+def libraries() -> Any:
+    """The library that draws. Raises PlannerError when it or the one for templates is not installed."""
+    try:
+        import jinja2  # noqa: F401
+        import vl_convert
+    except ImportError as error:
+        raise PlannerError(MISSING) from error
+    return vl_convert
 
 
 def start_library() -> Callable[[], str]:
     """Begin to put the drawing library together, which takes seconds, in a thread; the result is asked for later.
 
     Vega, Vega-Lite and vega-embed in one text, from inside vl-convert-python: no network. It is kept in the user's cache
-    directory by version. Raises PlannerError when vl-convert-python is not installed.
+    directory by version. Raises PlannerError when a library is not installed.
     """
-    try:
-        import jinja2  # noqa: F401
-        import vl_convert
-    except ImportError as error:
-        raise PlannerError(MISSING) from error
+    drawn_by = libraries()
     file = _cache() / f"vega-{metadata.version('vl-convert-python')}.js"
     known = kept(file)
     if known is not None:
         return lambda: known
     pool = ThreadPoolExecutor(max_workers=1)
-    found: Future[str] = pool.submit(lambda: str(vl_convert.javascript_bundle(SNIPPET)))
+    found: Future[str] = pool.submit(lambda: str(drawn_by.javascript_bundle(SNIPPET)))
     pool.shutdown(wait=False)
 
     def result() -> str:
@@ -76,23 +87,60 @@ def kept(path: Path) -> str | None:
 
 def page(document: Document, code: str) -> str:
     """The page. ``code`` is the text of the drawing library."""
-    import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(autoescape=True, trim_blocks=False, undefined=jinja2.StrictUndefined)
     drawn = {
-        one.name: {"spec": specs.drawing(one), "data": specs.data(one), "canvas": specs.on_canvas(one)}
+        one.name: {"spec": specification(one), "data": data(one), "canvas": len(one.rows) > CANVAS}
         for one in document.charts
     }
     tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
     mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    return _template("page.html.j2", autoescape=True).render(
         doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
         tied=_tied, ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
         code=Markup(_script(code)), charts=Markup(_json(drawn)),
     )  # fmt: skip
+
+
+def _template(name: str, **options: bool) -> Any:
+    """A file beside this one as a template."""
+    import jinja2
+
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return jinja2.Environment(**options, undefined=jinja2.StrictUndefined).from_string(text)
+
+
+@cache
+def _drawings() -> Any:
+    """The macros of charts.yaml.j2."""
+    return _template("charts.yaml.j2", trim_blocks=True, lstrip_blocks=True).module
+
+
+def specification(chart: Chart) -> dict[str, Any]:
+    """The Vega-Lite specification of a chart, without its rows."""
+    drawings = _drawings()
+    body = getattr(drawings, chart.name.replace("-", "_"))(chart)
+    return {**yaml.safe_load(drawings.shared() + body), "description": f"{chart.title}. {chart.reading}"}
+
+
+def data(chart: Chart) -> dict[str, Any]:
+    """The rows that the specification draws, as columns; with the text of every number where there are few."""
+    columns = [column.key for column in chart.columns]
+    rows: list[list[Value]] = [list(row) for row in (*chart.rows, *chart.more_rows)]
+    if len(rows) <= FEW_TEXTS and chart.with_texts:
+        texted = [(at, column) for at, column in enumerate(chart.columns) if column.kind not in ("text", "flag")]
+        columns += [f"{column.key}_text" for _, column in texted]
+        rows = [[*row, *(shown(row[at], column.kind) for at, column in texted)] for row in rows]
+    return {"columns": columns, "rows": rows}
+
+
+def filled(chart: Chart) -> dict[str, Any]:
+    """The specification with its rows: what a renderer outside the page draws."""
+    table = data(chart)
+    records = [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+    return {**specification(chart), "datasets": {"rows": records}}
 
 
 def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
@@ -131,18 +179,9 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
 
-def drawn_by() -> Any:
-    """The library that draws pictures. Raises PlannerError when it is not installed."""
-    try:
-        import vl_convert
-    except ImportError as error:
-        raise PlannerError(MISSING) from error
-    return vl_convert
-
-
 def picture(document: Document, name: str) -> bytes:
-    """The PNG of one chart, on white, with its title. Raises PlannerError when vl-convert-python is not installed."""
+    """The PNG of one chart, on white, with its title. Raises PlannerError when a library is not installed."""
     one = document.chart(name)
     titled = {"text": f"{document.title}: {one.title}", "anchor": "start", "fontSize": 14, "color": "#1c2127"}
-    spec = {**specs.filled(one), "background": "white", "padding": 14, "title": titled}
-    return bytes(drawn_by().vegalite_to_png(spec, scale=SCALE))
+    spec = {**filled(one), "background": "white", "padding": 14, "title": titled}
+    return bytes(libraries().vegalite_to_png(spec, scale=SCALE))

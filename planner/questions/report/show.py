@@ -70,11 +70,11 @@ def _document(plan: Plan, kind: str, chart: str | None, processes: int, progress
     """The report as a page, Markdown or JSON, or the picture of one chart."""
     from planner.questions.report.build import build
     from planner.questions.report.markdown import markdown
-    from planner.questions.report.page import drawn_by, page, picture, start_library
+    from planner.questions.report.page import libraries, page, picture, start_library
     from planner.questions.report.scaling import scaled
 
     if kind == "png":
-        drawn_by()
+        libraries()
     with nullcontext() if chart not in (None, "scaling") else scaled(plan, processes) as sizes:
         code = start_library() if kind == "html" else None
         document = build(plan, sizes, progress)

@@ -1,11 +1,10 @@
 """The measured numbers that a choice depends on: the factor on each at which another plan wins, and what the choice then loses."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from planner.cost.estimate import estimate
 from planner.cost.refine import price_exactly
 from planner.defaults import ResolvedJob
 from planner.error_bars import error_bar
@@ -221,77 +220,60 @@ class _Look:
         self.progress(f"{self.quantity.text} x {factor:.3g}")
         return best_of(self.quantity.scale(self.resolved, factor), self.pins)
 
+    def times(self, factor: float, layouts: Sequence[Layout]) -> list[float]:
+        """Seconds of some layouts with the number multiplied; infinite for what does not fit."""
+        job = self.quantity.scale(self.resolved, factor).job
+        priced = price_exactly(job.workload, job.cluster, job.trainer, layouts)
+        return [float(one.step_time[0]) if fits(job, one)[0] else math.inf for one in priced]
+
     def kept(self, found: Best, factor: float) -> bool:
         """The choice still wins: it is the plan found, or as fast, as the search refines its finalists only."""
         if not found.fits or found.layout is None or found.prediction is None:
             return False
-        if plan_key(found.layout) == plan_key(self.choice):
-            return True
-        mine = self.choice_at(factor)
-        return mine is not None and mine <= found.prediction.step_time_s
-
-    def choice_at(self, factor: float) -> float | None:
-        """Step time of today's choice with the number multiplied; None where it does not fit."""
-        job = self.quantity.scale(self.resolved, factor).job
-        found = estimate(job.workload, job.cluster, job.trainer, Layout.stack([self.choice]))
-        return step_times(job, [self.choice])[0] if fits(job, found)[0] else None
+        same = plan_key(found.layout) == plan_key(self.choice)
+        return same or self.times(factor, [self.choice])[0] <= found.prediction.step_time_s
 
     def flip(self, reach: float) -> Flip:
         """The direction that ends at ``reach``.
 
         Times are sums of terms proportional to the number or its inverse, and of maxima of such: the fastest of many
         plans is their lower envelope, which one plan seldom leaves and comes back to. So a winner that is the same at the
-        end counts as the same on the way. Else the choice and the winner at the far end are priced against each other
-        until they cross, and a search on both sides of that point says who wins there: a third plan moves the end nearer.
+        end counts as the same on the way. Else the choice is priced against the winners known so far until they cross, and
+        a search on both sides of that point says who wins there: a third plan joins the known ones.
         """
         if abs(math.log(reach)) < 0.001 or self.kept(end := self.at(reach), reach):
             return Flip(factor=None, reach=reach, layout=None, loss=0.0, forced=None, fits=True)
-        near, far, mine, winner = 1.0, reach, self.choice, end.layout if end.fits else None
-        crossed: dict[tuple[Layout, Layout], float | None] = {}
-        for number in range(LOOKS):
-            if abs(math.log(far / near)) < math.log(WIDTH):
+        near, far, mine, winners = 1.0, reach, [self.choice], [end.layout] if end.fits and end.layout else []
+        winner = end.layout if end.fits else None
+
+        def lost(factor: float) -> bool:
+            times = self.times(factor, [*mine, *winners])
+            time = min(times[: len(mine)])
+            return math.isinf(time) or time > min(times[len(mine) :], default=math.inf)
+
+        for _ in range(LOOKS):
+            before, behind = narrowed(near, far, math.log(WIDTH), lost)
+            probe = before if before != near else behind
+            if probe == far:
                 break
-            if winner is not None and (mine, winner) not in crossed and number < LOOKS // 2:
-                crossed[mine, winner] = self._crossing(near, far, mine, winner)
-            probe = _probe(near, far, crossed.get((mine, winner)) if winner is not None else None)
             found = self.at(probe)
             if self.kept(found, probe):
                 near = probe
-                if found.layout is not None and plan_key(found.layout) == plan_key(mine):
-                    mine = found.layout  # the same plan with another number of virtual stages, say
+                mine += [found.layout] if found.layout else []  # the same plan with another number of virtual stages, say
             else:
                 far, winner = probe, found.layout if found.fits else None
+                winners += [winner] if winner else []
         loss, forced = self._loss(reach, end)
-        factor = math.sqrt(near * far)
-        return Flip(factor=factor, reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits)
-
-    def _crossing(self, near: float, far: float, mine: Layout, winner: Layout) -> float | None:
-        """The factor at which two layouts take equally long, to a thousandth; None when they do not cross between."""
-
-        def gap(factor: float) -> float:
-            one, other = step_times(self.quantity.scale(self.resolved, factor).job, [mine, winner])
-            return one - other
-
-        if gap(near) >= 0.0 or gap(far) <= 0.0:
-            return None
-        return math.sqrt(math.prod(narrowed(near, far, 0.001, lambda factor: gap(factor) >= 0.0)))
+        return Flip(factor=math.sqrt(near * far), reach=reach, layout=winner, loss=loss, forced=forced, fits=end.fits)
 
     def _loss(self, reach: float, end: Best) -> tuple[float | None, float | None]:
         """What today's choice costs over the best at the end; or what the best there costs over the choice today."""
         if end.prediction is None or not end.fits:
             return None, None
-        best, mine = end.prediction.step_time_s, self.choice_at(reach)
-        if mine is None:
-            return None, best / step_times(self.resolved.job, [self.choice])[0] - 1.0
+        best, mine = end.prediction.step_time_s, self.times(reach, [self.choice])[0]
+        if math.isinf(mine):
+            return None, best / self.times(1.0, [self.choice])[0] - 1.0
         return max(0.0, mine / best - 1.0), None
-
-
-def _probe(near: float, far: float, crossing: float | None) -> float:
-    """Where to search next: just beyond the crossing, then just before it; the middle where there is none in between."""
-    aside = (WIDTH**0.45) ** (1.0 if far > near else -1.0)
-    tried = (crossing * aside, crossing / aside) if crossing is not None else ()
-    inside = [x for x in tried if min(near, far) * 1.0001 < x < max(near, far) / 1.0001]
-    return inside[0] if inside else math.sqrt(near * far)
 
 
 def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bool]) -> tuple[float, float]:
@@ -302,6 +284,6 @@ def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bo
     return near, far
 
 
-def step_times(job: Job, layouts: list[Layout]) -> list[float]:
+def step_times(job: Job, layouts: Sequence[Layout]) -> list[float]:
     """Seconds of some layouts, refined as the search's finalists are priced."""
     return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]

@@ -6,15 +6,12 @@ one job, was the one that is predicted to be faster the faster one? The share ri
 ``profiles/ties.yaml`` holds it.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
 from planner import library
-from planner.errors import PlannerError
 
 RIGHT = 0.8
 """Plans are called equal where fewer than this share of measured pairs of such a gap were ordered rightly."""
@@ -61,18 +58,6 @@ class Ties:
 @cache
 def shipped() -> Ties:
     """The table that comes with the planner."""
-    return read(library.profiles_directory() / "ties.yaml")
-
-
-def read(path: Path) -> Ties:
-    """A table from a file. Raises PlannerError with what is wrong."""
-    data = library.read_yaml(path)
-    steps, counts = data.get("right"), ("pairs", "sweeps", "sources")
-    if not isinstance(steps, Mapping) or not all(isinstance(data.get(name), int) for name in counts):
-        raise PlannerError(
-            f"{path}: needs the mapping 'right' of gaps to shares, and whole numbers {', '.join(counts)}"
-        )
-    gaps, right = tuple(float(gap) for gap in steps), tuple(float(share) for share in steps.values())
-    if list(gaps) != sorted(gaps) or list(right) != sorted(right) or not 0.5 <= right[0] <= right[-1] <= 1.0:
-        raise PlannerError(f"{path}: gaps and shares must rise, shares from 0.5 to 1")
-    return Ties(gaps=gaps, right=right, date=str(data.get("date", "")), **{name: data[name] for name in counts})
+    data = library.read_yaml(library.profiles_directory() / "ties.yaml")
+    steps = data.pop("right")
+    return Ties(gaps=tuple(steps), right=tuple(steps.values()), **data)

@@ -62,25 +62,25 @@ INPUTS: Mapping[str, Input] = {
     "model": Input(
         metavar="NAME", help="Model; several values, each a row.", field="model", kind="name", check=load_model,
     ),
+    "gpus": Input(metavar="N", help="GPUs: 512, or 128,256, or 64..4096 (doublings), or x2.", field="num_gpus"),
     "hardware": Input(metavar="NAME", help="Hardware profiles.", field="hardware", kind="name", check=load_hardware),
     "trainer": Input(metavar="NAME", help="Trainers.", field="trainer", kind="name", check=load_trainer),
-    "gpus": Input(metavar="N", help="GPUs: 512, or 128,256, or 64..4096 (doublings), or x2.", field="num_gpus"),
     "sequence_length": Input(
         metavar="S", help="Tokens per sequence: 131072, 8192..131072, x2. Sequences per step stay.", field="sequence_length",
     ),
     "global_batch_size": Input(metavar="B", help="Sequences per optimizer step, likewise.", field="global_batch_size"),
-    "lora_rank": Input(metavar="R", help="Ranks of low-rank adapters; 0 = all weights.", field="lora_rank"),
-    "document_length": Input(metavar="N", help="Mean tokens of packed documents.", field="document_length"),
     "precision": Input(
         metavar="NAME", help="Precisions.", field="precision", kind="name", check=_one_of("precision", PRECISIONS),
     ),
     "optimizer": Input(
         metavar="NAME", help="Optimizers.", field="optimizer", kind="name", check=_one_of("optimizer", OPTIMIZERS),
     ),
+    "lora_rank": Input(metavar="R", help="Ranks of low-rank adapters; 0 = all weights.", field="lora_rank"),
     "lora_targets": Input(
         metavar="NAME", help="Layers with adapters: all, attention or qkv.", field="lora_targets", kind="name",
         check=_one_of("lora targets", LORA_TARGETS),
     ),
+    "document_length": Input(metavar="N", help="Mean tokens of packed documents.", field="document_length"),
     "expert_imbalance": Input(
         metavar="X", help="Tokens of the busiest expert rank over the mean.", field="expert_imbalance", kind="number",
     ),

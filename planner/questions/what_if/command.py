@@ -18,17 +18,12 @@ PINS = ("tp", "pp", "dp", "cp", "ep", "vpp", "micro_batch_size", "zero", "schedu
 """Flags of a layout that hold for every row."""
 PRICE_HELP = "Dollars per GPU-hour, of all or of one hardware. [of the profile]"
 PUE_HELP = "Energy of the building over that of its machines. [1]"
-INPUT_ORDER = (
-    "model", "gpus", "hardware", "trainer", "sequence_length", "global_batch_size", "precision", "optimizer", "lora_rank",
-    "lora_targets", "document_length", "expert_imbalance", "network", "network_latency", "scale_up", "memory",
-    "memory_bandwidth", "compute",
-)  # fmt: skip
 
 
 def input_options(function: Callable[..., None]) -> Callable[..., None]:
     """The flags of the job, each with any number of values."""
-    for name in reversed(INPUT_ORDER):
-        flags, one = [flag_of(name), *(["--network-bandwidth"] if name == "network" else [])], INPUTS[name]
+    for name, one in reversed(INPUTS.items()):
+        flags = [flag_of(name), *(["--network-bandwidth"] if name == "network" else [])]
         function = click.option(*flags, name, multiple=True, metavar=one.metavar, help=one.help)(function)
     return function
 

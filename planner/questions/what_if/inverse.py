@@ -1,6 +1,7 @@
 """Fewest GPUs, longest sequence, largest micro batch, cheapest hardware that still do the job."""
 
 import dataclasses
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -23,8 +24,8 @@ SUPERLINEAR = 1.1
 short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
 CHEAPER = 0.03
 """The next power of two of GPUs is named where it saves at least this share of the GPU-hours."""
-LONGEST = 2**24
-"""Tokens of the longest sequence that is tried."""
+SHORTEST, LONGEST = 512, 2**24
+"""Tokens of the shortest and of the longest sequence that are tried, besides the job's own."""
 PIECES = 8
 """A longest sequence is found to an eighth of a power of two."""
 
@@ -156,33 +157,25 @@ def _rounder(ask: Question, row: Row) -> str:
 def longest_sequence(ask: Question) -> Row:
     """The longest sequence that fits, with as many sequences per step: doubled until it does not fit, then halved in
     between. Memory grows with the length, so what fits at one length fits below it; a test scans one job."""
-    best: Row | None = None
-    failed: Row | None = None
+    rows: dict[int, Row] = {}
 
-    def look(tokens: int) -> bool:
-        nonlocal best, failed
+    def fits(tokens: int) -> bool:
         _, row = ask.with_count("sequence_length", tokens)
-        if row.fits and (best is None or row.sequence_length > best.sequence_length):
-            best = dataclasses.replace(row, label=f"longest sequence: {tokens}")
-            ask.keep(best)
-        if not row.fits and best is None:
-            failed = row
+        rows[tokens] = dataclasses.replace(row, label=f"longest sequence: {tokens}")
+        if row.fits:
+            ask.keep(rows[tokens])
         return row.fits
 
     low = 1 << (int(ask.base.request.sequence_length or 0).bit_length() - 1)
-    while low >= 512 and not look(low):
+    while not fits(low) and low > SHORTEST:
         low //= 2
-    if best is None:
-        assert failed is not None
-        return failed.none("longest sequence", f"none from 512 tokens on: {failed.why}")
-    most = LONGEST if failed is None else failed.sequence_length - 1
-    while low * 2 <= most and look(low * 2):
+    if not rows[low].fits:
+        return rows[low].none("longest sequence", f"none from {low} tokens on: {rows[low].why}")
+    while 2 * low <= LONGEST and 2 * low not in rows and fits(2 * low):
         low *= 2
-    below, above = PIECES, 2 * PIECES
-    while above - below > 1:
-        middle = (below + above) // 2
-        below, above = (middle, above) if look(middle * max(low // PIECES, 1)) else (below, middle)
-    return best
+    piece = max(low // PIECES, 1)
+    fitting = bisect_left(range(1, PIECES), True, key=lambda more: not fits(low + more * piece))
+    return rows[low + fitting * piece]
 
 
 def largest_batch(ask: Question) -> Row:

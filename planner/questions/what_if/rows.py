@@ -112,51 +112,39 @@ class Row:
 
 
 def row_of(variant: Variant, base: Best | None, pins: Pins | None, pricing: Pricing) -> tuple[Best | None, Row]:
-    """Search one variant. A job that cannot be trained is a row that says why, not an error."""
+    """Search one variant and compare it with the base. A job that cannot be trained is a row that says why, not an error."""
+    request = variant.request
+    row = Row(
+        label=variant.label, changed=variant.changed, number=variant.number, hardware=str(request.hardware),
+        model=request.model if isinstance(request.model, str) else request.model.name, num_gpus=request.num_gpus,
+        sequence_length=request.sequence_length or 0, global_batch_size=request.global_batch_size or 0, why="",
+    )  # fmt: skip
     try:
         resolved = variant.resolved()
     except PlannerError as error:
-        return None, _impossible(variant, str(error))
-    found = best_of(resolved, pins)
-    return found, _row_from(variant, found, base, pricing)
-
-
-def _row_from(variant: Variant, found: Best, base: Best | None, pricing: Pricing) -> Row:
-    """A search as a row, compared with the base's."""
-    job, gpus, name = found.resolved.job, found.resolved.job.cluster.num_gpus, found.resolved.hardware
-    one = found.prediction if found.fits else None
-    rates = pricing.rates(name, job.cluster.hardware)
-    row = Row(
-        label=variant.label, changed=variant.changed, number=variant.number, model=job.model.name, hardware=name,
-        num_gpus=gpus, sequence_length=job.workload.sequence_length, global_batch_size=job.workload.global_batch_size,
-        fits=found.fits, why=_why(variant, found, base), rates=rates,
-    )  # fmt: skip
-    rate, total = found.tokens_per_second, None
+        return None, dataclasses.replace(row, why=str(error))
+    found, work = best_of(resolved, pins), resolved.job.workload
+    rates = pricing.rates(row.hardware, resolved.job.cluster.hardware)
+    row = dataclasses.replace(row, model=work.model.name, fits=found.fits, why=_why(variant, found, base), rates=rates)
+    one, rate, total = found.prediction, found.tokens_per_second, None
     if one is None or rate is None:
-        return row
+        return found, row
     if pricing.tokens is not None:
-        total = costs(rates, num_gpus=gpus, step_time_s=one.step_time_s, tokens=pricing.tokens,
-                      tokens_per_step=job.workload.tokens)  # fmt: skip
-    return dataclasses.replace(
+        total = costs(
+            rates, num_gpus=row.num_gpus, step_time_s=one.step_time_s, tokens=pricing.tokens, tokens_per_step=work.tokens
+        )
+    return found, dataclasses.replace(
         row, layout=found.layout, prediction=one, throughput=_relative(found, base), costs=total,
-        same_layout=base is not None and base.fits and _same(base.layout, found.layout),
-        usd_per_million_tokens=usd_per_million_tokens(rates, gpus, rate),
-        kwh_per_million_tokens=kwh_per_million_tokens(rates, gpus, rate),
+        same_layout=_same(found, base), usd_per_million_tokens=usd_per_million_tokens(rates, row.num_gpus, rate),
+        kwh_per_million_tokens=kwh_per_million_tokens(rates, row.num_gpus, rate),
     )  # fmt: skip
 
 
-def _impossible(variant: Variant, why: str) -> Row:
-    request = variant.request
-    model = request.model if isinstance(request.model, str) else request.model.name
-    return Row(
-        label=variant.label, changed=variant.changed, number=variant.number, model=model,
-        hardware=str(request.hardware), num_gpus=request.num_gpus, sequence_length=request.sequence_length or 0,
-        global_batch_size=request.global_batch_size or 0, why=why,
-    )  # fmt: skip
-
-
-def _same(one: Layout | None, other: Layout | None) -> bool:
-    return one is not None and other is not None and plan_key(one) == plan_key(other)
+def _same(found: Best, base: Best | None) -> bool:
+    """The base's plan is the best one here too."""
+    if base is None or not base.fits or base.layout is None or found.layout is None:
+        return False
+    return plan_key(base.layout) == plan_key(found.layout)
 
 
 def _relative(found: Best, base: Best | None) -> float | None:
@@ -181,7 +169,7 @@ def _why(variant: Variant, found: Best, base: Best | None) -> str:
         most = work.model.max_sequence_length
         words.append(f"longer than the {most} tokens that {work.model.name} was published for")
     if abs(ratio - 1.0) < NOTICED:
-        words.append(_no_effect(variant, base, _same(base.layout, found.layout)))
+        words.append(_no_effect(variant, base, _same(found, base)))
     else:
         words += [f"saves {text}" for text in gone[:2]] + [f"pays {text}" for text in come[:2]]
         if (ratio > 1.0 and not gone) or (ratio < 1.0 and not come):

@@ -11,8 +11,8 @@ from pathlib import Path
 from planner import library
 from planner.errors import PlannerError
 from planner.rules import check, check_workload
-from planner.trainers.bundle.launchers import launch
-from planner.trainers.bundle.readme import readme
+from planner.trainers.bundle.launchers import equal_neighbours, launch
+from planner.trainers.bundle.quoting import filled_text
 from planner.trainers.bundle.target import ExportJob, Rendered, Target, in_range
 
 
@@ -42,14 +42,14 @@ def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
     plan = library.dump_yaml(job.plan.to_dict())
     warnings = tuple(_version_warning(target))
     files = {**rendered.files, **scripts, "plan.yaml": plan}
-    files["README.md"] = readme(target, job, rendered, tuple(files), plan_hash(plan))
+    listed = [name for name in files if name.endswith((".sh", ".sbatch")) and name not in ("environment.sh", "arguments.sh")]
+    files["README.md"] = filled_text(
+        job, "README.md.j2", target=target, rendered=rendered, files=files, scripts=listed, layers=job.layers_per_chunk(),
+        parameters=equal_neighbours(job.parameters(rendered.vocab_rows)),
+        plan_hash=hashlib.sha256(plan.encode()).hexdigest()[:12],
+    )  # fmt: skip
     scripted = tuple(name for name, text in files.items() if text.startswith("#!"))
     return Bundle(files=files, executable=scripted, rendered=rendered, warnings=warnings)
-
-
-def plan_hash(plan: str) -> str:
-    """First 12 digits of the SHA-256 of a plan file: says which plan a bundle was made from."""
-    return hashlib.sha256(plan.encode()).hexdigest()[:12]
 
 
 def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:

@@ -7,12 +7,14 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from importlib import resources
-from operator import attrgetter
 from typing import Any
 
 import yaml
+
+from planner.trainers.bundle.target import ExportJob
 
 
 def _template(trainer: str, file: str) -> str:
@@ -25,19 +27,51 @@ def filled(trainer: str, file: str, **texts: str) -> str:
     return re.sub(r"@([A-Z]+)@", lambda mark: texts[mark[1].lower()], text) if texts else text
 
 
-def filled_yaml(job: Any, trainer: str, file: str, **values: Any) -> Any:
-    """The data in a YAML template: @layout.tp@ is that field of the job, @NAME@ a value that is given.
+def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> Any:
+    """The data in a YAML template of jinja2, where every value is written as YAML, an Expression as it is.
 
-    An Expression is put in as it is, for a part of a text.
+    It may name the facts of the job and ``values``; @layout.tp@ and @NAME@ are short for {{ layout.tp }} and {{ name }}.
     """
+    return yaml.safe_load(_templates(_literal).get_template(f"{trainer}/{file}").render({**job.facts, **values}))
 
-    def value(mark: re.Match[str]) -> str:
-        found = values[mark[1].lower()] if mark[1].isupper() else attrgetter(mark[1])(job)
-        if isinstance(found, Expression):
-            return str(found)
-        return yaml.safe_dump([found], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
-    return yaml.safe_load(re.sub(r"@([A-Z_]+|[a-z_.]+)@", value, _template(trainer, file)))
+def filled_text(job: ExportJob, file: str, **values: Any) -> str:
+    """A file of the bundle from a template of jinja2 in this folder."""
+    return str(_templates(None).get_template(f"bundle/{file}").render({**job.facts, **values}))
+
+
+def refused(job: ExportJob, trainer: str, **values: Any) -> list[str]:
+    """The sentences of a trainer's refusals.yaml whose conditions hold; both name the facts of the job and ``values``."""
+    return str(_refusals(trainer).render({**job.facts, **values})).split("\0")[:-1]
+
+
+@cache
+def _refusals(trainer: str) -> Any:
+    rules = yaml.safe_load(_template(trainer, "refusals.yaml"))
+    return _templates(None).from_string("".join(f"{{% if {when} %}}{say}\0{{% endif %}}" for when, say in rules.items()))
+
+
+@cache
+def _templates(literal: Callable[[Any], Any] | None) -> Any:
+    """The templates in the folders of the trainers; ``literal`` writes a value in the language of the file."""
+    import jinja2  # only an export needs it
+
+    def source(name: str) -> str:
+        text = _template(*name.split("/"))
+        return re.sub(r"@([A-Z_]+|[a-z_.]+)@", lambda mark: f"{{{{ {mark[1].lower()} }}}}", text) if literal else text
+
+    found = jinja2.Environment(
+        loader=jinja2.FunctionLoader(source), undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",
+    )  # fmt: skip  (bash has ${#name})
+    found.filters |= {"shell_message": shell_message, "plain": Expression}
+    return found
+
+
+def _literal(value: Any) -> Any:
+    if isinstance(value, Expression):
+        return value
+    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
 
 
 def shell_word(text: str) -> str:

@@ -20,7 +20,7 @@ def run_of(
 
     ``more``: fields of Rendered that depend on the plan; tuples follow those of the file, others replace them.
     """
-    versions = Expression(importlib.import_module(f"planner.trainers.{trainer}").VERSIONS)
+    versions = Expression(getattr(importlib.import_module(f"planner.trainers.{trainer}"), "VERSIONS", ""))
     data: dict[str, Any] = filled_yaml(job, trainer, "run.txt", versions=versions, **values)
     for part in ("environment", "variables"):
         data[part] = {name: Setting(*pair) for name, pair in data.get(part, {}).items()}

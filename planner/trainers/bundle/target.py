@@ -86,6 +86,16 @@ class ExportJob:
         """Hosts in the job."""
         return self.cluster.num_nodes
 
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """What templates may name: fields of the layout as a plan file says them, the parts of the job, its size."""
+        return {
+            **self.layout.to_dict(), "job": self, "plan": self.plan, "layout": self.layout, "work": self.workload,
+            "workload": self.workload, "model": self.model, "trainer": self.trainer, "cluster": self.cluster,
+            "hardware": self.cluster.hardware, "gpus": self.cluster.num_gpus, "num_nodes": self.num_nodes,
+            "gpus_per_node": self.gpus_per_node, "shard": self.shard,
+        }  # fmt: skip
+
     def name_of(self, run: str) -> str:
         """Name of a run ('run' or 'smoke') for schedulers: lower case letters, digits and hyphens, at most 50."""
         model = re.sub(r"[^a-z0-9]+", "-", self.model.name.lower()).strip("-") or "model"

@@ -12,12 +12,22 @@ Samples count the whole job; GB are 2^30 bytes. The model is not in the log.
 
 import re
 
-from planner.trainers.reading.log_facts import Log, Step, lines, whole
+from planner.trainers.reading.log_facts import Log, Settings, scan
 
 WRITER = "DeepSpeed"
-_STEP = re.compile(r"(?:global_step=|\b\d+/)(\d+), (?:RunningAvg)?SamplesPerSec=[^,]*, CurrSamplesPerSec=([\d.eE+-]+)")
-_MEMORY = re.compile(r"MaxMemAllocated=([\d.]+)\s*GB")
+_LINES = {
+    "CurrSamplesPerSec=": (
+        re.compile(r"(?:global_step=|\b\d+/)(?P<number>\d+), (?:RunningAvg)?SamplesPerSec=[^,]*, "
+                   r"CurrSamplesPerSec=(?P<samples_per_second>[\d.eE+-]+)"),
+        re.compile(r"MaxMemAllocated=(?P<allocated>[\d.]+)\s*GB"),
+    )
+}  # fmt: skip
 _CONFIG = re.compile(r"\] {3}(\w+) (?:\.{2,} | )\s*(.+)$")
+_FACTS = {
+    "batch.global": "train_batch_size", "batch.micro": "train_micro_batch_size_per_gpu", "parallel.gpus": "world_size",
+    "parallel.zero": "zero_optimization_stage",
+}  # fmt: skip
+_PRECISIONS = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16", "float16_enabled": "fp16"}
 
 
 def matches(text: str) -> bool:
@@ -27,32 +37,13 @@ def matches(text: str) -> bool:
 
 def read(text: str) -> Log:
     """Steps, memory and the printed config."""
-    log = Log(framework="deepspeed", steps=[])
-    config: dict[str, str] = {}
-    for line in lines(text):
-        if match := _STEP.search(line):
-            log.steps.append(Step(number=int(match.group(1)), samples_per_second=float(match.group(2))))
-            if memory := _MEMORY.search(line):
-                log.memory_gib = max(log.memory_gib or 0.0, float(memory.group(1)))
-        elif match := _CONFIG.search(line):
-            config.setdefault(match.group(1), match.group(2).strip())
-    if log.memory_gib:
-        log.memory_kind = "allocated"
-        log.notes.append("peak allocated GiB")
-    batch, micro = whole(config.get("train_batch_size", "")), whole(config.get("train_micro_batch_size_per_gpu", ""))
-    steps = whole(config.get("gradient_accumulation_steps", ""))
-    world = whole(config.get("world_size", ""))
-    log.facts |= {
-        "batch.global": batch, "batch.micro": micro, "parallel.zero": whole(config.get("zero_optimization_stage", "")),
-        "parallel.gpus": world, "precision": _precision(config),
-    }  # fmt: skip
+    log, config = Log(framework="deepspeed", steps=[]), Settings()
+    for line in scan(log, text, _LINES):
+        if match := _CONFIG.search(line):
+            config.setdefault(match.group(1), match.group(2))
+    log.facts = config.facts(_FACTS)
+    log.facts["precision"] = next((one for name, one in _PRECISIONS.items() if config.get(name, "").startswith("True")), None)
+    batch, micro, steps = log.facts["batch.global"], log.facts["batch.micro"], config.value("gradient_accumulation_steps")
     if batch and micro and steps and batch % (micro * steps) == 0:
         log.facts["parallel.dp"] = batch // (micro * steps)
     return log
-
-
-def _precision(config: dict[str, str]) -> str | None:
-    for name, precision in (("bfloat16_enabled", "bf16"), ("fp16_enabled", "fp16"), ("float16_enabled", "fp16")):
-        if config.get(name, "").startswith("True"):
-            return precision
-    return None

@@ -11,18 +11,27 @@ constructors, memory after every step.
 """
 
 import re
-from typing import Any
 
-from planner import units
-from planner.trainers.reading.log_facts import Log, Step, lines, number, whole
+from planner.trainers.reading.log_facts import Log, Settings, scan
 
 WRITER = "nanotron"
-_STEP = re.compile(r"iteration: (\d+) / \d+ \|.*?elapsed_time_per_iteration_ms: ([\d.]+[KM]?)")
-_SPEED = re.compile(r"tokens_per_sec_per_gpu: ([\d.]+[KM]?)")
-_BATCH = re.compile(r"global_batch_size: ([\d.]+[KM]?)")
-_MEMORY = re.compile(r"Peak reserved:? ([\d.]+)([KMG])iB")
+_LINES = {
+    "elapsed_time_per_iteration_ms": (
+        # The speed has as many digits as the time, but says the time of a known batch no better.
+        re.compile(r"iteration: (?P<number>\d+) / \d+ \|.*?elapsed_time_per_iteration_ms: (?P<milliseconds>[\d.]+[KM]?)"),
+        re.compile(r"global_batch_size: (?P<batch>\d+)(?![\d.KM])"),
+    ),
+    "Peak reserved": (re.compile(r"Peak reserved:? (?P<reserved>[\d.]+)(?P<unit>[KMG])iB"),),
+}
 _FIELD = re.compile(r"\b(\w+)=('[^']*'|<[^>]*>|[\w.\-]+)")
-_MEMORY_UNIT = {"K": units.KIB, "M": units.MIB, "G": units.GIB}
+_FACTS = {
+    "model.hidden": "hidden_size", "model.layers": "num_hidden_layers", "model.heads": "num_attention_heads",
+    "model.kv_heads": "num_key_value_heads", "model.ffn": "intermediate_size", "model.vocab": "vocab_size",
+    "model.seq": "sequence_length", "model.tied_embeddings": "tie_word_embeddings", "parallel.tp": "tp",
+    "parallel.pp": "pp", "parallel.dp": "dp", "parallel.zero": "zero_stage", "batch.micro": "micro_batch_size",
+    "tp_overlap": "tp_linear_async_communication",
+}  # fmt: skip
+_PRECISIONS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
 
 
 def matches(text: str) -> bool:
@@ -32,57 +41,20 @@ def matches(text: str) -> bool:
 
 def read(text: str) -> Log:
     """Steps, memory and the printed config."""
-    log = Log(framework="nanotron", steps=[])
-    fields: dict[str, str] = {}
-    peak = 0.0
-    for line in lines(text):
-        if match := _STEP.search(line):
-            log.steps.append(_step(line, match))
-        elif match := _MEMORY.search(line):
-            peak = max(peak, float(match.group(1)) * _MEMORY_UNIT[match.group(2)])
-        elif "=" in line and "|" in line:
-            _, _, rest = line.partition("]: ")
-            for key, value in _FIELD.findall(rest):
+    log, fields = Log(framework="nanotron", steps=[]), Settings()
+    for line in scan(log, text, _LINES):
+        if "=" in line and "|" in line:
+            for key, value in _FIELD.findall(line.partition("]: ")[2]):
                 fields.setdefault(key, value.strip("'"))
-    if peak:
-        log.memory_gib, log.memory_kind = peak / units.GIB, "reserved"
-        log.notes.append("reserved GiB")
-    if fields:
-        log.facts |= _facts(fields)
-    return log
-
-
-def _step(line: str, match: re.Match[str]) -> Step:
-    """Time as printed with three digits; the speed has as many, but tells the time of a known batch no better."""
-    batch = _BATCH.search(line)
-    return Step(
-        number=int(match.group(1)),
-        seconds=number(match.group(2)) * units.parse("1 ms", "seconds"),
-        batch=round(number(batch.group(1))) if batch and batch.group(1).isdigit() else None,
-    )
-
-
-def _facts(fields: dict[str, str]) -> dict[str, Any]:
-    def value(name: str) -> int | None:
-        return whole(fields.get(name, ""))
-
-    def flag(name: str) -> bool | None:
-        return {"True": True, "False": False}.get(fields.get(name, ""))
-
-    micro, steps, dp = value("micro_batch_size"), value("batch_accumulation_per_replica"), value("dp")
-    mode, recompute = fields.get("tp_mode", ""), flag("recompute_layer")
-    dtype = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}.get(fields.get("dtype", ""))
-    facts: dict[str, Any] = {
-        "model.hidden": value("hidden_size"), "model.layers": value("num_hidden_layers"),
-        "model.heads": value("num_attention_heads"), "model.kv_heads": value("num_key_value_heads"),
-        "model.ffn": value("intermediate_size"), "model.vocab": value("vocab_size"), "model.seq": value("sequence_length"),
-        "model.gated": fields.get("hidden_act") in (None, "silu"), "model.tied_embeddings": flag("tie_word_embeddings"),
-        "parallel.tp": value("tp"), "parallel.pp": value("pp"), "parallel.dp": dp, "parallel.vpp": 1,
-        "parallel.zero": value("zero_stage"), "batch.micro": micro, "precision": dtype,
-        "parallel.sp": None if not mode else "REDUCE_SCATTER" in mode,
-        "recompute": None if recompute is None else "full" if recompute else "none",
-        "tp_overlap": flag("tp_linear_async_communication"),
+    if not fields:
+        return log
+    mode = fields.get("tp_mode", "")
+    log.facts = fields.facts(_FACTS) | {
+        "model.gated": fields.get("hidden_act") in (None, "silu"), "parallel.vpp": 1,
+        "precision": _PRECISIONS.get(fields.get("dtype", "")), "parallel.sp": "REDUCE_SCATTER" in mode if mode else None,
+        "recompute": {True: "full", False: "none"}.get(fields.value("recompute_layer")),
     }  # fmt: skip
+    micro, steps, dp = (fields.value(name) for name in ("micro_batch_size", "batch_accumulation_per_replica", "dp"))
     if micro and steps and dp:
-        facts["batch.global"] = micro * steps * dp
-    return facts
+        log.facts["batch.global"] = micro * steps * dp
+    return log

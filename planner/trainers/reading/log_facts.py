@@ -1,12 +1,14 @@
-"""What the readers of training logs share: facts of a log, steady steps, numbers as frameworks print them."""
+"""What the readers of training logs share: facts of a log, its steps and peaks by patterns, steady steps."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from planner import units
 from planner.errors import PlannerError
+from planner.runs.planned import KINDS
 
 WARM_UP = 2
 """Logged steps at the beginning that never count: allocation, autotuning, compilation, the first data."""
@@ -14,6 +16,8 @@ LEAST_STEPS = 3
 """Steady steps that a median needs."""
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _SUFFIX = {"": 1.0, "K": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+_BINARY = {"K": units.KIB, "M": units.MIB, "G": units.GIB}
+_SPEEDS = ("seconds", "tokens_per_second_per_gpu", "samples_per_second")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,19 +60,66 @@ class Log:
 class Steady:
     """The steady steps of a log in one number."""
 
-    seconds: float | None
-    tokens_per_second_per_gpu: float | None
-    samples_per_second: float | None
+    seconds: float | None = None
+    tokens_per_second_per_gpu: float | None = None
+    samples_per_second: float | None = None
     spread: float
     """1.4826 times the median absolute deviation over the median."""
     steps: int
     batch: int | None
 
 
+class Settings(dict[str, str]):
+    """Settings that a framework prints, name -> text; the first of a name counts."""
+
+    def value(self, name: str) -> Any:
+        """A whole number, true or false; None where the text is neither."""
+        text = self.get(name, "").strip().strip(",")
+        try:
+            return {"True": True, "False": False}[text] if text in ("True", "False") else int(text)
+        except ValueError:
+            return None
+
+    def facts(self, names: Mapping[str, str]) -> dict[str, Any]:
+        """Facts of a log by path, from the setting of that name."""
+        return {path: self.value(name) for path, name in names.items()}
+
+
 def lines(text: str) -> Iterator[str]:
     """Lines without the codes of colours."""
     for line in text.splitlines():
         yield _ANSI.sub("", line)
+
+
+def scan(log: Log, text: str, patterns: Mapping[str, Sequence[re.Pattern[str]]], unit: str = "G") -> Iterator[str]:
+    """Adds the steps and peaks of a text to a log, and yields all other lines.
+
+    ``patterns``: those of lines that hold a text. Names of their groups are fields of Step, 'milliseconds', or a kind of
+    memory in ``unit`` or in that of the group 'unit'.
+    """
+    peaks = dict.fromkeys(KINDS, 0.0)
+    for line in lines(text):
+        found: dict[str, str] = {}
+        for pattern in (one for mark, some in patterns.items() if mark in line for one in some):
+            if match := pattern.search(line):
+                found |= {key: value for key, value in match.groupdict().items() if value}
+        if not found:
+            yield line
+            continue
+        for kind in peaks.keys() & found:
+            size = number(found.pop(kind)) * _BINARY[found.get("unit", unit)] / units.GIB
+            peaks[kind] = max(peaks[kind], size)
+        if "number" in found:
+            values: dict[str, Any] = {key: number(value) for key, value in found.items() if key != "unit"}
+            if "milliseconds" in values:
+                values["seconds"] = values.pop("milliseconds") * units.parse("1 ms", "seconds")
+            whole = {key: int(values[key]) for key in ("number", "batch") if key in values}
+            log.steps.append(Step(**{**values, **whole}))
+    log.other_memory_gib = {kind: peak for kind, peak in peaks.items() if peak}
+    if log.other_memory_gib:
+        log.memory_kind = next(iter(log.other_memory_gib))
+        log.memory_gib = log.other_memory_gib.pop(log.memory_kind)
+        log.notes.append(KINDS[log.memory_kind])
 
 
 def number(text: str) -> float:
@@ -79,14 +130,6 @@ def number(text: str) -> float:
     return float(match.group(1).replace(",", "")) * _SUFFIX[match.group(2)]
 
 
-def whole(text: Any) -> int | None:
-    """A whole number, or None where the text is none."""
-    try:
-        return int(str(text).strip().strip(","))
-    except ValueError:
-        return None
-
-
 def steady(log: Log, where: str, *, warm_up: int = WARM_UP) -> Steady:
     """Median over the steady steps: repeated numbers and the first steps dropped, the last batch size kept.
 
@@ -94,32 +137,15 @@ def steady(log: Log, where: str, *, warm_up: int = WARM_UP) -> Steady:
     """
     unique = list({step.number: step for step in reversed(log.steps)}.values())
     unique.sort(key=lambda step: step.number)
-    if log.average:
-        one = unique[-1]
-        return Steady(
-            seconds=one.seconds, tokens_per_second_per_gpu=one.tokens_per_second_per_gpu,
-            samples_per_second=one.samples_per_second, spread=0.0, steps=1, batch=one.batch,
-        )  # fmt: skip
     last = unique[-1].batch if unique else None
-    kept = [step for step in unique[warm_up:] if step.batch == last]
-    if len(kept) < LEAST_STEPS:
+    kept = unique[-1:] if log.average else [step for step in unique[warm_up:] if step.batch == last]
+    if len(kept) < LEAST_STEPS and not log.average:
         raise PlannerError(
             f"{where}: {len(unique)} steps are logged; the first {warm_up} are warm-up, and at least {LEAST_STEPS} more with "
             "one batch size are needed: train a little longer, or log more often"
         )
-
-    def middle(values: Iterable[float | None]) -> float | None:
-        there = [value for value in values if value is not None]
-        return median(there) if there else None
-
-    seconds = middle(step.seconds for step in kept)
-    speed = middle(step.tokens_per_second_per_gpu for step in kept)
-    rate = middle(step.samples_per_second for step in kept)
-    by = (
-        "seconds" if seconds is not None else "tokens_per_second_per_gpu" if speed is not None else "samples_per_second"
-    )
-    values = [value for step in kept if (value := getattr(step, by)) is not None]
-    center = median(values)
-    spread = 1.4826 * median(abs(value - center) for value in values) / center if center else 0.0
-    return Steady(seconds=seconds, tokens_per_second_per_gpu=speed, samples_per_second=rate, spread=spread,
-                  steps=len(kept), batch=last)  # fmt: skip
+    printed = {key: [value for step in kept if (value := getattr(step, key)) is not None] for key in _SPEEDS}
+    middle = {key: median(values) for key, values in printed.items() if values}
+    by, center = next(iter(middle.items()))
+    spread = 1.4826 * median(abs(value - center) for value in printed[by]) / center if center else 0.0
+    return Steady(**middle, spread=spread, steps=len(kept), batch=last)

@@ -19,25 +19,24 @@ import math
 import re
 from typing import Any
 
-from planner.trainers.reading.log_facts import Log, Step, lines, number
+from planner.trainers.reading.log_facts import Log, Settings, lines, scan
 
 WRITER = "torchtitan"
-_STEP = re.compile(r"step:\s*(\d+)\s+loss:\s*([\d.]*).*?memory:\s*([\d.]+)GiB.*?\b[tw]ps:\s*([\d,]+)")
+_STEP = re.compile(
+    r"step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>[\d.]*).*?memory:\s*(?P<reserved>[\d.]+)GiB.*?"
+    r"\b[tw]ps:\s*(?P<tokens_per_second_per_gpu>[\d,]+)"
+)
 _MESH = re.compile(r"Building device mesh with parallelism: (.*)")
 _OLD_MESH = re.compile(r"Building \d-D device mesh with \[(.*?)\], \[(.*?)\]")
 _MODEL = re.compile(r"Building (\S+) (\S+) with \w*ModelArgs\((.*)\)")
-_BATCH = re.compile(
-    r"local batch size (\d+), global batch size (\d+)(?:, gradient accumulation steps (\d+))?.*?sequence length (\d+)"
-)
+_BATCH = re.compile(r"local batch size (\d+), global batch size (\d+).*?sequence length (\d+)")
 _DEVICE = re.compile(r"CUDA capacity: (.+?) with [\d.]+GiB")
-_OLD_NAMES = {
-    "pp": "pp",
-    "dp_replicate": "dp_replicate",
-    "dp_shard": "dp_shard",
-    "dp": "dp_shard",
-    "cp": "cp",
-    "tp": "tp",
-}
+_RECOMPUTE = re.compile(r"Applied (\w+?)(?:AC)? activation checkpointing")
+_FP8 = re.compile(r"Float8 (?:\w+ )?training active|Swapped to Float8")
+_SIZES = {
+    "model.hidden": "dim", "model.layers": "n_layers", "model.heads": "n_heads", "model.vocab": "vocab_size",
+    "model.head_dim": "head_dim",
+}  # fmt: skip
 
 
 def matches(text: str) -> bool:
@@ -47,43 +46,38 @@ def matches(text: str) -> bool:
 
 def read(text: str) -> Log:
     """Steps, memory, mesh, model and batch."""
-    log = Log(framework="torchtitan", steps=[])
-    mesh, compiled, batch = dict[str, int](), None, None
-    for line in lines(text):
-        if match := _STEP.search(line):
-            log.steps.append(
-                Step(
-                    number=int(match.group(1)),
-                    loss=float(match.group(2)) if match.group(2) else None,
-                    tokens_per_second_per_gpu=number(match.group(4)),
-                )
-            )
-            log.memory_gib = max(log.memory_gib or 0.0, float(match.group(3)))
-        elif match := _MESH.search(line):
+    log, mesh, batch = Log(framework="torchtitan", steps=[]), dict[str, int](), []
+    compiled = False
+    for line in scan(log, text, {"step:": (_STEP,)}):
+        if match := _MESH.search(line):
             mesh = {key: int(value) for key, value in re.findall(r"(\w+)=(\d+)", match.group(1))}
         elif match := _OLD_MESH.search(line):
             names, sizes = re.findall(r"\w+", match.group(1)), re.findall(r"\d+", match.group(2))
-            pairs = zip(names, sizes, strict=False)
-            mesh = {_OLD_NAMES[name]: int(size) for name, size in pairs if name in _OLD_NAMES}
+            mesh = {"dp_shard" if name == "dp" else name: int(size) for name, size in zip(names, sizes, strict=False)}
         elif match := _MODEL.search(line):
             log.facts |= _model(match.group(1), match.group(2), match.group(3))
         elif match := _BATCH.search(line):
-            batch = tuple(int(found or 1) for found in match.groups())
+            batch = [int(found) for found in match.groups()]
         elif match := _DEVICE.search(line):
             log.gpu = match.group(1)
-        elif match := re.search(r"Applied (\w+?)(?:AC)? activation checkpointing", line):
+        elif match := _RECOMPUTE.search(line):
             kind = match.group(1).lower()
-            log.facts["recompute"] = {"selective": "per-op selective", "none": "none"}.get(kind, kind)
+            log.facts["recompute"] = "per-op selective" if kind == "selective" else kind
         elif "with torch.compile" in line:
             compiled = True
-        elif re.search(r"Float8 (?:\w+ )?training active|Swapped to Float8", line):
+        elif _FP8.search(line):
             log.facts["precision"] = "fp8"
-    if log.memory_gib:
-        log.memory_kind = "reserved"
-        log.notes.append("reserved GiB")
-    _parallel(log, mesh, batch)
+    if mesh:
+        log.facts |= _degrees(mesh)
+    if batch:  # the local batch: sequences per data parallel rank and accumulation step
+        local, whole, length = batch
+        log.facts |= {
+            "batch.global": whole,
+            "batch.micro": local if mesh.get("pp", 1) == 1 else 1,
+            "model.seq": length,
+        }
     if mesh or batch:
-        log.facts["compile"] = bool(compiled)
+        log.facts["compile"] = compiled
         log.facts.setdefault("recompute", "none")
     return log
 
@@ -93,24 +87,16 @@ def _model(name: str, flavor: str, text: str) -> dict[str, Any]:
 
     Of a mixture of experts the width is left out, as a row needs more of it than the line holds: --model says the rest.
     """
-    sizes = dict(re.findall(r"(\w+)=([\w.]+)", text))
-
-    def value(key: str) -> int | None:
-        found = sizes.get(key, "")
-        return int(found) if found.isdigit() else None
-
-    heads = value("n_heads")
-    facts: dict[str, Any] = {
-        "model.name": f"{name}-{flavor}".lower(), "model.hidden": value("dim"), "model.layers": value("n_layers"),
-        "model.heads": heads, "model.kv_heads": value("n_kv_heads") or heads, "model.vocab": value("vocab_size"),
-        "model.head_dim": value("head_dim"), "model.gated": True,
-        "model.tied_embeddings": sizes.get("enable_weight_tying") == "True",
+    sizes = Settings(re.findall(r"(\w+)=([\w.]+)", text))
+    facts: dict[str, Any] = sizes.facts(_SIZES) | {
+        "model.name": f"{name}-{flavor}".lower(), "model.kv_heads": sizes.value("n_kv_heads") or sizes.value("n_heads"),
+        "model.gated": True, "model.tied_embeddings": sizes.get("enable_weight_tying") == "True",
     }  # fmt: skip
-    hidden, multiple = value("dim"), value("multiple_of")
+    hidden, multiple = sizes.value("dim"), sizes.value("multiple_of")
     if "moe_args=" in text and sizes.get("moe_enabled") != "False":
         return facts
-    if value("hidden_dim"):
-        facts["model.ffn"] = value("hidden_dim")
+    if sizes.value("hidden_dim"):
+        facts["model.ffn"] = sizes.value("hidden_dim")
     elif hidden and multiple:
         width = int(8 * hidden / 3)
         more = sizes.get("ffn_dim_multiplier", "None")
@@ -119,18 +105,14 @@ def _model(name: str, flavor: str, text: str) -> dict[str, Any]:
     return facts
 
 
-def _parallel(log: Log, mesh: dict[str, int], batch: tuple[int, ...] | None) -> None:
-    """Degrees, sharding and batch. Local batch: sequences per data parallel rank and accumulation step."""
-    tp, pp, cp = (mesh.get(name, 1) for name in ("tp", "pp", "cp"))
-    replicate, shard = mesh.get("dp_replicate", 1), mesh.get("dp_shard", 1)
-    if mesh:
-        dp = replicate * shard
-        log.facts |= {
-            "parallel.tp": tp, "parallel.pp": pp, "parallel.cp": cp, "parallel.dp": dp, "parallel.gpus": tp * pp * cp * dp,
-            "parallel.vpp": 1, "parallel.ep": mesh.get("ep", 1), "parallel.zero": 3 if shard > 1 else 0,
-            "parallel.shard": shard if replicate > 1 and shard > 1 else None,
-        }  # fmt: skip
-    if batch:
-        local, whole_batch, _, length = batch
-        log.facts |= {"batch.global": whole_batch, "model.seq": length}
-        log.facts["batch.micro"] = local if pp == 1 else 1
+def _degrees(mesh: dict[str, int]) -> dict[str, Any]:
+    """Degrees and sharding."""
+    tp, pp, cp, ep, replicate, shard = (
+        mesh.get(name, 1) for name in ("tp", "pp", "cp", "ep", "dp_replicate", "dp_shard")
+    )
+    dp = replicate * shard
+    return {
+        "parallel.tp": tp, "parallel.pp": pp, "parallel.cp": cp, "parallel.dp": dp, "parallel.gpus": tp * pp * cp * dp,
+        "parallel.vpp": 1, "parallel.ep": ep, "parallel.zero": 3 if shard > 1 else 0,
+        "parallel.shard": shard if replicate > 1 and shard > 1 else None,
+    }  # fmt: skip

@@ -5,20 +5,16 @@ from typing import Any
 from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainers.bundle import model_config
-from planner.trainers.bundle.environment import GROWING_SEGMENTS
-from planner.trainers.bundle.quoting import filled, json_text
-from planner.trainers.bundle.target import ExportJob, Rendered, Setting
+from planner.trainers.bundle.quoting import Expression, filled, json_text
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""
-INSTALL = "pip install 'transformers>=5.23,<6' 'accelerate>=1.15,<2' 'torch>=2.13' datasets"
 LAYERS = {
-    "llama": "LlamaDecoderLayer",
-    "qwen2": "Qwen2DecoderLayer",
-    "qwen3": "Qwen3DecoderLayer",
-    "qwen3_moe": "Qwen3MoeDecoderLayer",
-    "mixtral": "MixtralDecoderLayer",
-}
+    "llama": "LlamaDecoderLayer", "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer",
+    "qwen3_moe": "Qwen3MoeDecoderLayer", "mixtral": "MixtralDecoderLayer",
+}  # fmt: skip
 """Class of one transformer layer, by model_type: the families that the script was run with."""
 
 
@@ -55,56 +51,17 @@ def rendered(job: ExportJob, own: dict[str, str], training: dict[str, Any], laun
 
     ``training``: settings of training.json; ``launcher``: words before the script, of one that starts a process per GPU itself.
     """
-    work, known = job.workload, family(job.model)
+    work, kind = job.workload, family(job.model)
     settings = {
-        "sequence_length": work.sequence_length, "attention": "sdpa", "lora_rank": work.lora_rank, "offload_activations": False,
+        "training_arguments": training.pop("training_arguments"), "sequence_length": work.sequence_length,
+        "attention": "sdpa", "lora_rank": work.lora_rank, "offload_activations": False, **training,
     }  # fmt: skip
-    files = {
-        **own,
-        "training.json": json_text({"training_arguments": training.pop("training_arguments"), **settings, **training}),
-    }
-    files["train.py"] = filled("transformers", "transformers_train.txt")
-    notes = [
-        "train.py also runs TRL's SFTTrainer with the same arguments: add --sft.",
-        "Attention is torch's scaled_dot_product_attention, which picks flash attention 2 on the GPUs of the plan.",
-    ]
-    if known:
-        sizes = model_config.model_config(job.model) or {}
+    files = {**own, "training.json": json_text(settings), "train.py": filled("transformers", "transformers_train.txt")}
+    if kind:
         longest = max(job.model.max_sequence_length, work.sequence_length)
-        files["model/config.json"] = json_text({**sizes, "max_position_embeddings": longest})
-        if job.layout.recompute == Recompute.NONE:
-            notes.append(
-                "model/config.json says nothing of the base of the rotary positions: set rope_theta to your model's."
-            )
-    else:
-        notes.append(f"The planner writes no config.json for {job.model.name}: set MODEL to one that has it.")
-    words = (*launcher, "train.py", "--settings", "training.json", "--model", "$MODEL")
-    more = ("--deepspeed", "ds_config.json") if "ds_config.json" in own else ()
-    weights = "folder or hub name of the model: its config.json, and weights to start from where START=weights"
-    return Rendered(
-        files=files,
-        entry=(
-            *words,
-            *more,
-            "--start",
-            "$START",
-            "--dataset",
-            "$DATASET",
-            "--tokenizer",
-            "$TOKENIZER",
-            "--steps",
-            "$STEPS",
-        ),
-        smoke=(*words, *more, "--smoke"),
+        files["model/config.json"] = json_text({**(model_config.model_config(job.model) or {}), "max_position_embeddings": longest})
+    return run_of(
+        job, "transformers", files, family=kind, launcher=Expression(" ".join(launcher)),
         start="node" if launcher else "torchrun",
-        environment={"PYTORCH_CUDA_ALLOC_CONF": GROWING_SEGMENTS},
-        variables={
-            "MODEL": Setting("./model" if known else None, weights),
-            "START": Setting("config", "'config' starts from random weights, 'weights' from those of MODEL"),
-            "DATASET": Setting("", "folder or hub name of a data set with a column 'text'"),
-            "TOKENIZER": Setting("", "folder or hub name of the tokenizer"),
-            "STEPS": Setting("1000", "optimizer steps"),
-        },
-        notes=tuple(notes),
-        install=(INSTALL,),
-    )
+        options=Expression("--deepspeed ds_config.json" if "ds_config.json" in own else ""),
+    )  # fmt: skip

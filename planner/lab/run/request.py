@@ -1,0 +1,242 @@
+"""What the command line of ``plan validate`` asks for, checked; it is run, written and printed."""
+
+import json
+import os
+from collections.abc import Callable
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
+from datetime import date
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner import library
+from planner.errors import PlannerError
+from planner.lab.launch.place import commands
+from planner.lab.launch.state import Bar, Course, State
+from planner.lab.run.learn import learned
+from planner.lab.run.levels import Task, choose, machine_here
+from planner.lab.run.plan_question import question
+from planner.lab.run.record import complete, head
+from planner.lab.run.show import finalist_tables, learned_lines, validation_tables
+from planner.lab.run.top import Finalist, finalists, given, validate_all
+from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun, run_trainer
+from planner.plan_file import Plan, load_plan
+from planner.terminal.flags import console, print_part, progress, this_program
+from planner.timeline.priced_plan import price_plan
+from planner.trainers.reading.log_facts import LEAST_STEPS
+from planner.units import format_seconds, parse
+
+TRACED = ("full", "truncated")
+"""Levels that --trace is of."""
+
+
+@dataclass(kw_only=True)
+class Request:
+    """What is to be run of which plan, and where the result goes. Raises PlannerError for flags that contradict each other."""
+
+    plan: Plan
+    file: Path
+    rung: str
+    device: str | None
+    flags: dict[str, Any]
+    """The others by name."""
+    output: Path | None
+    as_json: bool
+
+    def __post_init__(self) -> None:
+        self.timeout = parse(self.flags["timeout"], "seconds", what="--timeout")
+        if self.timeout <= 0:
+            raise PlannerError(f"--timeout {self.flags['timeout']}: it must be above zero")
+        self.by_trainer = self._trainer_run()
+
+    def _trainer_run(self) -> TrainerRun | None:
+        """What --trainer and its fellows ask for; None without them."""
+        flags = self.flags
+        name, command, log = flags["trainer"], flags["trainer_command"], flags["trainer_log"]
+        if name is None:
+            if command or log:
+                raise PlannerError(
+                    "--trainer-command and --trainer-log need --trainer torchtitan or --trainer megatron"
+                )
+            return None
+        if command and log:
+            raise PlannerError("--trainer-log reads a run that was made, --trainer-command makes one: give one of them")
+        if flags["steps"] < LEAST_STEPS:
+            raise PlannerError(f"--steps {flags['steps']}: a median of a trainer's steps needs at least {LEAST_STEPS}")
+        if flags["trace"] is not None or flags["rank"]:
+            raise PlannerError("--trace and --rank are of the other rungs; a trainer writes its own traces")
+        if self.rung != "auto":
+            raise PlannerError(
+                f"--rung {self.rung} is of the model that is built here, --trainer runs its own: give one of them"
+            )
+        return TrainerRun(
+            trainer=name, steps=flags["steps"], warm_up=max(flags["warmup"], LEAST_WARM_UP), timeout=self.timeout,
+            command=command or "", log=log, keep_log=None if self.output is None or log else self.output.with_suffix(".log"),
+        )  # fmt: skip
+
+    def task(self, plan: Plan) -> Task:
+        """The flags, checked, and what there is to run on."""
+        _require_torch()
+        flags, trace = self.flags, self.flags["trace"]
+        if trace is not None and not trace.resolve().parent.is_dir():
+            raise PlannerError(f"--trace {trace}: there is no directory {trace.resolve().parent}")
+        return Task(
+            plan=plan, asked=question(plan), machine=machine_here(self.device, os.environ), ranks=flags["rank"],
+            steps=flags["steps"], warmup=flags["warmup"], timeout=self.timeout, parity=not flags["no_parity"], trace=trace,
+            report=self.report,
+        )  # fmt: skip
+
+    def validate(self) -> bool:
+        """Runs the plan with its trainer or on a level; whether it came to its end, True on a rank that does not report."""
+        task = None if self.by_trainer else self.task(self.plan)
+        if task is None or task.machine.place is None or task.machine.place.rank == 0:
+            _say_changed({str(self.file): self.plan})
+        found = _run(task, self.rung) if task else self.run_with_trainer(self.plan, self.by_trainer)
+        if found:
+            self.report(found)
+        return bool(found.get("outcome", "completed") == "completed")
+
+    def run_with_trainer(
+        self, plan: Plan, trainer: TrainerRun | None, shown: Callable[[State], State] = lambda state: state
+    ) -> dict[str, Any]:
+        """One plan with its trainer; limits are said before the start. ``shown`` is what a bar draws of a state."""
+        assert trainer is not None
+        with ExitStack() as stack:
+
+            def started(text: str) -> None:
+                click.echo(text, err=True)
+                stack.enter_context(bar)
+
+            bar = Bar(through=shown)
+            return run_trainer(plan, self.file, trainer, bar.show, started)
+
+    def report(self, found: dict[str, Any]) -> None:
+        """Writes and prints what was found and what it teaches; what is printed is all in the file."""
+        taught = learned(self.plan, complete(found), name=self.file.stem, date=date.today().isoformat())
+        written = {**head(self.file), **complete(taught)}
+        self.write(written)
+        self.print(written, [*validation_tables(written), *learned_lines(written, self.output)])
+        if written["failure"] is not None:
+            click.echo(f"error: {written['failure']['sentence']}", err=True)
+
+    def write(self, found: dict[str, Any]) -> None:
+        """To --output, where it is given."""
+        if self.output is not None:
+            library.write_whole(self.output, library.dump_yaml(found))
+
+    def print(self, found: dict[str, Any], tables: list[Any]) -> None:
+        """Tables, or JSON with --json."""
+        if self.as_json:
+            click.echo(json.dumps(found))
+            return
+        out = console()
+        for part in tables:
+            print_part(out, part)
+
+    # -------------------------------------------------------------------------------------------- finalists
+
+    def finalists(self) -> list[Finalist]:
+        """The plan files of --finalist, or the best plans of the job for --top; [] without either. Raises PlannerError."""
+        files, top = self.flags["finalist"], self.flags["top"]
+        if files and top:
+            raise PlannerError("--finalist says which plans are run, --top lets a search say it: give one of them")
+        if files:
+            return given(self.plan, {file: load_plan(file) for file in files})
+        if top is None:
+            return []
+        with progress("searching") as say:
+            chosen = finalists(self.plan, top, say)
+        if len(chosen) < 2:
+            raise PlannerError("--top: the search finds no other plan of this job that fits; validate the one there is")
+        return chosen
+
+    def validate_finalists(self, chosen: list[Finalist]) -> bool:
+        """Every finalist by its trainer or on the level of the plan, what is known kept after each; whether one was measured."""
+        name = self._level_of_all(chosen)
+        read = [one for one in chosen if one.own or self.flags["finalist"]]  # the others were priced just now
+        _say_changed({str(self.file) if one.own else f"finalist {one.predicted_rank}": one.plan for one in read})
+        course, today = Course("finalist", len(chosen)), date.today().isoformat()
+
+        def one(finalist: Finalist) -> dict[str, Any]:
+            number, plan = finalist.predicted_rank, finalist.plan
+            what = f"finalist {number} of {len(chosen)}{', the plan' if finalist.own else ''}"
+            click.echo(f"{what}: {format_seconds(plan.prediction.step_time_s)} per step predicted", err=True)
+            course.next()
+            if self.by_trainer is None:
+                found = _run(replace(self.task(plan), shown=course.through), name)
+            else:
+                keep = self.by_trainer.keep_log
+                log = keep and keep.with_name(f"{keep.stem}-{number}{keep.suffix}")
+                found = self.run_with_trainer(plan, replace(self.by_trainer, keep_log=log), course.through)
+            return learned(plan, complete(found), name=f"{self.file.stem}-{number}", date=today)
+
+        def keep(found: dict[str, Any]) -> None:
+            self.write({**head(self.file), **found})
+
+        ranked = validate_all(chosen, one, keep, file=self.file, rung=name)
+        self.print({**head(self.file), **ranked}, [*finalist_tables(ranked, self.output)])
+        return any(row["measured_seconds"] for row in ranked["finalists"])
+
+    def _level_of_all(self, chosen: list[Finalist]) -> str:
+        """On which level finalists are run. Raises PlannerError where they cannot be ranked."""
+        for flag, what in (("trainer_log", "is the log"), ("trace", "writes the trace")):
+            if self.flags[flag] is not None:
+                raise PlannerError(f"--{flag.replace('_', '-')} {what} of one plan, and every finalist is run")
+        if self.by_trainer is not None:
+            return "trainer"
+        task = self.task(next(one.plan for one in chosen if one.own))
+        if task.machine.place is not None:
+            raise PlannerError(
+                "finalists are started one after the other from one process: no torchrun or srun around it"
+            )
+        level, why = choose(task, self.rung)
+        if level.name == "meta":
+            raise PlannerError(f"finalists are ranked by measured steps, and rung meta measures none ({why})")
+        return level.name
+
+
+def _run(task: Task, rung: str) -> dict[str, Any]:
+    """What a level found; {} on a rank that does not report."""
+    chosen, why = choose(task, rung)
+    if task.trace is not None and chosen.name not in TRACED:
+        raise PlannerError(
+            f"--trace is of rungs {' and '.join(TRACED)}: rung {chosen.name} runs no step of all ranks ({why}); leave it out"
+        )
+    with nullcontext(lambda _: None) if chosen.shows_itself else progress(f"rung {chosen.name}") as say:
+        found = chosen.run(replace(task, why=why), say)
+    return {"rung": chosen.name, "why": why, **found} if found else {}
+
+
+def _say_changed(plans: dict[str, Plan]) -> None:
+    """Says before a run which plans, by name, no longer price as they say: what is measured of them is not compared with them."""
+    for name, plan in plans.items():
+        try:
+            price_plan(plan, where=name)
+        except PlannerError as error:
+            click.echo(f"warning: {error}; without that nothing is learned from its run", err=True)
+
+
+def many_machines(plan: Plan, nodes: int | None, device: str | None) -> str:
+    """What to type on many machines. Raises PlannerError where the ranks cannot be shared out."""
+    hardware = plan.cluster().hardware
+    count = max(1, -(-plan.num_gpus // int(hardware.gpus_per_node))) if nodes is None else nodes
+    if plan.num_gpus % count:
+        raise PlannerError(
+            f"--nodes {count}: the plan's {plan.num_gpus} GPUs cannot be shared out evenly; use a divisor"
+        )
+    program = this_program({"--print-commands"}, {"--nodes"})
+    return commands("validate", count, plan.num_gpus // count, program, on_cpu=device == "cpu" or hardware.is_cpu)
+
+
+def _require_torch() -> None:
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        raise PlannerError("plan validate needs torch 2.13; install it with: pip install 'planner[torch]'") from None
+    if tuple(found.split(".")[:2]) != ("2", "13"):
+        raise PlannerError(
+            f"plan validate was written for torch 2.13 and found {found}; install it with: pip install 'torch~=2.13.0'"
+        )

@@ -1,0 +1,247 @@
+"""Charts of one step: where its time goes, every action of the pipeline, the memory of every stage and over time."""
+
+from collections import Counter
+
+import numpy as np
+
+from planner.cost.estimate import HIDDEN, PARTS
+from planner.cost.memory.states import COMPONENTS
+from planner.explain import COMPONENT_TEXT, PART_TEXT
+from planner.plan_file import Prediction
+from planner.questions.report.document import Chart, Value, chart, columns, shown
+from planner.questions.report.subject import Subject
+from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
+from planner.timeline.step_slices import Timeline
+from planner.units import GIB
+
+UNSEEN = 0.001
+"""Parts of the step below this share are not worth a word."""
+MOST_ACTIONS = 10_000
+"""Actions that the page holds; of longer steps the begin and the end."""
+VISIBLE = 48
+"""Actions of a rank that a window shows at first: more are too narrow to be seen."""
+KIND_TEXT = {"F": "forward", "B": "backward", "I": "input gradient", "W": "weight gradient"}
+MOST_INTERVALS = 600
+"""Intervals of the memory timeline that are drawn, about; each stands for the highest of those it replaces."""
+LOSS_TEXT = PART_TEXT | {"ideal": "model FLOP at peak", "kernels": "kernels below the peak"}
+
+
+def waterfall(one: Prediction) -> list[tuple[str, float, float, float]]:
+    """Name, seconds, start and end of bars that sum to the step time.
+
+    ideal     F / P = MFU * T: model FLOP of the step on one GPU over the dense peak
+    kernels   compute - F / P: kernels run below the peak, and the slowest stage holds more than the mean
+    then      every other part of ``one.time_s``, zeros included
+
+    Communication is what is exposed; what hides behind computation is not part of the step. Only kernels can be negative: where
+    the mean over stages hides that the slowest stage is the smaller one.
+    """
+    ideal = one.mfu * one.step_time_s
+    seconds = {"ideal": ideal, "kernels": one.time_s["compute"] - ideal, **{part: one.time_s[part] for part in PARTS[1:]}}
+    ends = np.cumsum(list(seconds.values())).tolist()
+    return [(name, value, start, end) for (name, value), start, end in zip(seconds.items(), [0.0, *ends], ends, strict=False)]
+
+
+def waterfall_chart(about: Subject) -> Chart:
+    """The step time from computation at the peak rate to the whole, loss by loss."""
+    one = about.plan.prediction
+    step = one.step_time_s
+    bars = waterfall(one)
+    rows = [
+        (name, LOSS_TEXT[name], value, value / step, start, end)
+        for name, value, start, end in bars if name in ("ideal", "kernels") or value > 0
+    ]  # fmt: skip
+    rows.append(("step", "step time", step, 1.0, 0.0, step))
+    (first, lost), (second, lost_next) = [(LOSS_TEXT[bar[0]], bar[1]) for bar in sorted(bars[1:], key=lambda bar: -bar[1])[:2]]
+    reading = (
+        f"Of {shown(step, 'seconds')} per step, {shown(bars[0][1], 'seconds')} ({shown(one.mfu, 'share')}) would be needed at "
+        f"the peak rate of the GPU. The largest loss is {first} with {shown(lost, 'seconds')} ({shown(lost / step, 'share')} of "
+        "the step)"
+    )
+    if lost_next > 0.005 * step:
+        reading += f", then {second} with {shown(lost_next, 'seconds')} ({shown(lost_next / step, 'share')})"
+    hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > UNSEEN * step}
+    notes = [
+        "Kernels below the peak: matrix shapes, attention and memory-bound operators, the clock under load, and stages that "
+        "hold more than the mean."
+    ]
+    if hidden:
+        listed = ", ".join(
+            f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
+        )
+        notes.append(f"Communication that runs during the computation and costs no time of its own: {listed}.")
+    return chart(
+        "waterfall", "Where the step time goes", f"{reading}.",
+        columns(
+            "-name text, part text, seconds seconds time, share share of the step, -start seconds from, "
+            "-end seconds to"
+        ),
+        rows, notes=tuple(notes),
+    )  # fmt: skip
+
+
+def pipeline_chart(about: Subject, step: Timeline) -> Chart:
+    """Every action of every stage, and what stands around the pipeline."""
+    actions, gap = list(step.actions), None
+    if len(actions) > MOST_ACTIONS:
+        starts, ends = (np.sort([getattr(one, side) for one in actions]) for side in ("start", "end"))
+        gap = (float(starts[MOST_ACTIONS // 2]), float(ends[len(ends) - MOST_ACTIONS // 2]))
+        actions = [one for one in actions if one.start < gap[0] or one.end > gap[1]]
+    rows: list[tuple[Value, ...]] = [
+        (one.rank, KIND_TEXT[one.kind], one.stage // step.ranks, one.microbatch, one.start, one.end) for one in actions
+    ]
+    rows += [
+        (one.rank, one.kind, -1, -1, one.start, one.end)
+        for one in step.around if not one.hidden and one.end - one.start > 1e-4 * step.step_time and one.microbatch < 0
+    ]  # fmt: skip
+    totals = [step.totals(rank) for rank in range(step.ranks)]
+    counts = Counter(one.rank for one in step.actions)
+    idle = [one["bubble"] / step.step_time for one in totals]
+    most, least = int(np.argmax(idle)), int(np.argmin(idle))
+    chunks = step.stages // step.ranks
+    table = [
+        (
+            rank, counts[rank], one["compute"] + one["recompute"],
+            sum(value for name, value in one.items() if "communication" in name), one["bubble"], idle[rank],
+        )
+        for rank, one in enumerate(totals)
+    ]  # fmt: skip
+    per_rank = len(step.actions) / step.ranks
+    back = next((one.end for one in step.actions if one.rank == 0 and one.kind != "F"), step.step_time)
+    window = max(step.step_time * VISIBLE / per_rank, 1.7 * back)
+    facts = {
+        "step_s": step.step_time, "ranks": step.ranks, "chunks": chunks, "actions": len(step.actions),
+        "window_s": step.step_time if per_rank <= 1.5 * VISIBLE else min(window, step.step_time),
+        "gap_from_s": None if gap is None else gap[0], "gap_to_s": None if gap is None else gap[1],
+    }  # fmt: skip
+    notes = [
+        "Inside a pass the model knows the sums of computation and communication, not how they alternate; `--format trace` writes "
+        "every rank with its streams for Perfetto."
+    ]
+    if gap is not None:
+        between = f"{shown(gap[0], 'seconds')} to {shown(gap[1], 'seconds')}"
+        notes.insert(
+            0,
+            f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out.",
+        )
+    return chart(
+        "pipeline", "The pipeline, action by action", _pipeline_reading(step, chunks, idle, most, least),
+        columns(
+            "stage count, kind text action, chunk count virtual stage, microbatch count, start_s seconds from, "
+            "end_s seconds to"
+        ),
+        rows, facts=facts, notes=tuple(notes), table=table,
+        table_columns=columns(
+            "stage count, actions count, compute_s seconds computation, "
+            "communication_s seconds exposed communication, idle_s seconds idle in the pipeline, "
+            "idle_share share of the step"
+        ),
+    )  # fmt: skip
+
+
+def _pipeline_reading(step: Timeline, chunks: int, idle: list[float], most: int, least: int) -> str:
+    each = f"{step.num_microbatches:,} microbatch" + ("es" if step.num_microbatches != 1 else "")
+    if step.ranks == 1:
+        return f"Without a pipeline one stage runs {each}, forward and backward in turn, and never waits for another."
+    virtual = f", each with {chunks} virtual stages," if chunks > 1 else ""
+    text = f"{step.ranks} stages{virtual} work on {each}"
+    if idle[most] - idle[least] < 0.002:
+        return f"{text}; every stage idles {shown(idle[most], 'share')} of the step."
+    return (
+        f"{text}; stage {most} idles most, {shown(idle[most], 'share')} of the step, stage {least} least with "
+        f"{shown(idle[least], 'share')}."
+    )
+
+
+def memory_chart(about: Subject) -> Chart:
+    """Peak memory of every pipeline stage by component against what the card has."""
+    limit = about.plan.prediction.memory_limit_gib
+    ranks = memory_of_ranks(about.priced)
+    rows: list[tuple[Value, ...]] = []
+    table: list[tuple[Value, ...]] = []
+    for one in ranks:
+        peak = one.peak / GIB
+        for name in COMPONENTS:
+            rows.append((one.rank, COMPONENT_TEXT[name], one.memory[name] / GIB, peak, limit - peak))
+        parts = [one.memory[name] / GIB for name in COMPONENTS]
+        table.append((one.rank, one.layers, one.in_flight, *parts, peak, limit - peak))
+    worst = max(ranks, key=lambda one: one.peak)
+    leanest = min(ranks, key=lambda one: one.peak)
+    largest = max(worst.memory, key=lambda name: worst.memory[name])
+    margin = limit - worst.peak / GIB
+    left = f"a margin of {shown(margin, 'gib')}" if margin >= 0 else f"{shown(-margin, 'gib')} too much"
+    where = f"Stage {worst.rank} of {len(ranks)} needs most," if len(ranks) > 1 else "A GPU needs"
+    reading = (
+        f"{where} {shown(worst.peak / GIB, 'gib')} against {shown(limit, 'gib')} usable: {left}. The largest part is "
+        f"{COMPONENT_TEXT[largest]} with {shown(worst.memory[largest] / GIB, 'gib')}"
+    )
+    if len(ranks) > 1 and leanest.peak < 0.98 * worst.peak:
+        reading += f"; stage {leanest.rank}, the leanest, needs {shown(leanest.peak / GIB, 'gib')}"
+    chance = about.plan.prediction.out_of_memory_probability
+    notes = [
+        f"With the spread of measured memory around predictions, the chance of running out is {shown(chance, 'share')}."
+    ]
+    if len(ranks) <= 24:
+        notes.append("The number above a bar, where there is room, is what is left to the limit in GiB.")
+    given = worst.given_back / GIB
+    if given > 0.05:
+        notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
+    gib = ", ".join(f"{name} gib {COMPONENT_TEXT[name]}" for name in COMPONENTS)
+    return chart(
+        "memory", "Memory of every pipeline stage", f"{reading}.",
+        columns("stage count, component text, gib gib GiB, peak_gib gib peak, margin_gib gib margin"),
+        rows, facts={"limit_gib": limit, "stages": len(ranks), "worst": worst.rank}, notes=tuple(notes), table=table,
+        table_columns=columns(
+            f"stage count, layers count, in_flight number microbatches in flight, {gib}, peak_gib gib peak, margin_gib gib margin"
+        ),
+    )  # fmt: skip
+
+
+def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
+    """Memory of the worst stage over one step."""
+    over = memory_over_time(about.priced, step)
+    limit = about.plan.prediction.memory_limit_gib
+    static = sum(over.static.values()) / GIB
+    rows = [
+        (start, end, static, work, held, static + work + held, limit - static - work - held)
+        for start, end, work, held in _intervals(over)
+    ]  # fmt: skip
+    top = max(rows, key=lambda row: row[5])
+    first = next(
+        one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB)
+    )
+    above = sum(row[1] - row[0] for row in rows if row[5] >= 0.98 * top[5]) / over.end
+    states = ", ".join(
+        f"{COMPONENT_TEXT[name]} {shown(over.static[name] / GIB, 'gib')}"
+        for name in STATIC
+        if over.static[name] >= 0.05 * GIB
+    )
+    reading = (
+        f"Stage {over.rank} first reaches its peak of {shown(top[5], 'gib')} after {shown(first, 'seconds')} of "
+        f"{shown(over.end, 'seconds')} and is within 2 % of it for {shown(above, 'share')} of the step. "
+        f"{shown(static, 'gib')} stay the whole time; activations come and go with {shown(max(row[4] for row in rows), 'gib')} "
+        "at most."
+    )
+    drawn = columns(
+        "start_s seconds from, end_s seconds to, static_gib gib states and buffers, workspace_gib gib workspace, "
+        "activations_gib gib activations, total_gib gib together, margin_gib gib margin"
+    )
+    highest = sorted(rows, key=lambda row: -row[5])[:12]
+    return chart(
+        "memory-timeline", f"Memory of stage {over.rank} over one step", reading,
+        drawn, rows, facts={"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]},
+        notes=(f"What stays: {states}.",), table=sorted(highest), table_columns=drawn,
+        more_rows=[(rows[-1][1], *rows[-1][1:])],  # the last interval lasts to the end: areas need a point there
+    )  # fmt: skip
+
+
+def _intervals(over: MemoryTimeline) -> list[tuple[float, float, float, float]]:
+    """Start, end, workspace and activations (GiB) of what is drawn: of many neighbours the highest."""
+    ends = [one.start for one in over.moments[1:]] + [over.end]
+    found = [
+        (one.start, end, one.workspace / GIB, one.activations / GIB)
+        for one, end in zip(over.moments, ends, strict=True) if end > one.start
+    ]  # fmt: skip
+    each = -(-len(found) // MOST_INTERVALS)
+    groups = [found[at : at + each] for at in range(0, len(found), each)]
+    return [(group[0][0], group[-1][1], *max(group, key=lambda one: one[2] + one[3])[2:]) for group in groups]
