@@ -35,11 +35,13 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     kind = position(rank, pp)
     split = bool(told.computed["weight"].any())
     passes = {
-        name: {i: slower * float(told.computed[name][i]) for i in mine if split or name != "weight"}
+        (name, i): slower * float(told.computed[name][i])
         for name in ("forward", "backward", "weight")
+        for i in mine
+        if split or name != "weight"
     }
     once = float(assemble._copies(priced)[:, kind].sum()) if pp > 1 else 0.0
-    return Seen(stage=rank, **passes, once=slower * once, optimizer=slower * float(priced.shared.optimizer[kind, 0]))
+    return Seen(stage=rank, passes=passes, once=slower * once, optimizer=slower * float(priced.shared.optimizer[kind, 0]))
 
 
 @pytest.mark.parametrize(("model", "fields"), LAYOUTS)
@@ -54,7 +56,7 @@ def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: di
     computed = sum(priced_parts[name] for name in assemble.COMPUTED)
     assert told["compute"] == pytest.approx(computed, rel=1e-9) or (pp == 1 and told["compute"] > computed)
     for ranks in (range(pp), sorted({0, min(1, pp - 1), pp - 1}), [pp - 1]):
-        found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks])
+        found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks], predicted_of(priced))
         assert found.step == sum(found.parts.values()) == pytest.approx(priced.step_time, rel=1e-12)
         assert found.parts == pytest.approx(told, rel=1e-9, abs=1e-15)
         others = len({position(rank, pp) for rank in range(pp)} - {position(rank, pp) for rank in ranks})
@@ -66,7 +68,8 @@ def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[st
     """Twice the computation: twice compute and update; collectives as priced; traffic hides behind longer passes."""
     priced = priced_of(model, fields)
     pp, told = int(priced.dealt.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
-    found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)]).parts
+    whole = predicted_of(priced)
+    found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)], whole).parts
     assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(
         2 * told["optimizer"]
     )
@@ -76,7 +79,7 @@ def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[st
     if pp > 1:
         assert told["bubble"] < found["bubble"] < 2.05 * told["bubble"]
     one = assemble.assemble(
-        priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))]
+        priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))], whole
     )
     if pp > 1:  # the slowest stage sets the pace: its own passes, and the others wait
         assert one.slowest == pp - 1 and one.parts["compute"] == pytest.approx(found["compute"], rel=0.35)

@@ -55,7 +55,7 @@ def test_products_do_the_work_that_their_point_counts(monkeypatch: pytest.Monkey
 def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of all grouped products are T K, whatever the router says; the combination weighs K outputs of each token."""
     from planner.lab.profile import operator_runs
-    from planner.lab.reference import routed_experts as experts
+    from planner.lab.reference import transformer as experts
 
     rows: list[tuple[int, ...]] = []
     grouped = experts.Grouped.apply

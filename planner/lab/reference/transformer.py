@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_to_all_single, all_to_all_single_autograd, wait_tensor
 from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.lab.reference.fused_operators import ACTIVATIONS, FlashAttention, RmsNorm, Rotate, SwiGlu, exact
-from planner.lab.reference.routed_experts import Experts
+from planner.lab.reference.fused_operators import ACTIVATIONS, FlashAttention, Grouped, RmsNorm, Rotate, SwiGlu, exact
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
 
@@ -78,13 +78,10 @@ class Norm(nn.Module):
         weight = whole(self.weight)
         if self.bias is not None:
             return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
-        return RmsNorm.apply(x, weight, EPSILON) if self.fused else plain_rms_norm(x, weight)
-
-
-def plain_rms_norm(x: Tensor, weight: Tensor) -> Tensor:
-    """RMS norm in plain torch operations on a copy in at least single precision.  [transformers, LlamaRMSNorm]"""
-    wide = exact(x)
-    return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
+        if self.fused:
+            return RmsNorm.apply(x, weight, EPSILON)
+        wide = exact(x)  # in at least single precision  [transformers, LlamaRMSNorm]
+        return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
 
 
 def angles(positions: Tensor, width: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -199,6 +196,70 @@ class Mlp(nn.Module):
         if self.fused:
             return self.down(SwiGlu.apply(self.gate(x), self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
+
+
+class Experts(nn.Module):
+    """The routed experts of this rank, every ep-th part of them, whole: tokens are sorted by expert, exchanged with the ranks that
+    hold the experts, multiplied and brought back."""
+
+    def __init__(self, model: ModelSpec, ep: int, fused: bool) -> None:
+        super().__init__()
+        self.ep, self.num_experts, here = ep, model.num_experts, model.num_experts // ep
+        h, width = model.hidden_size, model.expert_ffn_size
+        self.fused = fused and model.activation == "silu"
+        self.activation = ACTIVATIONS[model.activation]
+        self.gate = nn.Parameter(torch.empty(here, width, h)) if model.gated else None
+        self.up = nn.Parameter(torch.empty(here, width, h))
+        self.down = nn.Parameter(torch.empty(here, h, width))
+
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor, group: Any, balanced: bool) -> Tensor:
+        """x (tokens, hidden); weights and chosen experts (tokens, top_k). The weighted sum of what the experts put out."""
+        tokens, top_k = chosen.shape
+        order = chosen.flatten().argsort(stable=True)
+        counts = torch.zeros(self.num_experts, dtype=torch.int64, device=x.device)
+        counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order))
+        copies = x[order // top_k]
+        if self.ep > 1:
+            out = self._exchanged(copies, counts, group, balanced)
+        else:
+            rows = [tokens * top_k // self.num_experts] * self.num_experts if balanced else counts.tolist()
+            out = self._multiply(copies, rows)
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        every = out[back].view(tokens, top_k, -1)
+        return torch.bmm(weights.to(x.dtype)[:, None], every)[:, 0]
+
+    def _exchanged(self, copies: Tensor, counts: Tensor, group: Any, balanced: bool) -> Tensor:
+        """Rows go to the ranks of their experts, lie there by expert, and come back."""
+        here = self.num_experts // self.ep
+        theirs = wait_tensor(all_to_all_single(counts, None, None, group))
+        each = copies.shape[0] // self.num_experts
+        table, sent = [[each] * here] * self.ep, [each * here] * self.ep
+        if not balanced:
+            table, sent = theirs.view(self.ep, here).tolist(), counts.view(self.ep, here).sum(1).tolist()
+        got = [sum(row) for row in table]
+        mine = wait_tensor(all_to_all_single_autograd(copies, got, sent, group))
+        by_expert = self._by_expert(table, mine.device)
+        out = self._multiply(mine[by_expert], [sum(row[e] for row in table) for e in range(here)])
+        back = torch.empty_like(by_expert)
+        back[by_expert] = torch.arange(len(by_expert), device=by_expert.device)
+        return wait_tensor(all_to_all_single_autograd(out[back], sent, got, group))
+
+    @staticmethod
+    def _by_expert(table: list[list[int]], device: torch.device) -> Tensor:
+        """Places of the received rows, which lie by sender and then by expert, in the order of the experts."""
+        sizes = [rows for row in table for rows in row]
+        parts, here = torch.arange(sum(sizes), device=device).split(sizes), len(table[0])
+        return torch.cat([part for expert in range(here) for part in parts[expert::here]])
+
+    def _multiply(self, x: Tensor, rows: list[int]) -> Tensor:
+        """The MLP of each expert on its rows."""
+        up = Grouped.apply(x, self.up, rows)
+        if self.gate is None:
+            return Grouped.apply(self.activation(up), self.down, rows)
+        gate = Grouped.apply(x, self.gate, rows)
+        inner = SwiGlu.apply(gate, up) if self.fused else self.activation(gate) * up
+        return Grouped.apply(inner, self.down, rows)
 
 
 class Mixture(nn.Module):

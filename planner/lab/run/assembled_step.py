@@ -42,12 +42,9 @@ class Seen:
 
     stage: int
     """Pipeline rank."""
-    forward: dict[int, float]
-    """Seconds per microbatch by virtual stage; the loss counts to the last."""
-    backward: dict[int, float]
-    """The same, input and weight gradients together."""
-    weight: dict[int, float]
-    """The part of it that is weight gradients, where the schedule computes them apart; else empty."""
+    passes: dict[tuple[str, int], float]
+    """Seconds per microbatch by pass and virtual stage: forward (the loss counts to the last), backward (input and weight
+    gradients together), weight (the part of it that is weight gradients, where the schedule computes them apart)."""
     once: float
     """Seconds per step that both passes took beyond microbatches times the above."""
     optimizer: float
@@ -146,21 +143,19 @@ def predicted_step(priced: Priced, predicted: Predicted) -> Assembled:
     return assemble(priced, (), predicted)
 
 
-def assemble(priced: Priced, seen: Sequence[Seen], predicted: Predicted | None = None) -> Assembled:
-    """The step of a layout from what some of its ranks computed.
+def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assembled:
+    """The step of a layout from what some of its ranks computed and what is predicted of the whole.
 
     Stages that were not measured take the predicted computation times measured over predicted of a stage of the same
     kind (first, middle, last), or of all measured ones where their kind was not.
     """
-    whole, layout = predicted or predicted_of(priced), priced.dealt
+    layout = priced.dealt
     pp, m = int(layout.pp), int(layout.num_microbatches)
     kinds = np.array([position(rank, pp) for rank in whole.ranks])
     ratios, borrowed = _ratios(pp, whole, seen)
     computed = {name: seconds * ratios[name][kinds] for name, seconds in whole.computed.items()}
-    for one in seen:
-        for name in computed:
-            for stage, seconds in getattr(one, name).items():
-                computed[name][stage] = seconds
+    for (name, stage), seconds in (item for one in seen for item in one.passes.items()):
+        computed[name][stage] = seconds
     passes = np.array([computed["forward"], computed["backward"]])
     forward, backward = passes + sum(whole.exchanged.values())
     slowest = int(np.bincount(whole.ranks, forward + backward).argmax())
@@ -197,9 +192,8 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     sums = {name: np.zeros((2, 3)) for name in (*whole.computed, "optimizer")}
     for one in seen:
         kind = position(one.stage, pp)
-        for name, expected in whole.computed.items():
-            for stage, seconds in getattr(one, name).items():
-                sums[name][:, kind] += seconds, expected[stage]
+        for (name, stage), seconds in one.passes.items():
+            sums[name][:, kind] += seconds, whole.computed[name][stage]
         sums["optimizer"][:, kind] += one.optimizer, whole.update[kind]
     measured = sorted({position(one.stage, pp) for one in seen})
     missing = [kind for kind in range(3) if kind not in measured]

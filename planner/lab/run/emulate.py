@@ -7,7 +7,6 @@ timed it does not. Time of the copies is taken off every pass: what is left is t
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import statistics
@@ -22,7 +21,7 @@ import torch
 from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
-from planner.lab.run.clock import Clock, Timed, TimedSteps, memory, reset_memory
+from planner.lab.run.clock import Clock, TimedSteps, memory, reset_memory
 from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
@@ -30,9 +29,12 @@ from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
 from planner.lab.run.rate import Core, host_seconds
 from planner.lab.run.workers import Pipe
+from planner.units import KILO
 
 Key = tuple[str, int, int]
 """Kind of a span, virtual stage, microbatch."""
+PASSES = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
+"""Spans that are passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,24 +104,17 @@ class Emulation:
 
     def seen(self) -> Seen:
         """Medians over the steps."""
-        found: dict[str, dict[int, float]] = {"forward": {}, "backward": {}, "weight": {}}
-        for (name, stage), values in self.samples.items():
-            found[name][stage] = statistics.median(values)
-        passes = self.microbatches * sum(sum(found[name].values()) for name in ("forward", "backward"))
-        once, optimizer = statistics.median(self.totals) - passes, statistics.median(self.updates)
-        return Seen(stage=self.stage, **found, once=once, optimizer=optimizer)
+        passes = {key: statistics.median(values) for key, values in self.samples.items()}
+        each = sum(seconds for (name, _), seconds in passes.items() if name != "weight")
+        once = statistics.median(self.totals) - self.microbatches * each
+        return Seen(stage=self.stage, passes=passes, once=once, optimizer=statistics.median(self.updates))
 
     def add(self, own: dict[Key, float]) -> None:
         """One step's times, halves of a backward pass joined."""
         for (kind, stage, number), seconds in own.items():
-            if kind == "F":
-                self.samples["forward", stage].append(seconds)
-            elif kind == "B":
-                self.samples["backward", stage].append(seconds)
-            elif kind == "I":
-                self.samples["backward", stage].append(seconds + own.get(("W", stage, number), 0.0))
-            elif kind == "W":
-                self.samples["weight", stage].append(seconds)
+            if kind in PASSES:
+                half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
+                self.samples[PASSES[kind], stage].append(seconds + half)
         self.totals.append(own["passes", -1, -1])
         self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 
@@ -132,19 +127,25 @@ class OwnClock(Clock):
         self._fakes = fakes
 
     def _now(self) -> Any:
-        now = super()._now()
-        if self.cuda:
-            now.copies = len(self._fakes.log)
-            return now
-        wall, processor, thread = now
-        return wall, processor - self._fakes.spent, thread - self._fakes.spent
-
-    def _timed(self, kind: str, stage: int, number: int, origin: Any, begun: Any, ended: Any) -> Timed:
-        one = super()._timed(kind, stage, number, origin, begun, ended)
         if not self.cuda:
-            return one
-        copies = [times for _, _, times in self._fakes.log[begun.copies : ended.copies]]
-        return dataclasses.replace(one, seconds=one.seconds - seconds_of(copies))
+            wall, processor, thread = super()._now()
+            return wall, processor - self._fakes.spent, thread - self._fakes.spent
+        event = self._spare.pop() if self._spare else _Event(enable_timing=True)
+        event.log, event.copies = self._fakes.log, len(self._fakes.log)
+        event.record()
+        return event
+
+
+class _Event(torch.cuda.Event):
+    """An event of a GPU that knows the local copies before it."""
+
+    log: list[Any]
+    copies: int
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds until another one, without the local copies between both."""
+        copies = [times for _, _, times in self.log[self.copies : end_event.copies]]
+        return float(super().elapsed_time(end_event)) - seconds_of(copies) * KILO
 
 
 def emulate(alone: Alone, split: Split, rank: int, pipe: Pipe | None = None) -> Emulation:
@@ -247,7 +248,7 @@ class LoneRank:
     def took(self, batch: list[Any]) -> None:
         """Keeps the times of one step, here and where this process was started: of the stream on a GPU, of the processor on a
         CPU, because on shared cores wall time says little, and at the rate of its profile."""
-        own = {(t.kind, t.stage, t.microbatch): t.seconds if self.clock.cuda else t.processor for t in self.clock.resolve(batch)}
+        own = {(t.kind, t.stage, t.microbatch): t.processor for t in self.clock.resolve(batch)}
         slowed = self.core.ended() if self.core is not None else None
         if slowed is not None:
             own["passes", -1, -1] -= slowed.worked

@@ -129,18 +129,9 @@ def step_of(split: Split) -> int:
     One rank accumulates from the second microbatch on; 1F1B and its kin have at most 2 p + 1 (interleaved: rounds of p)
     in flight; GPipe all.
     """
-    count = split.num_microbatches
-    if split.pp == 1:
-        return min(count, 2)
-    if split.schedule == "GPipe":
-        return count
-    if split.schedule == "1F1B":
-        return min(count, split.pp + 1)
-    if split.schedule == "Interleaved1F1B":
-        rounds = max(1, count // split.pp)
-        per_round = count // rounds
-        return per_round * min(rounds, 3)
-    return min(count, 2 * split.pp + 1)
+    count, pp = split.num_microbatches, split.pp
+    most = {"GPipe": count, "1F1B": pp + 1, "Interleaved1F1B": 3 * (count // max(1, count // pp))}
+    return min(count, 2 if pp == 1 else most.get(split.schedule, 2 * pp + 1))
 
 
 @contextmanager

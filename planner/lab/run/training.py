@@ -18,9 +18,8 @@ from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn import functional
 
 from planner.lab.reference.fused_operators import VocabularyLoss
-from planner.lab.reference.routed_experts import Experts
 from planner.lab.reference.split import Split
-from planner.lab.reference.transformer import FORWARD, Part, Place, angles
+from planner.lab.reference.transformer import FORWARD, Experts, Part, Place, angles
 from planner.lab.run.parallel import Meshes, shard_states, split_tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
