@@ -7,7 +7,7 @@ from pathlib import Path
 from planner import library
 from planner.cost.estimate import estimate
 from planner.errors import PlannerError
-from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
+from planner.layout import FIELDS, Layout
 from planner.plan_file import predict
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, search
@@ -131,18 +131,13 @@ def command(job: ExportJob, found: ExportJob, file: Path) -> str:
     words = [f"plan estimate {file}"]
     if found.plan.trainer != job.plan.trainer:
         words.append(f"--trainer {found.plan.trainer}")
-    mine, other = job.layout.columns(), found.layout.columns()
+    before, after = job.layout.to_dict(), found.layout.to_dict()
     for name in FIELDS:
-        value = int(other[name])
-        if value == int(mine[name]) or name == "num_microbatches":
+        if before[name] == after[name] or name == "num_microbatches":
             continue
-        flag = f"--{name.replace('_', '-')}"
-        if name in NAMES:
-            words.append(f"{flag} {NAMES[name][value]}")
-        elif name in BOOLEANS:
+        flag, value = f"--{name.replace('_', '-')}", after[name]
+        if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
-        elif name == "recompute_modules":
-            words.append(f"{flag} '{','.join(module_names(value))}'")
         else:
-            words.append(f"{flag} {value}")
+            words.append(f"{flag} '{','.join(value)}'" if isinstance(value, list) else f"{flag} {value}")
     return " ".join([*words, f"--output {file.with_name(f'{file.stem}-{found.plan.trainer}.yaml')}"])

@@ -69,8 +69,8 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
 
     found = jinja2.Environment(
         loader=jinja2.FunctionLoader(source), undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",
-    )  # fmt: skip  (bash has ${#name})
+        lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",  # bash has ${#name}
+    )  # fmt: skip
     found.filters |= {"shell_message": shell_message, "plain": Expression}
     return found
 

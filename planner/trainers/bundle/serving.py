@@ -16,7 +16,7 @@ from planner.model import ModelSpec
 from planner.rules import divisors
 from planner.trainers.bundle.model_config import config_text
 from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.bundle.target import ExportJob, Rendered, layer_parameters
 from planner.units import GIB
 
 VENDORS = ("NVIDIA", "AMD")
@@ -127,15 +127,7 @@ def _layout(job: ExportJob, tp: int, pp: int, dp: int, nodes: int, sequences: in
 def weight_bytes(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> float:
     """Bytes of weights on the fullest GPU. Without expert parallelism experts are cut over all tp dp ranks."""
     counts = count_parameters(model)
-    repeat = max(tp / model.num_kv_heads, 1.0) - 1.0
-    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
-    dense = attention + counts.mlp_sharded / tp + counts.mlp_replicated
-    sparse = (
-        attention
-        + counts.shared_experts / tp
-        + counts.router
-        + model.num_experts * counts.expert / (ep if ep > 1 else tp * dp)
-    )
+    dense, sparse = layer_parameters(model, tp, ep if ep > 1 else tp * dp)
     stages = [range(rank * model.num_layers // pp, (rank + 1) * model.num_layers // pp) for rank in range(pp)]
     layers = [sum(sparse if model.is_moe_layer(i) else dense for i in stage) for stage in stages]
     layers[0] += counts.input_embedding / tp + counts.position_embedding
