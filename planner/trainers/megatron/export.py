@@ -65,18 +65,12 @@ def _model(job: ExportJob) -> mcore.Fields:
     m, fields = job.model, mcore.sizes(job)
     if m.clamped_activation:  # gpt-oss: x sigmoid(1.702 x) of the clamped gate times the clamped rest plus one
         fields |= {"quick_geglu": True, "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
-    elif _ACTIVATIONS.get((m.activation, m.gated)):
-        fields[_ACTIVATIONS[m.activation, m.gated]] = True
+    elif flag := mcore.ACTIVATION_FLAGS.get((m.activation, m.gated)):
+        fields[flag] = True
     return fields | {
         "disable_bias_linear": not m.linear_bias, "add_qkv_bias": m.qkv_bias,
         "untie_embeddings_and_output_weights": not m.tied_embeddings, "mtp_num_layers": m.mtp_layers or None,
     }  # fmt: skip
-
-
-_ACTIVATIONS = {
-    ("silu", True): "swiglu", ("gelu", True): "quick_geglu", ("gelu", False): "", ("relu2", False): "squared_relu",
-}  # fmt: skip
-"""(activation, gated) -> flag; GELU without gate is Megatron's default and has none."""
 
 
 def _parallelism(job: ExportJob) -> mcore.Fields:
@@ -119,22 +113,7 @@ def _kernels(job: ExportJob) -> mcore.Fields:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-LM cannot run, with its rule."""
-    m, found = job.model, core_refusals(job, "Megatron-LM")
-    if (m.activation, m.gated) not in _ACTIVATIONS:
-        found.append(
-            f"{m.name} has {'gated ' if m.gated else ''}{m.activation}, for which Megatron-LM has no flag; use --to megatron-bridge"
-        )
-    if m.position == "learned" and job.workload.sequence_length > m.num_position_embeddings:
-        found.append(
-            f"sequences of {job.workload.sequence_length} tokens, but {m.name} learned {m.num_position_embeddings} positions "
-            "(--max-position-embeddings); use shorter sequences"
-        )
-    if mcore.fused_loss(job):  # arguments.py: "disabled due to stability issues"
-        found.append(
-            f"loss_passes {job.trainer.kernels.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer "
-            "Engine's fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
-        )
-    return found
+    return core_refusals(job, "Megatron-LM")
 
 
 def shell_array(name: str, groups: Sequence[Group]) -> list[str]:
