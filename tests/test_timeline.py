@@ -22,8 +22,8 @@ from planner.layout import Layout, Schedule
 from planner.plan_file import Plan
 from planner.questions.report.trace import trace_of
 from planner.rules import Job
+from planner.timeline.passes import STREAM_OF_PART, STREAMS, rank_of_kind
 from planner.timeline.priced_plan import Priced, price, price_plan
-from planner.timeline.slices import STREAM_OF_PART, STREAMS, rank_of_kind
 from planner.timeline.stage_memory import (
     memory_of_ranks,
     memory_over_time,

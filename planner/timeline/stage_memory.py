@@ -21,8 +21,8 @@ from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
+from planner.timeline.passes import rank_of_kind, stage_kind
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import rank_of_kind, stage_kind
 from planner.timeline.step_slices import Timeline
 
 STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")

@@ -21,9 +21,8 @@ from planner.cost.pipeline.schedule_walk import Span, walk
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
 from planner.layout import Layout
-from planner.timeline.passes import pieces_by_action
+from planner.timeline.passes import Piece, Slice, pieces_by_action, stage_kind
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import Piece, Slice, stage_kind
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""

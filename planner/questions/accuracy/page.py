@@ -13,6 +13,7 @@ from planner import library
 from planner.questions.accuracy.floor import KINDS
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import statistics
+from planner.questions.report.markdown import table as markdown_table
 from planner.terminal import tables
 from planner.terminal.pictures import new_figure, write_picture
 
@@ -224,14 +225,9 @@ def headline(summary: Mapping[str, Any]) -> str:
     )
 
 
-def markdown(table: Table) -> str:
+def markdown(one: Table) -> str:
     """A table in Markdown: the first column left, the others right."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
-
-    rule = "| " + " | ".join(["---", *["---:"] * (len(table.headings) - 1)]) + " |"
-    return "\n".join([line(table.headings), rule, *map(line, table.rows)])
+    return markdown_table(one.headings, one.rows, "---:")
 
 
 def link(where: str) -> str:

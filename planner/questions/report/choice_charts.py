@@ -26,16 +26,14 @@ def plural(number: int, word: str) -> str:
 def heatmap_chart(about: Subject) -> Chart:
     """The best step time of every TP x PP, and why there is none."""
     limit = about.plan.prediction.memory_limit_gib
-    best = min(cell.best.step_time_s for cell in about.landscape.cells if cell.best and cell.best.fits) if any(
-        cell.best and cell.best.fits for cell in about.landscape.cells
-    ) else None  # fmt: skip
+    times = [cell.best.step_time_s for cell in about.landscape.cells if cell.best and cell.best.fits]
     rows: list[tuple[Value, ...]] = []
     for cell in about.landscape.cells:
         state, text, why = _cell(cell, limit)
         mine = (cell.tp, cell.pp) == (about.plan.layout.tp, about.plan.layout.pp)
         time = cell.best.step_time_s if cell.best and state == "fits" else None
         layout = layout_text(cell.best.layout) if cell.best else ""
-        behind = None if time is None or best is None else time / best - 1.0
+        behind = None if time is None else time / min(times) - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
     return Chart(
         "heatmap", "Best step time by tensor and pipeline degree", _heatmap_reading(about, rows),

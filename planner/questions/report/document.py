@@ -15,9 +15,6 @@ DIGITS = 6
 TABLE_ROWS = 120
 """Rows of a chart that its table shows."""
 
-KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "text", "flag")
-"""What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
-
 Value = float | int | str | bool | None
 
 
@@ -60,7 +57,7 @@ class Column:
     title: str
     """Heading, with the unit where it has one."""
     kind: str
-    """One of KINDS."""
+    """seconds, share (a part of 1), signed_share, gib, rate (tokens/s), count (a whole number), number, text or flag."""
     in_table: bool = True
     """The table for people shows it."""
 
@@ -139,19 +136,23 @@ class Chart:
         return data
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
-    """One number of the heading."""
+    """One number of the heading, rounded."""
 
     label: str
     value: Value
     kind: str
-    text: str
-    """The value for people, with its unit."""
     note: str
     """What it means or where it comes from, in a few words."""
+    text: str = ""
+    """The value for people, with its unit."""
     alarm: bool = False
     """It speaks against the plan."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text or shown(self.value, self.kind))
+        object.__setattr__(self, "value", rounded(self.value))
 
 
 @dataclass(frozen=True, kw_only=True)

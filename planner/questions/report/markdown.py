@@ -1,5 +1,7 @@
 """The report as Markdown: for an issue, a wiki or a mail; the same document as the page."""
 
+from collections.abc import Iterable, Sequence
+
 from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
 
@@ -42,10 +44,10 @@ def _chart_table(chart: Chart) -> str:
     return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."
 
 
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; a bar in a cell is escaped."""
+def table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
+    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
 
-    def line(cells: list[str]) -> str:
+    def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
-    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)])
+    return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
