@@ -80,7 +80,7 @@ class Changes(Answer["WhatIf"]):
 
         Raises PlannerError.
         """
-        from planner.questions.what_if.sweep_plot import sweep_plot
+        from planner.questions.what_if.show import sweep_plot
 
         return sweep_plot(self.found, Path(picture))
 
