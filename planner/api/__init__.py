@@ -117,7 +117,7 @@ class Changes(Answer["WhatIf"]):
 
         Raises PlannerError.
         """
-        from planner.questions.what_if.sweep_plot import sweep_plot
+        from planner.questions.what_if.show import sweep_plot
 
         return sweep_plot(self.found, Path(picture))
 
@@ -256,8 +256,7 @@ def calibrate(
     """
     from planner.hardware import load_hardware
     from planner.questions.calibrate.numbers import calibrate as fit
-    from planner.questions.calibrate.output import Calibrated, shared_trainer, write
-    from planner.questions.calibrate.replan import replan
+    from planner.questions.calibrate.output import Calibrated, replan, shared_trainer, write
     from planner.questions.calibrate.show import print_calibrated
     from planner.questions.calibrate.sources import given_of, read_measured
     from planner.trainer import load_trainer
