@@ -12,7 +12,7 @@ import numpy as np
 
 from planner.arrays import NDArray
 from planner.errors import PlannerError
-from planner.schema import group, one_of, own_reader, value_of, within
+from planner.schema import Rule, group, one_of, value_of, within
 
 Column = int | NDArray[np.integer]
 """An integer, or a column of integers: one per candidate."""
@@ -242,7 +242,7 @@ _KINDS: dict[str, Any] = {
     **{name: Annotated[int, within(0 if name in MAY_BE_ZERO else 1, LARGEST)] for name in FIELDS},
     **{name: Annotated[str, one_of(*texts.values())] for name, texts in NAMES.items()},
     **dict.fromkeys(BOOLEANS, bool),
-    "recompute_modules": Annotated[int, own_reader(lambda names, where: module_mask(names, where=where))],
+    "recompute_modules": Annotated[int, Rule(reader=lambda names, where: module_mask(names, where=where))],
     "zero": Annotated[int, within(0, 3)],
     "offload_optimizer": Annotated[int, within(0, 100)],
 }

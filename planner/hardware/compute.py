@@ -8,7 +8,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.schema import Bandwidth, Bytes, FlopRate, Positive, Seconds, Text, Watts, check_keys, keys, own_reader
+from planner.schema import Bandwidth, Bytes, FlopRate, Positive, Rule, Seconds, Text, Watts, check_keys, keys
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -72,7 +72,7 @@ class Compute:
     """cuBLAS and cuBLASLt workspaces, bytes per process."""
     gemm: dict[str, GemmCurve]
     """By recipe: bf16, fp8 (per-tensor, dynamic), fp8_block, nvfp4."""
-    attention: Annotated[dict[tuple[str, str, str], AttentionCurve], own_reader(_attention_curves)]
+    attention: Annotated[dict[tuple[str, str, str], AttentionCurve], Rule(reader=_attention_curves)]
     """By (kernel, dtype, pass)."""
     kernels: dict[str, Any] = field(default_factory=dict)
     """Attention kernels that are the best one, and ``slowdown`` of those known only relative to the best."""

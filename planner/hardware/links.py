@@ -8,7 +8,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import COLLECTIVES, CollectiveCurve, Column, NetworkCurve, bus_factor, column, index, least_factor
 from planner.hardware.overlap import LINKS, MeasuredOverlap
-from planner.schema import Bandwidth, Bytes, Positive, Seconds, check_keys, keys, own_reader
+from planner.schema import Bandwidth, Bytes, Positive, Rule, Seconds, check_keys, keys
 
 
 def _collective_curves(data: object, where: str) -> dict[str, CollectiveCurve]:
@@ -39,7 +39,7 @@ class Links:
     """Per node, all sockets, bytes/s; an assumption likewise."""
     cpu_adam_bandwidth_fraction: Positive
     """Part of host_memory_bandwidth that an optimizer step on the CPU reaches (28 bytes per parameter)."""
-    scale_up: Annotated[dict[str, CollectiveCurve], own_reader(_collective_curves)]
+    scale_up: Annotated[dict[str, CollectiveCurve], Rule(reader=_collective_curves)]
     """Measured collectives inside one domain."""
     scale_out: Annotated[dict[str, NetworkCurve], keys(COLLECTIVES)]
     """Constants of collectives across nodes."""
