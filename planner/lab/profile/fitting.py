@@ -74,8 +74,8 @@ def columns(rows: Sequence[Measured], *names: str) -> list[Column]:
 def fitted(
     residual: Callable[[Column], Any], start: Any, low: Any, high: Any, *, scale: float = 0.1, **more: Any
 ) -> Any:
-    """scipy's result: the constants ``x`` of least robust residual and its ``cost``; start and bounds are logarithms, ``scale`` is the
-    relative error beyond which a point counts as disturbed."""
+    """scipy's result: the constants ``x`` of least robust residual and its ``cost``; start and bounds are logarithms,
+    ``scale`` is the relative error beyond which a point counts as disturbed."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     return least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)

@@ -277,8 +277,9 @@ def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) ->
             "scale_recipe_b": kind if pass_ == "wgrad" else other,
         }  # fmt: skip
     scale_type, block = (torch.float8_e8m0fnu, 32) if dtype == "mxfp8" else (torch.float8_e4m3fn, 16)
-    kind, place = kinds.BlockWise1x32, places.SWIZZLE_32_4_4
-    found = {}
+    kind: Any = kinds.BlockWise1x32
+    place: Any = places.SWIZZLE_32_4_4
+    found: dict[str, Any] = {}
     for side, length in (("a", rows), ("b", columns)):
         tall, wide = (size * math.ceil(x / size) for x, size in zip((length, depth // block), SCALE_TILE, strict=True))
         scale: Any = torch.ones(tall * wide, device=device).to(scale_type)
