@@ -6,6 +6,7 @@ Fits are made on logarithms of positive constants and judged on relative errors:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -59,6 +60,11 @@ def of(measured: Sequence[Measured], family: str, **wanted: object) -> list[Meas
         row for row in measured
         if row.point.family == family and all(row.point.values.get(name) == value for name, value in values.items())
     ]  # fmt: skip
+
+
+def spread_of(rows: Sequence[Measured]) -> float:
+    """Half the interval over the median, the median over points, in percent."""
+    return short(100.0 * median(row.spread for row in rows), 3)
 
 
 def seconds(rows: Sequence[Measured]) -> Column:
