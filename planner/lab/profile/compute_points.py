@@ -196,7 +196,7 @@ def chain_points(model: str, sequence_length: int | None) -> list[Point]:
         columns["swiglu"] = spec.ffn_size
     if spec.position == "rope" and not spec.is_mla:
         columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    more: dict[str, Value] = {"head_dim": spec.head_dim, "dtype": "fp32"}
+    more: dict[str, Any] = {"head_dim": spec.head_dim, "dtype": "fp32"}
     return [
         Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
         for op, width in columns.items()
@@ -228,9 +228,9 @@ def weighed(
 ) -> list[Point]:  # fmt: skip
     """Points of all models on all numbers of GPUs (they decide tp and micro batch), the largest share of a step first.
 
-    The weight of a point is its largest share of the predicted step time in any layout. ``sequence_length`` None is the model's own, at most 8192;
-    ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most: more only takes
-    longer. Raises PlannerError.
+    The weight of a point is its largest share of the predicted step time in any layout. ``sequence_length`` None is the
+    model's own, at most 8192; ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most:
+    more only takes longer. Raises PlannerError.
     """
     points: list[Point] = []
     for model, count in product(models, gpus):
@@ -320,6 +320,7 @@ class Shapes:
         dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
+        size: tuple[float, float, str]
         if kind == "norm":
             size = self._rows(moved, 2.0 * e, columns), columns, dtype
             return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
@@ -335,7 +336,8 @@ class Shapes:
             width = float(model.vocab_size) / first(shard.tp)
             size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
             points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
-            return [*points, definitions.memory_bound(*definitions.WHOLE_LOSS, *size, 0.5 * both)]
+            op, pass_ = definitions.WHOLE_LOSS
+            return [*points, definitions.memory_bound(op, pass_, *size, 0.5 * both)]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]

@@ -68,8 +68,8 @@ def _timed(run: Run, device: str, budget_s: float, *, streams: bool = False) -> 
 def layers(models: Sequence[str]) -> Run:
     """What the other ranks of a CPU do while rank 0 measures alone: a layer of the models forward and backward in one thread.
 
-    They compute as they do in a step: a core whose neighbours sleep is up to twice as quick, and not equally for products, attention
-    and what only moves bytes, so that no one factor makes up for it. GPUs share none of that.
+    They compute as they do in a step: a core whose neighbours sleep is up to twice as quick, and not equally for products,
+    attention and what only moves bytes, so that no one factor makes up for it. GPUs share none of that.
     """
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])

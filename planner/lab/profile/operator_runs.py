@@ -38,13 +38,11 @@ BLOCK = 128
 
 
 def operator(point: Point, device: str) -> Run:
-    """The callable of a point of a family of operators. Raises PlannerError."""
+    """The callable of a point of a family of operators. Raises PlannerError, KeyError where there is no such operator."""
     makers = {
         "gemm": _gemm, "grouped_gemm": _grouped, "attention": _attention, "memory_bound": memory_bound, "layer": layer,
         "chain": chain,
     }  # fmt: skip
-    if point.family not in makers:
-        raise PlannerError(f"'{point.family}' is no family of operators; known: {', '.join(makers)}")
     precision(point["dtype"])
     return makers[point.family](point, device)
 
@@ -80,7 +78,7 @@ def added(total: Any, gradient: Any, inputs: Any) -> Run:
 def grouped_kernel(point: Point, device: str) -> str:
     """How groups are multiplied: torch's grouped kernel on a GPU (Ampere or newer), one GEMM after the other elsewhere or
     where the key says so. The grouped kernel does not add to a gradient: another kernel does."""
-    if point.values.get("kernel") == "loop" or device != "cuda" or not hasattr(F, "grouped_mm"):
+    if point.values.get("kernel") == "loop" or device != "cuda":
         return "loop"
     return "grouped_mm, then added" if point["pass"] == ACCUMULATING else "grouped_mm"
 
@@ -237,8 +235,6 @@ def _scaled_gemm(point: Point, device: str) -> Run:
         raise PlannerError(f"{point.label}: {dtype} needs columns and depth that are multiples of {by}")
     _needs_gpu(point, device)
     plain = dtype in ("fp8", "fp8_row")
-    if not plain and not hasattr(F, "scaled_mm"):
-        raise PlannerError(f"{point.label}: products with block scales need torch 2.10 or newer")
 
     def one() -> Run:
         left, right = _operand(rows, depth, dtype, device), _operand(columns, depth, dtype, device)
@@ -267,18 +263,18 @@ def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) ->
     weight gradient multiplies two of the former.  [DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
     rows, columns, depth = shape
     kinds, places = F.ScalingType, F.SwizzleType
+    found: dict[str, Any] = {}
     if dtype == "fp8_block":
-        blocks, kind, other = depth // BLOCK, kinds.BlockWise1x128, kinds.BlockWise128x128
+        blocks, one_row, tile = depth // BLOCK, kinds.BlockWise1x128, kinds.BlockWise128x128
         left, right = (torch.ones(blocks, size, device=device).t() for size in (rows, columns))
+        found = {"scale_a": left, "scale_b": right, "scale_recipe_a": one_row, "scale_recipe_b": one_row}
         if pass_ != "wgrad":
             right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()  # whole fours of blocks
-        return {
-            "scale_a": left, "scale_b": right, "scale_recipe_a": kind,
-            "scale_recipe_b": kind if pass_ == "wgrad" else other,
-        }  # fmt: skip
+            found |= {"scale_b": right, "scale_recipe_b": tile}
+        return found
     scale_type, block = (torch.float8_e8m0fnu, 32) if dtype == "mxfp8" else (torch.float8_e4m3fn, 16)
-    kind, place = kinds.BlockWise1x32, places.SWIZZLE_32_4_4
-    found = {}
+    kind: Any = kinds.BlockWise1x32
+    place: Any = places.SWIZZLE_32_4_4
     for side, length in (("a", rows), ("b", columns)):
         tall, wide = (size * math.ceil(x / size) for x, size in zip((length, depth // block), SCALE_TILE, strict=True))
         scale: Any = torch.ones(tall * wide, device=device).to(scale_type)

@@ -110,7 +110,8 @@ def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
     sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "edp": world // (pp * ep)}
     found: dict[Pattern, set[str]] = {}
     for kind, ops in ASKED.items():
-        for n, stride in set(zip(*(a.tolist() for a in np.broadcast_arrays(sizes[kind], distances[kind])), strict=True)):
+        ns, apart = np.broadcast_arrays(sizes[kind], np.asarray(distances[kind]))
+        for n, stride in set(zip(ns.tolist(), apart.tolist(), strict=True)):
             if n > 1 and n * stride <= world:
                 found.setdefault(Pattern(n=n, stride=int(stride)), set()).update(ops)
     return {pattern: tuple(op for op in OPERATIONS if op in found[pattern]) for pattern in sorted(found)}

@@ -18,11 +18,10 @@ import torch
 import torch.distributed as dist
 
 from planner.detect import processor
-from planner.errors import PlannerError, UnknownNameError
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
 from planner.lab.launch.watch import Watch
-from planner.lab.profile.patterns import DTYPE_BYTES, OPERATIONS, Pattern
+from planner.lab.profile.patterns import DTYPE_BYTES, Pattern
 from planner.lab.profile.tensors import DTYPES
 
 CONTROL_SECONDS = 7 * 86400.0
@@ -187,7 +186,6 @@ class Buffers:
     """Two byte buffers of ``capacity`` bytes and some more on one device, reused by every operation."""
 
     def __init__(self, capacity: int, device: str) -> None:
-        self.capacity = capacity
         slack = capacity + 4 * 4096  # uneven divisions round each of up to 4096 ranks' parts up by an element
         self.source = torch.zeros(slack, dtype=torch.uint8, device=device)
         self.result = torch.zeros(slack, dtype=torch.uint8, device=device)
@@ -207,10 +205,6 @@ class Operation:
     """One collective or transfer of ``size`` bytes (S as nccl-tests counts them) in a group, ready to run again and again."""
 
     def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
-        if op not in OPERATIONS:
-            raise UnknownNameError("collective", op, OPERATIONS)
-        if size > buffers.capacity:
-            raise PlannerError(f"{op} of {size} bytes does not fit the buffers of {buffers.capacity}")
         self.op, self.group, self.in_place = op, group, op in ("all_reduce", "broadcast", "reduce")
         self.added = 1 if op.startswith("send_recv") else group.n  # ranks whose shares make the whole
         count = DTYPE_BYTES[dtype] * self.added

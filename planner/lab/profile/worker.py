@@ -88,9 +88,9 @@ def _fair(left: float, points: int) -> float:
 def work(
     settings: Settings, place: Place, show: Callable[[State], object] | None = None, finish: Callable[[], T] | None = None
 ) -> T | None:  # fmt: skip
-    """Measures as this rank; rank 0 keeps the journal and calls ``finish``, whose result is returned. The others wait for it: an agent
-    of torchrun whose ranks left in order would wait minutes for one whose rank did not. Ends the process where a rank or link fails.
-    """
+    """Measures as this rank; rank 0 keeps the journal and calls ``finish``, whose result is returned. The others wait for it:
+    an agent of torchrun whose ranks left in order would wait minutes for one whose rank did not. Ends the process where a
+    rank or link fails."""
     quiet()
     directory = os.environ.get(DIRECTORY)
     if directory:
@@ -175,7 +175,8 @@ def _measure(run: Run) -> None:
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
-    """Measures on rank 0, after a warm-up in rounds, until its share of the budget is spent; the least that makes a profile always."""
+    """Measures on rank 0, after a warm-up in rounds, until its share of the budget is spent; the least that makes a profile
+    always."""
     journal, device = run.journal, run.settings.device
     if device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
