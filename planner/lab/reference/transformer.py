@@ -202,17 +202,18 @@ class Experts(nn.Module):
     """The routed experts of this rank, every ep-th part of them, whole: tokens are sorted by expert, exchanged with the ranks that
     hold the experts, multiplied and brought back."""
 
-    def __init__(self, model: ModelSpec, ep: int, fused: bool) -> None:
+    def __init__(self, split: Split, place: Place) -> None:
         super().__init__()
-        self.ep, self.num_experts, here = ep, model.num_experts, model.num_experts // ep
+        model, self.place, self.balanced = split.model, place, split.balanced
+        self.ep, self.num_experts, here = split.ep, model.num_experts, model.num_experts // split.ep
         h, width = model.hidden_size, model.expert_ffn_size
-        self.fused = fused and model.activation == "silu"
+        self.fused = split.fused and model.activation == "silu"
         self.activation = ACTIVATIONS[model.activation]
         self.gate = nn.Parameter(torch.empty(here, width, h)) if model.gated else None
         self.up = nn.Parameter(torch.empty(here, width, h))
         self.down = nn.Parameter(torch.empty(here, h, width))
 
-    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor, group: Any, balanced: bool) -> Tensor:
+    def forward(self, x: Tensor, weights: Tensor, chosen: Tensor) -> Tensor:
         """x (tokens, hidden); weights and chosen experts (tokens, top_k). The weighted sum of what the experts put out."""
         tokens, top_k = chosen.shape
         order = chosen.flatten().argsort(stable=True)
@@ -220,22 +221,22 @@ class Experts(nn.Module):
         counts.scatter_add_(0, chosen.flatten(), torch.ones_like(order))
         copies = x[order // top_k]
         if self.ep > 1:
-            out = self._exchanged(copies, counts, group, balanced)
+            out = self._exchanged(copies, counts)
         else:
-            rows = [tokens * top_k // self.num_experts] * self.num_experts if balanced else counts.tolist()
+            rows = [tokens * top_k // self.num_experts] * self.num_experts if self.balanced else counts.tolist()
             out = self._multiply(copies, rows)
         back = torch.empty_like(order)
         back[order] = torch.arange(len(order), device=order.device)
         every = out[back].view(tokens, top_k, -1)
         return torch.bmm(weights.to(x.dtype)[:, None], every)[:, 0]
 
-    def _exchanged(self, copies: Tensor, counts: Tensor, group: Any, balanced: bool) -> Tensor:
+    def _exchanged(self, copies: Tensor, counts: Tensor) -> Tensor:
         """Rows go to the ranks of their experts, lie there by expert, and come back."""
-        here = self.num_experts // self.ep
+        here, group = self.num_experts // self.ep, self.place.experts
         theirs = wait_tensor(all_to_all_single(counts, None, None, group))
         each = copies.shape[0] // self.num_experts
         table, sent = [[each] * here] * self.ep, [each * here] * self.ep
-        if not balanced:
+        if not self.balanced:
             table, sent = theirs.view(self.ep, here).tolist(), counts.view(self.ep, here).sum(1).tolist()
         got = [sum(row) for row in table]
         mine = wait_tensor(all_to_all_single_autograd(copies, got, sent, group))
@@ -268,8 +269,7 @@ class Mixture(nn.Module):
     def __init__(self, model: ModelSpec, split: Split, place: Place) -> None:
         super().__init__()
         self.router = nn.Parameter(torch.empty(model.num_experts, model.hidden_size))
-        self.top_k, self.place, self.balanced = model.top_k, place, split.balanced
-        self.experts = Experts(model, split.ep, split.fused)
+        self.top_k, self.experts = model.top_k, Experts(split, place)
         width = model.shared_expert_ffn_size
         self.shared = Mlp(model, width, split.fused) if width else None
 
@@ -277,9 +277,8 @@ class Mixture(nn.Module):
         """x (batch, tokens of this rank, hidden)."""
         rows = x.flatten(0, 1)
         logits = functional.linear(rows, whole(self.router))
-        wide = logits if logits.dtype == torch.float64 else logits.float()
-        weights, chosen = wide.softmax(-1).topk(self.top_k, -1)
-        out = self.experts(rows, weights, chosen, self.place.experts, self.balanced).view_as(x)
+        weights, chosen = exact(logits).softmax(-1).topk(self.top_k, -1)
+        out = self.experts(rows, weights, chosen).view_as(x)
         return out if self.shared is None else out + self.shared(x)
 
 

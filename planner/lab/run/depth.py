@@ -8,6 +8,7 @@ A stage whose layers are not of one kind from some layer on, or few, is run whol
 """
 
 import dataclasses
+import itertools
 from typing import Any
 
 from planner.lab.reference.split import Split
@@ -22,26 +23,23 @@ def depths(split: Split, stage: int) -> tuple[Split, Split, float] | None:
     equal = min(_equal_layers(split, number) for number in mine)
     if equal <= sum(SHALLOW):
         return None
-    first, second = (_cut(split, mine, equal - keep) for keep in SHALLOW)
-    return first, second, (equal - SHALLOW[1]) / (SHALLOW[1] - SHALLOW[0])
+
+    def shallow(keep: int) -> Split:
+        stages = tuple(
+            dataclasses.replace(one, layers=one.layers[: len(one.layers) - equal + keep]) if number in mine else one
+            for number, one in enumerate(split.stages)
+        )
+        return dataclasses.replace(split, stages=stages)
+
+    first, second = SHALLOW
+    return shallow(first), shallow(second), (equal - second) / (second - first)
 
 
 def _equal_layers(split: Split, number: int) -> int:
     """Layers at the end of a virtual stage that are of one kind."""
     kinds = [split.model.is_moe_layer(layer) for layer in split.stages[number].layers]
-    count = 0
-    while count < len(kinds) and kinds[-1 - count] == kinds[-1]:
-        count += 1
+    count = len(list(itertools.takewhile(lambda kind: kind == kinds[-1], reversed(kinds))))
     return count if len(kinds) - count <= split.model.num_dense_layers else 0
-
-
-def _cut(split: Split, mine: list[int], fewer: int) -> Split:
-    """The job with so many layers less in each of the rank's virtual stages."""
-    stages = tuple(
-        dataclasses.replace(stage, layers=stage.layers[: len(stage.layers) - fewer]) if number in mine else stage
-        for number, stage in enumerate(split.stages)
-    )
-    return dataclasses.replace(split, stages=stages)
 
 
 def place(layer: int, layers: int) -> int | None:
@@ -60,7 +58,7 @@ def beyond(first: Any, second: Any, times: float) -> Any:
     }  # fmt: skip
     return dataclasses.replace(
         second, points=points, parameters=_line(first.parameters, second.parameters, times),
-        collectives=[_collective(first.collectives, one, times) for one in second.collectives],
+        collectives=[_often(first.collectives, one, times) for one in second.collectives],
         seconds=max(first.seconds, second.seconds),
     )  # fmt: skip
 
@@ -72,8 +70,7 @@ def _line(first: Any, second: Any, times: float) -> Any:
     return round(second + (second - first) * times)
 
 
-def _collective(first: list[dict[str, Any]], one: dict[str, Any], times: float) -> dict[str, Any]:
-    """How often it runs is a line; of the norm of all gradients, which is the nearest in size, the bytes are one."""
-    same = [other for other in first if all(other[key] == one[key] for key in ("operation", "ranks", "stride"))]
-    other = min(same, key=lambda other: abs(other["bytes"] - one["bytes"]), default=one)
-    return {**one, **{name: _line(other[name], one[name], times) for name in ("bytes", "times")}}
+def _often(first: list[dict[str, Any]], one: dict[str, Any], times: float) -> dict[str, Any]:
+    """A collective with how often it runs, which is a line too."""
+    before = next((other["times"] for other in first if {**other, "times": one["times"]} == one), one["times"])
+    return {**one, "times": _line(before, one["times"], times)}

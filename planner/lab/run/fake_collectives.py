@@ -4,15 +4,6 @@ The fake process group gathers by copying and exchanges by copying, but its all-
 its reduce-scatter reads one shard of the input. While ``FakeCollectives`` is entered every one of them reads and writes the
 bytes that this rank's GPU reads and writes for it, so that kernels next to it find caches and memory as busy as they
 will be, and buffers from neighbours hold sane numbers. Time on the wire is not there: it is priced, never measured.
-
-operation        reads             writes
-all-gather       own shard         the whole buffer, from the own shard
-reduce-scatter   the whole buffer  own shard: the sum of the buffer's parts
-all-reduce       the buffer        the buffer, unchanged
-broadcast        the buffer        the buffer, unchanged
-all-to-all       what it sends     what it receives, from what it sends
-send             nothing           nothing: the receiver's side is where memory is written
-receive          nothing           the buffer, normal numbers
 """
 
 import time

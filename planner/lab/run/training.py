@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -246,26 +247,17 @@ class Run:
 
     def clip(self) -> Tensor:
         """Scale gradients so that their norm over all ranks is at most ``split.clip``; the norm before."""
-        by_mesh: dict[Any, list[Any]] = {}
-        for part in self.parts:
-            experts = expert_parameters(part)
-            for parameter in part.parameters():
-                if parameter.grad is not None:
-                    assert isinstance(parameter.grad, DTensor)
-                    key = (parameter.grad.device_mesh, id(parameter) in experts)
-                    by_mesh.setdefault(key, []).append(parameter.grad)
+        grads, holders = [], []  # of this rank, and how many ranks hold the same
+        for grad in (one.grad for part in self.parts for one in part.parameters()):
+            if grad is not None:
+                assert isinstance(grad, DTensor)
+                same = (n for n, one in zip(grad.device_mesh.shape, grad.placements, strict=True) if one.is_replicate())
+                grads.append(grad.to_local())
+                holders.append(math.prod(same))
         wide = torch.float64 if self.split.precision == "fp64" else torch.float32
-        total = torch.zeros((), device=self.device, dtype=wide)
-        group = self.meshes.group("ep")
-        for (_, of_experts), grads in by_mesh.items():
-            square = torch.nn.utils.get_total_norm(grads).full_tensor().to(total.dtype) ** 2
-            if of_experts and group is not None:
-                dist.all_reduce(square, group=group)
-            total = total + square
-        if self.split.pp > 1:
-            dist.all_reduce(total, group=self.meshes.all.get_group("pp"))
+        norms = torch.stack(torch._foreach_norm(grads)).to(wide)
+        total = (norms.square() / torch.tensor(holders, dtype=wide, device=self.device)).sum()
+        dist.all_reduce(total)
         norm = total.sqrt()
-        scale = (self.split.clip / (norm + 1e-6)).clamp(max=1.0)
-        for grads in by_mesh.values():
-            torch._foreach_mul_([grad.to_local() for grad in grads], scale)
+        torch._foreach_mul_(grads, (self.split.clip / (norm + 1e-6)).clamp(max=1.0))
         return norm
