@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from planner import library
@@ -56,7 +57,8 @@ def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
 def nearest(target: Target, job: ExportJob) -> ExportJob | None:
     """The plan that differs least: the search under the target's rules, with the plan's fields pinned; pins are dropped
     from the least important on until a layout fits that the target does not refuse. None when there is none."""
-    for trainer in _trainers(target, job):
+    own = library_trainer(job.plan.trainer)
+    for trainer in sorted(target.trainers, key=lambda one: one != own):
         rules = Job(workload=job.workload, cluster=job.cluster, trainer=load_trainer(trainer))
         try:
             check_workload(job.workload, job.cluster, rules.trainer)
@@ -70,23 +72,11 @@ def nearest(target: Target, job: ExportJob) -> ExportJob | None:
     return None
 
 
-def _trainers(target: Target, job: ExportJob) -> list[str]:
-    """The plan's own trainer first, where the target runs it."""
-    own = library_trainer(job.plan.trainer)
-    return sorted(target.trainers, key=lambda one: one != own)
-
-
 def _pins(layout: Layout) -> Iterator[dict[str, int]]:
     """All fields, then all but one group, then fewer and fewer."""
-    values = {name: int(value) for name, value in layout.columns().items()}
-    values.pop("num_microbatches")  # follows from the batch
-    yield dict(values)
-    for names in LEAST_IMPORTANT[1:]:
-        yield {name: value for name, value in values.items() if name not in names}
-    for names in LEAST_IMPORTANT:
-        for name in names:
-            values.pop(name, None)
-        yield dict(values)
+    values = {name: int(value) for name, value in layout.columns().items() if name != "num_microbatches"}  # of the batch
+    for dropped in ((), *LEAST_IMPORTANT[1:], *accumulate(LEAST_IMPORTANT)):
+        yield {name: value for name, value in values.items() if name not in dropped}
 
 
 def _candidates(job: Job, pins: dict[str, int]) -> list[Layout]:
