@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from planner.layout import CpMethod, Recompute
-from planner.trainers.bundle.quoting import json_text
+from planner.layout import Recompute
+from planner.trainers.bundle.quoting import json_text, refused
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 from planner.trainers.deepspeed import VERSIONS
 from planner.trainers.transformers.training_run import OPTIMIZERS, family, rendered, shared_refusals, training_arguments
@@ -18,58 +18,9 @@ LEARNING_RATE = 3e-4
 
 def refusals(job: ExportJob) -> list[str]:
     """What DeepSpeed's JSON cannot say or DeepSpeed cannot run, with its rule."""
-    layout, work = job.layout, job.workload
-    tp, cp, ep, found = layout.tp, layout.cp, layout.ep, unknown_choices(job, "DeepSpeed", OPTIMIZERS, PRECISIONS)
-    if layout.pp > 1:
-        found.append(
-            f"pp {layout.pp}: pipelines do not stand in the JSON; the code builds PipelineModule(layers, num_stages={layout.pp}, "
-            "partition_method='parameters') [deepspeed/pipe], and its JSON block 'pipeline' only tunes it; use pp 1"
-        )
-    if tp > 1 and cp > 1:
-        found.append(
-            f"tp {tp} with cp {cp}: AutoTP's mesh is data x tensor, Ulysses' data x sequence, and there is none of all three "
-            "[deepspeed/utils/groups.py]; use one of them"
-        )
-    if cp > 1 and layout.cp_method != CpMethod.A2A:
-        found.append(f"cp {cp}: DeepSpeed's sequence parallelism is Ulysses; use cp_method a2a")
-    if layout.dp_shard not in (0, layout.dp):
-        found.append(
-            f"dp_shard {layout.dp_shard}: MiCS was removed in 0.19 and hpZ keeps a second copy; leave dp_shard at 0"
-        )
-    found += _expert_refusals(job, ep)
-    if 0 < layout.offload_optimizer < 100 and layout.zero != 3:
-        found.append(
-            f"offload_optimizer {layout.offload_optimizer} with zero {layout.zero}: a part of the states goes to the host with "
-            "ZeRO 3 only [DeepSpeedZeroConfig.offload_ratio_check]; use 100, or zero 3"
-        )
-    if layout.offload_optimizer and layout.zero == 0:
-        found.append("offload_optimizer with zero 0: it is a part of ZeRO [runtime/zero]; use zero 1")
-    if layout.offload_optimizer and work.optimizer != "adam":
-        found.append(
-            f"offload_optimizer with {work.optimizer}: on the host DeepSpeed steps with its CPU Adam; use adam"
-        )
-    return found + shared_refusals(job)
-
-
-def _expert_refusals(job: ExportJob, ep: int) -> list[str]:
-    layout, model, found = job.layout, job.model, []
-    if not model.is_moe:
-        return []
-    if layout.etp > 1:
-        found.append(
-            f"etp {layout.etp}: expert_tensor_parallel_size is reserved [auto_ep_folding.validate_folding_global]; use 1"
-        )
-    if layout.tp > 1 and ep == 1:
-        found.append(
-            f"tp {layout.tp} with ep 1: AutoEP with AutoTP needs autoep_size > 1 [the same]; use ep > 1 or tp 1"
-        )
-    if layout.tp > 1 and layout.offload_optimizer:
-        found.append("offload_optimizer with AutoEP and AutoTP is not supported [the same]; use tp 1")
-    if ep > 1 and not model.is_mla and family(model) not in EXPERT_PRESETS:
-        found.append(
-            f"ep {ep}: AutoEP has presets for Mixtral, Qwen3-MoE and DeepSeek [auto_ep_presets], none for {model.name}; use ep 1"
-        )
-    return found
+    unknown = unknown_choices(job, "DeepSpeed", OPTIMIZERS, PRECISIONS)
+    own = refused(job, "deepspeed", family=family(job.model), presets=EXPERT_PRESETS)
+    return unknown + own + shared_refusals(job)
 
 
 def config(job: ExportJob) -> dict[str, Any]:
