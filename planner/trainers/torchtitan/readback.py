@@ -13,7 +13,7 @@ from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading
 from planner.trainers.reading.values import json_mapping, quotient, read_text, uneven, whole_number
-from planner.trainers.torchtitan.config_module import CONVERTERS
+from planner.trainers.torchtitan.export import CONVERTERS
 
 PARALLELISM = {
     "data_parallel_replicate_degree": 1,
