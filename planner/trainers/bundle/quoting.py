@@ -43,8 +43,8 @@ def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> Any:
 
 
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
-    """A file of the bundle from a template of jinja2 in this folder."""
-    return str(_templates(None).get_template(f"bundle/{file}").render({**job.facts, **values}))
+    """A file of the bundle from a template of jinja2, in this folder or in that of a trainer."""
+    return str(_templates(None).get_template(file if "/" in file else f"bundle/{file}").render({**job.facts, **values}))
 
 
 def refused(job: ExportJob, trainer: str, **values: Any) -> list[str]:
