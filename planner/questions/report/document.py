@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
@@ -190,11 +191,5 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --format json."""
-        return {
-            "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
-            "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
-            "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
-            "alternatives": self.alternatives.to_dict(),
-            "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
-            "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
-        }  # fmt: skip
+        data = {name: plain(value) for name, value in vars(self).items() if name != "version"}
+        return {"planner_report": FORMAT, "planner": self.version, **data}
