@@ -102,11 +102,6 @@ class Chart:
                 object.__setattr__(self, name, tuple(tuple(map(rounded, row)) for row in rows))
         object.__setattr__(self, "facts", {key: rounded(value) for key, value in self.facts.items()})
 
-    def records(self) -> list[dict[str, Value]]:
-        """The rows as mappings."""
-        keys = [column.key for column in self.columns]
-        return [dict(zip(keys, row, strict=True)) for row in self.rows]
-
     @property
     def table_rows(self) -> Sequence[tuple[Value, ...]]:
         """Rows of the table behind the chart."""
