@@ -18,13 +18,10 @@ SWEEP = 5
 def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
 
-    Per sweep: ``regret``, the measured time of the layout that the planner calls fastest over the best measured time,
-    minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation). ``pick`` is the layout that it would choose when those that
-    ran out of memory are among the candidates, memory first as in the search: the fastest of those whose chance of running
-    out is at most SAFE, or of the least likely ones when none is; ``pick_regret`` is its regret, None when it ran out.
-    ``overall`` leaves out sweeps of runs that their source calls broken. ``floor`` is the mean
-    regret that a picker who knows the true times would have under the scatter of repeated runs, None where nothing was
-    repeated (``accuracy.floor``).
+    Per sweep: ``regret``, measured time of the layout predicted fastest over the best measured one, minus 1; Kendall's ``tau``;
+    ``pick``, the layout chosen when those that ran out of memory are candidates too, memory first as in the search;
+    ``pick_regret``, None when it ran out; ``floor``, the mean regret of who knows the true times (``accuracy.floor``).
+    ``overall`` leaves out sweeps of runs that their source calls broken.
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)

@@ -28,9 +28,8 @@ INSIDE = 0.9
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources count all
-    predicted runs. ``mean_of_sources`` is the mean over sources of each source's mean absolute error. ``rule`` holds the same
-    errors of the one-line rule, and ``alike`` what no model could tell apart.
+    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
+    predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
     good = [pair for pair in pairs if pair.counts]
     families = grouped(pairs, lambda pair: pair.run.family)

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
@@ -101,11 +102,6 @@ class Chart:
                 object.__setattr__(self, name, tuple(tuple(map(rounded, row)) for row in rows))
         object.__setattr__(self, "facts", {key: rounded(value) for key, value in self.facts.items()})
 
-    def records(self) -> list[dict[str, Value]]:
-        """The rows as mappings."""
-        keys = [column.key for column in self.columns]
-        return [dict(zip(keys, row, strict=True)) for row in self.rows]
-
     @property
     def table_rows(self) -> Sequence[tuple[Value, ...]]:
         """Rows of the table behind the chart."""
@@ -190,11 +186,5 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --format json."""
-        return {
-            "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
-            "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
-            "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
-            "alternatives": self.alternatives.to_dict(),
-            "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
-            "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
-        }  # fmt: skip
+        data = {name: plain(value) for name, value in vars(self).items() if name != "version"}
+        return {"planner_report": FORMAT, "planner": self.version, **data}

@@ -25,8 +25,8 @@ NEAR = 1.25
 """Cells up to this much behind the best get the best split of layers."""
 LEAST_SPEED = 0.4
 """Layouts below this part of the best throughput are left out of pictures and fronts: nobody would run them."""
-OF_A_CELL = 100
-"""Fastest layouts of a TP x PP that get memory options whatever their speed, and as many of the leanest."""
+OF_A_CELL = 200
+"""Fastest layouts of a TP x PP that get memory options, and as many of the leanest."""
 SQUARES = 50
 """A picture keeps one layout for each small square, of which it has so many along each side; more only hide each other."""
 MOST_ACTIONS = 40_000
@@ -139,16 +139,13 @@ def _variants(job: Job, plain: Layout, known: Layout) -> tuple[Layout, Estimate]
 
 
 def _worth_options(table: Layout, found: Estimate) -> NDArray[np.intp]:
-    """Of the layouts that differ only in the cut of the pipeline: the fastest and the one that needs least memory.
-
-    Those too slow for any picture are left out, as memory options only make them slower, but for OF_A_CELL of each TP x PP.
-    """
+    """Of the layouts that differ only in the cut of the pipeline: the fastest and the one that needs least memory; of each
+    TP x PP the first OF_A_CELL in both."""
     _, group = distinct(table, PLAN_FIELDS, few=0)
     ends = (found.step_time, found.memory_needed)
     orders = [np.argsort(value, kind="stable") for value in ends]
     rows = np.unique(np.concatenate([order[np.unique(group[order], return_index=True)[1]] for order in orders]))
-    fast = rows[found.step_time[rows] <= found.step_time.min() / LEAST_SPEED]
-    return np.unique(np.concatenate([fast, *(_first_of_cells(table, rows, OF_A_CELL, value) for value in ends)]))
+    return np.unique(np.concatenate([_first_of_cells(table, rows, OF_A_CELL, value) for value in ends]))
 
 
 def _left_out(job: Job, table: Layout, found: Estimate) -> Layout:
