@@ -154,7 +154,7 @@ def what_if(
             raise PlannerError(f"{name} is {shown(value)}; it must be a number")
     resolved = None if base is None else resolved_of(loaded(base).file)
     asked = ask(resolved, flags, layout_values(changes))
-    if sweep and asked.sweep is None:
+    if sweep and not asked.sweeps:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
     return Changes(answer(asked, progress), print_what_if)
 

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -55,7 +56,8 @@ class Quantity:
             curves = {}
             for name, one in getattr(hardware, self.family).items():
                 curves[name] = dataclasses.replace(one, **{key: getattr(one, key) * factor for key in self.curves})
-            hardware = dataclasses.replace(hardware, **{self.family: curves})
+            changed: dict[str, Any] = {self.family: curves}
+            hardware = dataclasses.replace(hardware, **changed)
         moved = on_cluster(resolved, hardware=hardware)
         if not self.host:
             return moved

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,7 @@ class Input:
     units.parse, or '' where only factors are read."""
 
 
-_CHOICES = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
+_CHOICES: dict[str, Collection[str]] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
 _LOADERS: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
 
 
@@ -59,7 +59,7 @@ def scaled(flag: str, hardware: HardwareProfile, factor: float) -> HardwareProfi
     return hardware.scaled(**dict.fromkeys(_fields(flag, hardware), factor))
 
 
-INPUTS: Mapping[str, Input] = {
+INPUTS: dict[str, Input] = {
     flag: Input(**said) for flag, said in library.read_yaml(Path(__file__).with_name("inputs.yaml")).items()
 }
 """By flag, in the order of the rows."""
