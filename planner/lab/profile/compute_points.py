@@ -321,12 +321,11 @@ class Shapes:
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
         size: tuple[float, float, str]
-        if kind == "norm":
-            size = self._rows(moved, 2.0 * e, columns), columns, dtype
+        if kind in ("norm", "swiglu"):
+            size = self._rows(moved, (2.0 if kind == "norm" else 3.0) * e, columns), columns, dtype
+            if kind == "swiglu":
+                return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
             return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
-        if kind == "swiglu":
-            size = self._rows(moved, 3.0 * e, columns), columns, dtype
-            return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
         if kind == "rope":
             count = float(model.num_heads / first(shard.tp))
             kv, each = (count, model.qk_rope_head_dim) if model.is_mla else (first(shard.kv_heads), model.head_dim)

@@ -112,32 +112,26 @@ def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float
 
 
 def rows(curve: Curve) -> dict[str, Any]:
-    """A curve with its fits for the file: numbers between blanks, one per octave measured."""
+    """A curve with its fits for the file: numbers between blanks, one per octave measured. Latency (of the smallest message),
+    algorithm and bus bandwidth (of the size where they are largest) in base units, each with its spread in percent, and the least
+    confidence of any interval of the curve."""
 
     def text(name: str, scale: float = 1.0) -> str:
         return " ".join(f"{getattr(one, name) * scale:.5g}" for one in curve.points)
 
     fits = [fit_lines(curve.sizes, curve.seconds, count) for count in (1, 2) if len(curve.points) >= 2 * count]
+    smallest, best = curve.points[0], curve.points[int(np.argmax(curve.sizes / curve.seconds))]
+    rate = best.point["size"] / best.median
     return {
         **{name: getattr(curve, name) for name in CURVE},
         "sizes": " ".join(str(int(size)) for size in curve.sizes),
         "us": text("median", units.MEGA), "low_us": text("low", units.MEGA), "high_us": text("high", units.MEGA),
-        "repetitions": text("repetitions"), "outliers": text("outliers"), **_best(curve),
-        "fits": [one.to_dict() for one in fits],
-    }  # fmt: skip
-
-
-def _best(curve: Curve) -> dict[str, Any]:
-    """Latency (of the smallest message), algorithm and bus bandwidth (of the size where they are largest), in base units,
-    each with its spread in percent, and the least confidence of any interval of the curve."""
-    smallest = curve.points[0]
-    best = max(curve.points, key=lambda one: one.point["size"] / one.median)
-    rate = best.point["size"] / best.median
-    return {
+        "repetitions": text("repetitions"), "outliers": text("outliers"),
         "latency": f"{smallest.median:.5g} s", "latency_percent": round(100.0 * smallest.spread, 2),
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
         "bandwidth_percent": round(100.0 * best.spread, 2),
         "confidence": round(min(one.confidence for one in curve.points), 4),
+        "fits": [one.to_dict() for one in fits],
     }  # fmt: skip
 
 
