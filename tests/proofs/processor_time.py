@@ -261,8 +261,8 @@ def _mean_passes(steps: Iterable[Passes]) -> Passes:
 def _errors(asked: Asked, predicted: dict[str, Floats], measured: Passes) -> dict[str, Any]:
     split, schedule = asked.split(), int(asked.layout.schedule)
     passes, errors = [], []
-    for kind, stages in predicted.items():
-        for stage, seconds in enumerate(stages):
+    for kind in ("F", "B"):
+        for stage, seconds in enumerate(predicted[kind]):
             mine = middle([{key: t for key, t in measured.items() if key[0] == stage}], kind)
             took = statistics.fmean(mine)
             errors.append(abs(float(seconds) / took - 1.0))

@@ -155,8 +155,8 @@ def _on_cpu(run: EagerRun, found: dict[str, Any]) -> list[str]:
             f"during the steps, that of the update {at['update_slowed']:.2f} times"
         )
     return [
-        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are sequences of eager kernels, further gradients are "
-        "added by kernels, the update takes the gradient's norm, and the host's work is the core's", layers, rate,
+        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are sequences of eager kernels, further gradients "
+        "are added by kernels, the update takes the gradient's norm, and the host's work is the core's", layers, rate,
     ]  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from planner.lab.run.levels import kernel_says
 from planner.lab.run.memory_tracker import local, optimizer_states
 from planner.lab.run.training import Run
 from planner.units import KIB, KILO
@@ -144,16 +145,16 @@ class TimedSteps:
     took: Callable[[list[Any]], object]
     """Gets what ``Clock.cut`` gave of each timed step."""
 
-    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> tuple[list[torch.Tensor], Any]:
-        """Losses of the timed steps and the last gradient norm. On a GPU the host may be one step ahead: a stream that waits to
+    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> list[torch.Tensor]:
+        """Losses of the timed steps. On a GPU the host may be one step ahead: a stream that waits to
         be asked idles at the beginning of the next step."""
         waiting: list[list[Any]] = []
-        losses, norm = [], None
+        losses = []
         for number in range(self.warmup + self.steps):
             clock.on = number >= self.warmup
             with self.before(number):
                 with clock.span("step"):
-                    loss, norm = run.step(*data[number % len(data)])
+                    loss, _ = run.step(*data[number % len(data)])
                 if clock.on:
                     losses.append(loss.detach())
                     waiting.append(clock.cut())
@@ -165,7 +166,7 @@ class TimedSteps:
         with self.before(self.warmup + self.steps):
             for batch in waiting:
                 self.took(batch)
-        return losses, norm
+        return losses
 
 
 # ------------------------------------------------------------------------------------------------ memory
@@ -191,10 +192,8 @@ def memory(device: torch.device) -> dict[str, int]:
             "allocated": torch.cuda.max_memory_allocated(), "reserved": torch.cuda.max_memory_reserved(),
             "device": total - free,
         }  # fmt: skip
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-        return {"resident": int(int(next(one for one in lines if one.startswith("VmHWM")).split()[1]) * KIB)}
-    return {}
+    resident = kernel_says("/proc/self/status", "VmHWM:")
+    return {"resident": int(resident * KIB)} if resident else {}
 
 
 def states(run: Run) -> dict[str, int]:

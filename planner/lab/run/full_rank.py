@@ -148,7 +148,7 @@ class OneRank:
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""
         steps = TimedSteps(warmup=self.task.warmup, steps=self.task.steps, before=self._before, took=self._took)
-        losses, _ = steps.take(made, self.clock, [made.data(step) for step in range(2)])
+        losses = steps.take(made, self.clock, [made.data(step) for step in range(2)])
         with self.doing("the last step"):
             ends = [losses[0], losses[-1]] if losses else []
             self.entry["loss"] = [made.total_loss(one.reshape(())) for one in ends]

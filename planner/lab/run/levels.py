@@ -218,16 +218,16 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
 
 def free_memory() -> float:
     """Bytes of main memory that can be had without swapping; all of it where the kernel does not say."""
-    available = _kernel_says("/proc/meminfo", "MemAvailable:")
+    available = kernel_says("/proc/meminfo", "MemAvailable:")
     return available * KIB if available else float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def kills() -> int:
     """Processes that the kernel has ended because memory ran out, since it started."""
-    return _kernel_says("/proc/vmstat", "oom_kill")
+    return kernel_says("/proc/vmstat", "oom_kill")
 
 
-def _kernel_says(file: str, name: str) -> int:
+def kernel_says(file: str, name: str) -> int:
     """A number in a file of the kernel; 0 where it is not there."""
     with contextlib.suppress(OSError, ValueError):
         words = [line.split() for line in Path(file).read_text(encoding="utf-8").splitlines()]
