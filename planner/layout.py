@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum, IntFlag
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 from planner.arrays import NDArray
-from planner.errors import PlannerError, shown
-from planner.schema import check_keys
+from planner.errors import PlannerError
+from planner.schema import Rule, group, one_of, value_of, within
 
 Column = int | NDArray[np.integer]
 """An integer, or a column of integers: one per candidate."""
@@ -195,23 +196,14 @@ class Layout:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data of one layout, choices as text."""
-        data: dict[str, Any] = {}
-        for name, value in self.columns().items():
-            if name in NAMES:
-                data[name] = NAMES[name][int(value)]
-            elif name == "recompute_modules":
-                data[name] = module_names(int(value))
-            elif name in BOOLEANS:
-                data[name] = bool(value)
-            else:
-                data[name] = int(value)
-        return data
+        return {name: _WRITTEN.get(name, int)(int(value)) for name, value in self.columns().items()}
 
     @staticmethod
     def from_dict(data: object, *, where: str = "layout") -> Layout:
         """One layout from plain data. Raises PlannerError that names the key, what was found and what is allowed."""
-        found = check_keys(data, FIELDS, where)
-        return Layout(**{key: _read_field(key, value, where) for key, value in found.items()})
+        found = value_of(_FIELD_KINDS, data, where, "")
+        numbers = {field: {text: number for number, text in texts.items()} for field, texts in NAMES.items()}
+        return Layout(**{name: numbers[name][value] if name in NAMES else int(value) for name, value in found.items()})
 
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))
@@ -226,43 +218,32 @@ def module_names(mask: int) -> list[str]:
     return [name for module, name in MODULE_NAMES.items() if mask & module]
 
 
-def module_mask(names: list[str] | str, *, where: str = "recompute_modules") -> int:
+def module_mask(names: object, *, where: str = "recompute_modules") -> int:
     """Bit mask of modules named in a list or a comma-separated text. Raises PlannerError on an unknown name."""
     items = [part.strip() for part in names.split(",")] if isinstance(names, str) else names
     by_name = {text: module for module, text in MODULE_NAMES.items()}
+    if not isinstance(items, (list, tuple)) or not all(isinstance(item, str) for item in items):
+        raise PlannerError(f"{where} must be a list of {', '.join(by_name)}")
     mask = 0
-    for item in items:
-        if item == "":
-            continue
+    for item in filter(None, items):
         if item not in by_name:
             raise PlannerError(f"{where}: unknown module '{item}'; known: {', '.join(by_name)}")
         mask |= by_name[item]
     return mask
 
 
-def choice(field: str, text: object, *, where: str = "layout") -> int:
-    """Number of a choice such as schedule '1f1b'. Raises PlannerError with what is allowed."""
-    for number, name in NAMES[field].items():
-        if name == text:
-            return number
-    written = text if isinstance(text, str) else shown(text)
-    raise PlannerError(f"{where}: {field} '{written}' is not one of {', '.join(NAMES[field].values())}")
-
-
-def _read_field(key: str, value: Any, where: str) -> int:
-    if key in NAMES:
-        return choice(key, value, where=where)
-    if key == "recompute_modules":
-        named = isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value))
-        if not named:
-            raise PlannerError(f"{where}: recompute_modules must be a list of {', '.join(MODULE_NAMES.values())}")
-        return module_mask(value, where=f"{where}: recompute_modules")
-    if key in BOOLEANS:
-        if not isinstance(value, bool):
-            raise PlannerError(f"{where}: {key} is {shown(value)}; write true or false")
-        return int(value)
-    least = 0 if key in MAY_BE_ZERO else 1
-    most = {"zero": 3, "offload_optimizer": 100}.get(key, LARGEST)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise PlannerError(f"{where}: {key} is {shown(value)}; it must be a whole number from {least} to {most}")
-    return value
+_WRITTEN: dict[str, Callable[[int], Any]] = {
+    **{name: texts.__getitem__ for name, texts in NAMES.items()},
+    **dict.fromkeys(BOOLEANS, bool),
+    "recompute_modules": module_names,
+}
+"""How a field is written that is no number."""
+_KINDS: dict[str, Any] = {
+    **{name: Annotated[int, within(0 if name in MAY_BE_ZERO else 1, LARGEST)] for name in FIELDS},
+    **{name: Annotated[str, one_of(*texts.values())] for name, texts in NAMES.items()},
+    **dict.fromkeys(BOOLEANS, bool),
+    "recompute_modules": Annotated[int, Rule(reader=lambda names, where: module_mask(names, where=where))],
+    "zero": Annotated[int, within(0, 3)],
+    "offload_optimizer": Annotated[int, within(0, 100)],
+}
+_FIELD_KINDS = Annotated[dict[str, Any], group(_KINDS)]

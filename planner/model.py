@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,7 +130,8 @@ class ModelSpec(Experts, LatentAttention, Transformer):
 
     def __post_init__(self) -> None:
         check(self)
-        _check_relations(self)
+        for problem in _disagreements(self):
+            raise PlannerError(problem)
 
     @property
     def is_moe(self) -> bool:
@@ -193,62 +194,41 @@ class ModelSpec(Experts, LatentAttention, Transformer):
         return self.is_moe and after >= 0 and after % self.moe_layer_interval == self.moe_layer_interval - 1
 
 
-def _check_relations(m: ModelSpec) -> None:
-    """Fields agree with each other: heads, MLA, experts, windows."""
+def _disagreements(m: ModelSpec) -> Iterator[str]:
+    """Fields that do not agree with each other: heads, MLA, experts, windows."""
+    if not m.name.strip():
+        yield "name is empty; give the model a name"
+    if m.num_heads % m.num_kv_heads:
+        yield f"num_heads {m.num_heads} must be a multiple of num_kv_heads {m.num_kv_heads}"
     mla = (m.qk_nope_head_dim, m.qk_rope_head_dim, m.v_head_dim)
-    experts = (m.top_k, m.expert_ffn_size)
-    only_moe = (*experts, m.num_shared_experts, m.shared_expert_ffn_size, m.num_dense_layers, m.moe_layer_interval - 1)
-    learned = m.position == "learned"
-    rules = (
-        (bool(m.name.strip()), "name is empty; give the model a name"),
-        (
-            m.num_heads % m.num_kv_heads == 0,
-            f"num_heads {m.num_heads} must be a multiple of num_kv_heads {m.num_kv_heads}",
-        ),
-        (m.is_mla or not any((*mla, m.q_lora_rank)), "MLA sizes are given but kv_lora_rank is 0; give it or drop them"),
-        (
-            not m.is_mla or all(mla),
-            f"kv_lora_rank {m.kv_lora_rank} (MLA) needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim",
-        ),
-        (
-            not m.is_mla or m.num_kv_heads == m.num_heads,
-            f"with MLA num_kv_heads must equal num_heads {m.num_heads}, not {m.num_kv_heads}",
-        ),
-        (
-            not m.is_mla or m.head_dim == m.qk_nope_head_dim + m.qk_rope_head_dim,
-            f"with MLA head_dim {m.head_dim} must be qk_nope_head_dim + qk_rope_head_dim {sum(mla[:2])}",
-        ),
-        (m.is_moe or not any(only_moe), "expert sizes are given but num_experts is 0; give it or drop them"),
-        (not m.is_moe or all(experts), f"num_experts {m.num_experts} needs top_k and expert_ffn_size"),
-        (m.top_k <= m.num_experts, f"top_k {m.top_k} is larger than num_experts {m.num_experts}"),
-        (
-            (m.num_shared_experts > 0) == (m.shared_expert_ffn_size > 0),
-            f"num_shared_experts {m.num_shared_experts} and shared_expert_ffn_size {m.shared_expert_ffn_size} "
-            + "do not go together; give both or neither",
-        ),
-        (
-            not m.is_moe or m.num_moe_layers > 0,
-            f"num_dense_layers {m.num_dense_layers} and moe_layer_interval {m.moe_layer_interval} leave no MoE layer "
-            + f"among {m.num_layers}",
-        ),
-        (
-            m.num_windowed_layers <= m.num_layers,
-            f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_layers}",
-        ),
-        (
-            (m.window > 0) == (m.num_windowed_layers > 0),
-            f"window {m.window} and num_windowed_layers {m.num_windowed_layers} do not go together; "
-            + "give both or neither",
-        ),
-        (
-            learned == (m.num_position_embeddings > 0),
-            f"position {m.position} does not go with num_position_embeddings {m.num_position_embeddings}; "
-            + "learned positions need a number, all others 0",
-        ),
-    )
-    for holds, message in rules:
-        if not holds:
-            raise PlannerError(message)
+    if not m.is_mla and any((*mla, m.q_lora_rank)):
+        yield "MLA sizes are given but kv_lora_rank is 0; give it or drop them"
+    if m.is_mla and not all(mla):
+        yield f"kv_lora_rank {m.kv_lora_rank} (MLA) needs qk_nope_head_dim, qk_rope_head_dim and v_head_dim"
+    if m.is_mla and m.num_kv_heads != m.num_heads:
+        yield f"with MLA num_kv_heads must equal num_heads {m.num_heads}, not {m.num_kv_heads}"
+    if m.is_mla and m.head_dim != sum(mla[:2]):
+        yield f"with MLA head_dim {m.head_dim} must be qk_nope_head_dim + qk_rope_head_dim {sum(mla[:2])}"
+    experts, shared = (m.top_k, m.expert_ffn_size), (m.num_shared_experts, m.shared_expert_ffn_size)
+    if not m.is_moe and any((*experts, *shared, m.num_dense_layers, m.moe_layer_interval - 1)):
+        yield "expert sizes are given but num_experts is 0; give it or drop them"
+    if m.is_moe and not all(experts):
+        yield f"num_experts {m.num_experts} needs top_k and expert_ffn_size"
+    if m.top_k > m.num_experts:
+        yield f"top_k {m.top_k} is larger than num_experts {m.num_experts}"
+    if any(shared) and not all(shared):
+        yield f"num_shared_experts {shared[0]} and shared_expert_ffn_size {shared[1]} do not go together; give both or neither"
+    if m.is_moe and m.num_moe_layers <= 0:
+        dense = f"num_dense_layers {m.num_dense_layers} and moe_layer_interval {m.moe_layer_interval}"
+        yield f"{dense} leave no MoE layer among {m.num_layers}"
+    if m.num_windowed_layers > m.num_layers:
+        yield f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_layers}"
+    if (m.window > 0) != (m.num_windowed_layers > 0):
+        both = f"window {m.window} and num_windowed_layers {m.num_windowed_layers}"
+        yield f"{both} do not go together; give both or neither"
+    if (m.position == "learned") != (m.num_position_embeddings > 0):
+        both = f"position {m.position} does not go with num_position_embeddings {m.num_position_embeddings}"
+        yield f"{both}; learned positions need a number, all others 0"
 
 
 def to_dict(model: ModelSpec) -> dict[str, Any]:

@@ -44,7 +44,7 @@ class Rule:
     """What a value must be beyond its type; the second part of ``Annotated``."""
 
     unit: str = ""
-    """A quantity of this dimension of ``units``."""
+    """A quantity of this dimension of ``units``: bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens."""
     choices: tuple[str, ...] = ()
     """The texts that are allowed; of a mapping the keys."""
     required: bool = False
@@ -67,11 +67,6 @@ class Rule:
     """Reads the value itself, given the place for its messages."""
 
 
-def quantity(unit: str) -> Rule:
-    """A number with a unit: bytes, bytes/s, FLOP/s, seconds, watts, USD/h, tokens."""
-    return Rule(unit=unit)
-
-
 def one_of(*names: str | Iterable[str]) -> Rule:
     """One of some texts, given one by one or as a collection."""
     return Rule(choices=tuple(text for name in names for text in ([name] if isinstance(name, str) else name)))
@@ -92,21 +87,16 @@ def within(least: float, most: float = LARGEST, *, says: str = "") -> Rule:
     return Rule(least=least, most=most, says=says)
 
 
-def own_reader(function: Callable[[Any, str], Any]) -> Rule:
-    """A value that a function of its own reads: ``function(value, where)``."""
-    return Rule(reader=function)
-
-
 Positive = Annotated[float, Rule(above=True)]
 Number = Annotated[float, within(-LARGEST)]
 Count = Annotated[int, within(1)]
 Text = Annotated[str, Rule(loose=True)]
-Seconds = Annotated[float, quantity("seconds")]
-Bytes = Annotated[float, quantity("bytes")]
-Bandwidth = Annotated[float, quantity("bytes/s")]
-FlopRate = Annotated[float, quantity("FLOP/s")]
-Watts = Annotated[float, quantity("watts")]
-HourlyPrice = Annotated[float, quantity("USD/h")]
+Seconds = Annotated[float, Rule(unit="seconds")]
+Bytes = Annotated[float, Rule(unit="bytes")]
+Bandwidth = Annotated[float, Rule(unit="bytes/s")]
+FlopRate = Annotated[float, Rule(unit="FLOP/s")]
+Watts = Annotated[float, Rule(unit="watts")]
+HourlyPrice = Annotated[float, Rule(unit="USD/h")]
 
 _SYMBOLS = {"bytes": "B", "bytes/s": "B/s", "seconds": "s", "watts": "W", "tokens": ""}
 

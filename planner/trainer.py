@@ -57,22 +57,18 @@ class Trainer:
 
         Mappings of MERGED are changed key by key. ``terms`` is a mapping as in files, whose fields go over those that it has.
         """
-        own: dict[str, dict[str, Any]] = {}
-        if isinstance(changes.get("terms"), Mapping):
-            present = {one.folder(): dataclasses.asdict(one) for one in self.terms}
-            terms = merge_changes({"terms": present}, {"terms": changes["terms"]}).get("terms", {})
-            changes["terms"] = tuple(terms_class(folder)(**values) for folder, values in terms.items())
-        for key, value in changes.items():
-            record = RECORD_OF.get(key, "")
-            if isinstance(value, list):
-                value = (frozenset if isinstance(getattr(getattr(self, record), key), frozenset) else tuple)(value)
-            if record and key in MERGED:
-                value = {**getattr(getattr(self, record), key), **value}
-            own.setdefault(record, {})[key] = value
-        top = own.pop("", {})
-        records: dict[str, Any] = {
-            name: dataclasses.replace(getattr(self, name), **values) for name, values in own.items()
-        }
+        present = {key: self.fact(key) for key in MERGED if key in changes}
+        if "terms" in changes:
+            present["terms"] = {one.folder(): dataclasses.asdict(one) for one in self.terms}
+        mine: dict[str, dict[str, Any]] = {name: {} for name in ("", *RECORDS)}
+        for key, value in merge_changes(present, changes).items():
+            if key == "terms":
+                value = tuple(terms_class(folder)(**values) for folder, values in value.items())
+            elif isinstance(value, list):  # of data as files hold it
+                value = (frozenset if isinstance(self.fact(key), frozenset) else tuple)(value)
+            mine[RECORD_OF.get(key, "")][key] = value
+        top = mine.pop("")
+        records = {name: dataclasses.replace(getattr(self, name), **values) for name, values in mine.items()}
         return dataclasses.replace(self, **top, **records)
 
 
@@ -86,17 +82,26 @@ FACTS = (*TEXTS, *RECORD_OF, "terms")
 def load_trainer(name: str) -> Trainer:
     """A trainer of the library by name, or of a user's own file by path. Raises PlannerError."""
     path = library.find("trainers", name)
-    return trainer_from_dict({**_with_base(path), "name": path.stem}, where=str(path))
+    data = _with_base(library.read_yaml(path), str(path))
+    return trainer_from_dict({**data, "name": path.stem}, where=str(path))
 
 
 def changed_trainer(data: Mapping[str, Any], *, where: str) -> Trainer:
     """The trainer that ``extends`` names with other facts (``changes_of``), under its own name. Raises PlannerError."""
-    base = data.get("extends")
-    if not isinstance(base, str):
-        raise PlannerError(f"{where}: extends is {shown(base)}; it must name a trainer")
-    path = library.find("trainers", base)
+    whole = _with_base(data, where)
+    return trainer_from_dict({**whole, "name": Path(str(data.get("extends"))).stem}, where=where)
+
+
+def _with_base(data: Mapping[str, Any], where: str, depth: int = 0) -> dict[str, Any]:
+    """Facts over those of the trainer that ``extends`` names (an older or derived generation)."""
     own = {key: value for key, value in data.items() if key != "extends"}
-    return trainer_from_dict({**merged(_with_base(path), own), "name": path.stem}, where=where)
+    if "extends" not in data:
+        return own
+    base = data["extends"]
+    if not isinstance(base, str) or depth > 3:
+        raise PlannerError(f"{where}: extends is {base!r}; it must name a trainer, at most four levels deep")
+    path = library.find("trainers", base)
+    return merged(_with_base(library.read_yaml(path), str(path), depth + 1), own)
 
 
 def changes_of(trainer: Trainer, before: Trainer) -> dict[str, Any]:
@@ -131,17 +136,6 @@ def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
             terms[folder] = {**terms.get(folder, {}), **values}
         data = merged(data, one) | ({"terms": terms} if terms else {})
     return data
-
-
-def _with_base(path: Path, depth: int = 0) -> dict[str, Any]:
-    """The keys of a file, over those of the trainer that it ``extends`` (an older or derived generation)."""
-    data = library.read_yaml(path)
-    base = data.pop("extends", None)
-    if base is None:
-        return data
-    if not isinstance(base, str) or depth > 3:
-        raise PlannerError(f"{path}: extends is {base!r}; it must name one trainer, at most four levels deep")
-    return merged(_with_base(library.find("trainers", base), depth + 1), data)
 
 
 def trainer_from_dict(data: Mapping[str, Any], *, where: str) -> Trainer:

@@ -1,7 +1,7 @@
 """The records that the facts of a trainer lie in: what is legal, stored, one kernel, sent, and what the host costs."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from planner.layout import MODULE_NAMES, NAMES
 from planner.schema import Positive, Seconds, keys, one_of, within
@@ -53,6 +53,16 @@ LAYER_SPLITS: dict[str, str] = {
 PASSES = ("norm", "elementwise", "rope", "loss")
 COPIES = ("gather", "reduce", "accumulate", "accumulate_in_pipeline", "offload")
 GRAPHS = ("none", "layers", "layers_and_experts", "static_experts")
+
+
+def _named(fact: str, name: str) -> Any:
+    """Property: whether a set of names, such as ``offload``, holds one."""
+    return property(lambda record: name in getattr(record, fact))
+
+
+def _factor(fact: str, name: str) -> Any:
+    """Property: one factor of a mapping, such as ``passes``; 1 where it is not named."""
+    return property(lambda record: getattr(record, fact).get(name, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,20 +123,9 @@ class Legal:
         """Layers that do not divide by the stages are refused."""
         return self.layer_split.startswith("equal")
 
-    @property
-    def offload_optimizer(self) -> bool:
-        """Of ``offload``."""
-        return "optimizer" in self.offload
-
-    @property
-    def offload_activations(self) -> bool:
-        """Of ``offload``."""
-        return "activations" in self.offload
-
-    @property
-    def offload_with_tp_and_ep(self) -> bool:
-        """Of ``offload``."""
-        return "optimizer_with_tp_and_ep" in self.offload
+    offload_optimizer = _named("offload", "optimizer")
+    offload_activations = _named("offload", "activations")
+    offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 
     @property
     def partial_offload_level(self) -> int:
@@ -222,25 +221,11 @@ class Kernels:
     """Tensor-parallel collectives over the second dimension of (batch, sequence, hidden) copy the whole tensor into or out of
     rank order, unless split and pipelined with their GEMM."""
 
-    @property
-    def norm_passes(self) -> float:
-        """Of ``passes``."""
-        return self.passes.get("norm", 1.0)
-
-    @property
-    def elementwise_passes(self) -> float:
-        """Of ``passes``."""
-        return self.passes.get("elementwise", 1.0)
-
-    @property
-    def rope_passes(self) -> float:
-        """Of ``passes``."""
-        return self.passes.get("rope", 1.0)
-
-    @property
-    def loss_passes(self) -> float:
-        """Of ``passes``."""
-        return self.passes.get("loss", 1.0)
+    norm_passes = _factor("passes", "norm")
+    elementwise_passes = _factor("passes", "elementwise")
+    rope_passes = _factor("passes", "rope")
+    loss_passes = _factor("passes", "loss")
+    separate_projections = _named("unfused", "projections")
 
     @property
     def saved_norm_bytes(self) -> float:
@@ -251,11 +236,6 @@ class Kernels:
     def attention_dtype(self) -> str:
         """'fp8' where scores and values are multiplied in fp8 when training in fp8, else 'bf16'."""
         return "fp8" if "attention" in self.fp8 else "bf16"
-
-    @property
-    def separate_projections(self) -> bool:
-        """Query, key and value are linear layers of their own, and so are gate and up."""
-        return "projections" in self.unfused
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -94,8 +94,7 @@ class Workload:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for YAML or JSON; ``from_dict`` reads it back."""
-        data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {**data, "model": models.to_dict(self.model)}
+        return {**vars(self), "model": models.to_dict(self.model)}
 
     @staticmethod
     def from_dict(data: object, *, where: str = "workload") -> Workload:

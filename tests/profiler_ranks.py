@@ -17,7 +17,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch", "torch.distributed", "planner.lab.profile.worker", "planner.lab.profile.overlap_timing"]
+    ["torch", "torch.distributed", "planner.lab.profile.worker"]
 )
 NEW_NETWORK = 0x40000000
 """CLONE_NEWNET."""
@@ -74,7 +74,7 @@ def _run(
             assert ctypes.CDLL(None, use_errno=True).setns(space.fileno(), NEW_NETWORK) == 0
         os.environ["GLOO_SOCKET_IFNAME"] = f"v{spaces[rank]}"
     from planner.lab.launch.place import Place
-    from planner.lab.profile.operations import quiet
+    from planner.lab.profile.rank_groups import quiet
 
     quiet()
     place = Place(
@@ -106,8 +106,8 @@ def joined(place: Any, say: Callable[[Any], None], timeout: float = 20.0) -> Any
 def every_operation(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...]) -> None:
     """Every operation in every pattern, both types: {label: (median, bus bandwidth, repetitions)}."""
     from planner.lab.profile.collective_timing import measure_collective
-    from planner.lab.profile.operations import Buffers
     from planner.lab.profile.patterns import OPERATIONS, PAIRS, asked_patterns, collective_point
+    from planner.lab.profile.rank_groups import Buffers
 
     ranks = joined(place, say)
     buffers = Buffers(max(sizes), "cpu")
@@ -131,8 +131,8 @@ def wrong_data(place: Any, say: Callable[[Any], None]) -> None:
 
     from planner.errors import PlannerError
     from planner.lab.profile.collective_timing import measure_collective
-    from planner.lab.profile.operations import Buffers
     from planner.lab.profile.patterns import Pattern, collective_point
+    from planner.lab.profile.rank_groups import Buffers
 
     ranks = joined(place, say)
     true = dist.all_reduce
@@ -188,8 +188,8 @@ def cannot_finish(place: Any, say: Callable[[Any], None], path: str) -> None:
 def loses_a_rank(place: Any, say: Callable[[Any], None], how: str) -> None:
     """Collectives for ever; after some of them the last rank dies, stops or leaves."""
     from planner.lab.profile.collective_timing import measure_collective
-    from planner.lab.profile.operations import Buffers
     from planner.lab.profile.patterns import Pattern, collective_point
+    from planner.lab.profile.rank_groups import Buffers
 
     ranks = joined(place, say, timeout=2.0)
     buffers = Buffers(2**16, "cpu")
@@ -244,8 +244,8 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
     import torch.distributed as dist
 
     from planner.lab.profile.collective_timing import measure_collective
-    from planner.lab.profile.operations import Buffers
     from planner.lab.profile.patterns import Pattern, collective_point
+    from planner.lab.profile.rank_groups import Buffers
 
     ranks = joined(place, say)
     buffers = Buffers(max(sizes), "cpu")
@@ -271,9 +271,9 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
 
 def beside(place: Any, say: Callable[[Any], None]) -> None:
     """Overlap of every collective that has an asynchronous form."""
-    from planner.lab.profile.operations import Buffers
-    from planner.lab.profile.overlap_timing import measure_overlap
+    from planner.lab.profile.collective_timing import measure_overlap
     from planner.lab.profile.patterns import overlap_points
+    from planner.lab.profile.rank_groups import Buffers
 
     ranks = joined(place, say)
     buffers = Buffers(2**18, "cpu")
@@ -333,24 +333,23 @@ class FakeCuda:
 def as_on_a_gpu(place: Any, say: Callable[[Any], None]) -> None:
     """The code for device events and streams, on gloo with a stand-in for torch.cuda."""
     from planner.lab.profile import collective_timing as collectives
-    from planner.lab.profile import operations, tensors
-    from planner.lab.profile import overlap_timing as overlap
+    from planner.lab.profile import rank_groups, tensors
     from planner.lab.profile.patterns import Pattern, collective_point, overlap_points
     from planner.lab.profile.rank_groups import Ranks
 
     ranks = joined(place, say)
     fake: Any = FakeCuda()
-    collectives.torch = overlap.torch = tensors.torch = fake
-    buffers = operations.Buffers(2**18, "cpu")
+    collectives.torch = tensors.torch = fake
+    buffers = rank_groups.Buffers(2**18, "cpu")
     ranks.device = "cuda"
     Ranks.backend = property(lambda _: "gloo")
-    overlap.SIDES["cuda"] = (64, 128)
+    collectives.SIDES["cuda"] = (64, 128)
     found = {}
     for op in ("all_reduce", "send_recv"):
         point = collective_point(op, Pattern(n=2, stride=1), 2**16, "fp32", 2)
         found[op] = collectives.measure_collective(point, ranks, buffers, 0.05)
     for point in overlap_points(2, 2, 2**18, "fp32", 1.0)[:2]:
-        found[str(point["of"])] = overlap.measure_overlap(point, ranks, buffers, 0.05)
+        found[str(point["of"])] = collectives.measure_overlap(point, ranks, buffers, 0.05)
     assert fake.synchronised > 10
     ranks.watch.done()
     say({name: (one.median, one.clock) for name, one in found.items()})

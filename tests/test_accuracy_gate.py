@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from itertools import pairwise
 from pathlib import Path
 
@@ -38,6 +39,17 @@ def test_no_family_got_worse(pairs: list[Pair], capsys: pytest.CaptureFixture[st
     assert not worse, (
         f"{snapshot.report(worse)}: mend it, or store new predictions with tools/update_accuracy.py and say why"
     )
+
+
+def test_stored_predictions_are_those_of_now(pairs: list[Pair]) -> None:
+    """Else the accuracy pages, the error bars and the ties describe another cost model."""
+    stored, now = (list(csv.DictReader(text.splitlines())) for text in (PREDICTIONS.read_text(), snapshot.text(pairs)))
+    assert [(row["source"], row["id"]) for row in now] == [(row["source"], row["id"]) for row in stored]
+    for column, near in (("step_time_s", {"rel": 1e-3}), ("memory_gib", {"rel": 1e-3}), ("out_of_memory", {"abs": 2e-3})):
+        before, after = ([float(row[column]) for row in rows] for rows in (stored, now))
+        assert after == pytest.approx(before, **near), (
+            f"{column} moved: store new predictions and pages with tools/update_accuracy.py, and say why"
+        )
 
 
 def test_stored_ties_are_those_of_the_predictions(pairs: list[Pair]) -> None:

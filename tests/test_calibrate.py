@@ -60,7 +60,7 @@ def test_a_profile_extends_another(tmp_path):
         2 * BASE.scale_up_time("all_reduce", large, 8), rel=0.01
     )
     assert mine.scale_out_time("all_gather", large, 64, 8) == pytest.approx(
-        BASE.scale_out_time("all_gather", large, 64, 8, bandwidth=0.7 * BASE.network_bandwidth / 2), rel=0.01
+        BASE.scaled(network_bandwidth=0.7 / 2).scale_out_time("all_gather", large, 64, 8), rel=0.01
     )
     assert mine.scale_out_time("all_reduce", 8, 64, 8) == pytest.approx(2 * BASE.scale_out_time("all_reduce", 8, 64, 8))
     again = load_hardware(

@@ -17,7 +17,7 @@ from planner.model import load_model
 from planner.plan_file import Plan
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
-from planner.trainers.bundle.process_groups import GROUPS, groups
+from planner.trainers.bundle.process_groups import GROUPS, group_of
 from planner.trainers.bundle.target import ExportJob, in_range
 from planner.trainers.megatron.core_settings import moe_layer_pattern, pipeline_layout, vocab_rows
 from planner.trainers.megatron.readback import parse as read_megatron
@@ -106,7 +106,7 @@ def test_groups_tile_the_ranks() -> None:
         for name in GROUPS:
             if plan.num_gpus > 1024 or (name in ("etp", "ep", "edp") and not plan.workload.model.is_moe):
                 continue
-            every = groups(plan.layout, name)
+            every = {tuple(group_of(plan.layout, name, rank)) for rank in range(plan.num_gpus)}
             assert sorted(rank for one in every for rank in one) == list(range(plan.num_gpus))
 
 
@@ -138,8 +138,8 @@ def test_bundle_is_written_whole(tmp_path: Path) -> None:
     folder = tmp_path / "deep" / "run"
     write_bundle(bundle, folder)
     assert {path.name for path in folder.iterdir()} == set(bundle.files)
-    for name in bundle.executable:
-        assert (folder / name).stat().st_mode & 0o100
+    for name, text in bundle.files.items():
+        assert bool((folder / name).stat().st_mode & 0o100) == text.startswith("#!")
     for script in folder.glob("*.sh"):
         subprocess.run(["bash", "-n", str(script)], check=True)
     with pytest.raises(PlannerError, match="is not empty; choose another folder, or replace it with --force"):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import yaml
 from trainers.plans import Wanted, found
 
 from planner import layout, library, workload
 from planner.layout import Module, Recompute, module_mask
 from planner.trainer import load_trainer
 from planner.trainers import having
+from planner.trainers.bundle import quoting
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import TARGETS, load_target, targets_of
 
@@ -104,3 +106,26 @@ def test_every_trainer_with_a_target_is_looked_at() -> None:
     seen = {trainer for _, trainer in PAIRS}
     assert seen == {trainer for trainer in library.names("trainers") if set(targets_of(trainer)) - set(SERVERS)}
     assert {name for name, _ in PAIRS} == set(TARGETS) - set(SERVERS)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_every_refusal_names_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All conditions and sentences of the tables of refusals can be evaluated: here each of them is said."""
+    read, said = quoting._template, []
+
+    def always(trainer: str, file: str) -> str:
+        text = read(trainer, file)
+        if file != "refusals.yaml":
+            return text
+        said.extend(yaml.safe_load(text))
+        return yaml.safe_dump({f"({when}) or true": sentence for when, sentence in yaml.safe_load(text).items()})
+
+    target = load_target(name)
+    trainer = target.trainers[0]
+    job = ExportJob.of(found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, top=1))[0])
+    quoting._refusals.cache_clear()
+    monkeypatch.setattr(quoting, "_template", always)
+    try:
+        assert target.refusals(job) or not said
+    finally:
+        quoting._refusals.cache_clear()

@@ -26,7 +26,6 @@ from planner.layout import (
     Layout,
     Module,
     Schedule,
-    choice,
     module_mask,
     module_names,
 )
@@ -182,7 +181,7 @@ def test_columns_are_rows(many: list[Layout], number: int) -> None:
 def test_layout_names() -> None:
     assert module_names(module_mask("mlp, norm,")) == ["norm", "mlp"]
     assert module_mask(["core_attention", "moe"]) == Module.CORE_ATTENTION | Module.MOE
-    assert choice("schedule", "zbv") == Schedule.ZBV
+    assert Layout.from_dict({"schedule": "zbv"}).schedule == Schedule.ZBV
     assert len(Layout()) == 1 and len(Layout(tp=np.array([1, 2, 4]))) == 3
     assert Layout(dp=8).replace(dp_shard=4).shard == 4 and Layout(dp=8).shard == 8
 
@@ -201,10 +200,10 @@ def test_layout_names() -> None:
         ({"cp": HUGE}, "layout: cp is too large to show; it must be a whole number from 1 to 16777216"),
         ({"zero": 4}, "layout: zero is 4; it must be a whole number from 0 to 3"),
         ({"offload_optimizer": 101}, "layout: offload_optimizer is 101; it must be a whole number from 0 to 100"),
-        ({"sequence_parallel": 1}, "layout: sequence_parallel is 1; write true or false"),
-        ({"schedule": "2f2b"}, "layout: schedule '2f2b' is not one of gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv"),
-        ({"recompute": 2}, "layout: recompute '2' is not one of none, selective, full"),
-        ({"cp_method": ["ring"]}, "layout: cp_method '['ring']' is not one of ring, a2a, allgather"),
+        ({"sequence_parallel": 1}, "layout: sequence_parallel is 1; it must be true or false"),
+        ({"schedule": "2f2b"}, "layout: schedule is '2f2b'; it must be one of gpipe, 1f1b, interleaved_1f1b, zb_h1, zbv"),
+        ({"recompute": 2}, "layout: recompute is 2; it must be one of none, selective, full"),
+        ({"cp_method": ["ring"]}, "layout: cp_method is ['ring']; it must be one of ring, a2a, allgather"),
         ({"recompute_modules": ["nrm"]}, "layout: recompute_modules: unknown module 'nrm'; known: core_attention, "
          "norm, mlp_activation, mlp, moe, mla_up_projection, shared_experts"),
         ({"recompute_modules": 3}, "layout: recompute_modules must be a list of core_attention, norm, "
@@ -316,10 +315,10 @@ def test_trainer_extends(tmp_path: Path) -> None:
     loop = tmp_path / "loop.yaml"
     loop.write_text(f"extends: {loop}\n")
     assert sentence(load_trainer, str(loop)) == (
-        f"{loop}: extends is {str(loop)!r}; it must name one trainer, at most four levels deep"
+        f"{loop}: extends is {str(loop)!r}; it must name a trainer, at most four levels deep"
     )
     loop.write_text("extends: [megatron]\n")
-    assert "extends is ['megatron']; it must name one trainer" in sentence(load_trainer, str(loop))
+    assert "extends is ['megatron']; it must name a trainer" in sentence(load_trainer, str(loop))
     loop.write_text("extends: megatorn\n")
     assert sentence(load_trainer, str(loop)).startswith("unknown trainer 'megatorn'; known, nearest first: megatron")
 

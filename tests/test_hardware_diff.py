@@ -13,6 +13,7 @@ from planner import library
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, Provenance
 from planner.questions.hardware.diff import CHANCE, Difference, differences
+from planner.schema import read
 
 H100 = HARDWARE["h100-sxm"]
 SIZES = [2**power for power in range(10, 21)]
@@ -56,7 +57,7 @@ def run_of(seed: int, *, compute: float = 0.02, curve: float = 0.06, point: floa
 
 def profile_of(run: Any) -> HardwareProfile:
     measurements, provenance = run
-    return replace(H100, measurements=measurements, provenance=Provenance.from_dict(provenance, "run"))
+    return replace(H100, measurements=measurements, provenance=read(Provenance, provenance, "run"))
 
 
 def slower_group(run: Any, n: int, stride: int, factor: float) -> Any:

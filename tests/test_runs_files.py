@@ -15,7 +15,7 @@ from planner import library
 from planner.api import accuracy
 from planner.errors import PlannerError
 from planner.layout import Module
-from planner.questions.accuracy.page_tables import summary_rows
+from planner.questions.accuracy.page import summary_rows
 from planner.questions.accuracy.prediction import pairs_of, predict
 from planner.questions.accuracy.summary import summarise
 from planner.runs import Run, read_runs, rows_from_dict, to_run

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from planner.api import accuracy
-from planner.questions.accuracy.page_tables import summary_rows
+from planner.questions.accuracy.page import summary_rows
 from planner.questions.accuracy.prediction import predict
 from planner.questions.accuracy.ranking import kendall_tau
 from planner.questions.accuracy.summary import bias_interval

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import pytest
 
 from planner.errors import PlannerError
-from planner.schema import Number, Positive, Seconds, Text, check, keys, one_of, plain, quantity, read, within
+from planner.schema import Number, Positive, Rule, Seconds, Text, check, keys, one_of, plain, read, within
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +35,7 @@ class Thing:
     pair: tuple[float, float] = (1.0, 2.0)
     overlap: frozenset[Annotated[str, one_of({"tp": 1, "pp": 2})]] = frozenset()
     table: dict[str, float] | None = None
-    rates: dict[str, Annotated[float, quantity("bytes/s")]] | None = None
+    rates: dict[str, Annotated[float, Rule(unit="bytes/s")]] | None = None
     whole: Annotated[dict[str, Positive], keys(("u", "v"))] | None = None
     some: Annotated[dict[str, float], keys(("u", "v"), required=False)] | None = None
     inner: Inner | None = None

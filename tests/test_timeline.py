@@ -22,8 +22,8 @@ from planner.layout import Layout, Schedule
 from planner.plan_file import Plan
 from planner.questions.report.trace import trace_of
 from planner.rules import Job
+from planner.timeline.passes import STREAM_OF_PART, STREAMS, rank_of_kind
 from planner.timeline.priced_plan import Priced, price, price_plan
-from planner.timeline.slices import STREAM_OF_PART, STREAMS, rank_of_kind
 from planner.timeline.stage_memory import (
     memory_of_ranks,
     memory_over_time,
@@ -109,7 +109,7 @@ def check_memory(priced: Priced, step: Timeline) -> None:
     over = memory_over_time(priced, step)
     assert over.rank == worst
     assert over.peak == pytest.approx(priced.memory_peak, rel=NEAR)
-    starts = [one.start for one in over.moments]
+    starts = [one.start for one in over.intervals]
     assert starts == sorted(set(starts)) and starts[0] == 0 and over.end == priced.step_time
 
 
@@ -188,10 +188,10 @@ def test_activations_come_and_go() -> None:
     memory = memory_over_time(priced, step, rank=0)
     stored = float(priced.shared.stored[0, 0])
     first_backward = next(one.start for one in step.actions if one.rank == 0 and one.kind == "B")
-    waiting = [one.activations / stored for one in memory.moments if one.start < first_backward and one.workspace > 0]
+    waiting = [one.activations / stored for one in memory.intervals if one.start < first_backward and one.workspace > 0]
     assert waiting == pytest.approx([1, 2, 3, 4])
-    assert memory.moments[-1].activations == 0
-    assert sum(one.activations > 0 for one in memory.moments) >= 16
+    assert memory.intervals[-1].activations == 0
+    assert sum(one.activations > 0 for one in memory.intervals) >= 16
 
 
 # ------------------------------------------------------------------------------------------------ plans

@@ -36,7 +36,7 @@ TESTS = [
     *sorted(str(path) for path in Path("tests").glob("test_cost_*.py")),
     *(f"tests/test_{name}.py" for name in (
         "rules", "overlap", "agreement", "fsdp", "gradient_sums", "cluster", "hardware", "calibrated_constants",
-        "cost", "timeline", "search", "what_if", "readme",
+        "cost", "timeline", "search", "what_if", "readme", "accuracy_gate", "api", "generalises", "trainer_folders",
     )),
 ]  # fmt: skip
 OPERATORS = [
@@ -44,7 +44,7 @@ OPERATORS = [
     (libcst.UnaryOperation, mutators.operator_remove_unary_ops), (libcst.CSTNode, mutators.operator_keywords),
     (libcst.CSTNode, mutators.operator_swap_op),
 ]  # fmt: skip
-LIMIT = 90  # seconds; a mutant that runs longer is killed
+SLOWER = 5.0  # a mutant that takes this many times the seconds of its tests, and 20 more, of a processor is killed
 Site = tuple[str, libcst.Module, file_mutation.Mutation]
 Mutant = tuple[str, str]  # the file and its changed source
 
@@ -135,6 +135,7 @@ class Runner:
                 raise pytest.UsageError(f"{self.failed} fails without a mutant")
             names = {f"{one.co_filename.removeprefix(here)}:{one.co_qualname.split('.<')[0]}" for one in seen}
             known[item.nodeid] = (time.perf_counter() - start, sorted(one for one in names if one.startswith(ROOMS)))
+        self.memory.parent.mkdir(parents=True, exist_ok=True)
         self.memory.write_text(json.dumps(known))
         return known
 
@@ -158,7 +159,7 @@ class Runner:
             reading, writing = os.pipe()
             child = os.fork()
             if not child:
-                signal.alarm(LIMIT)
+                signal.setitimer(signal.ITIMER_PROF, 20.0 + SLOWER * sum(known[one.nodeid][0] for one in chosen))
                 put(path, source)
                 for item in chosen:
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)

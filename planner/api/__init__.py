@@ -117,7 +117,7 @@ class Changes(Answer["WhatIf"]):
 
         Raises PlannerError.
         """
-        from planner.questions.what_if.sweep_plot import sweep_plot
+        from planner.questions.what_if.show import sweep_plot
 
         return sweep_plot(self.found, Path(picture))
 
@@ -154,7 +154,7 @@ def what_if(
             raise PlannerError(f"{name} is {shown(value)}; it must be a number")
     resolved = None if base is None else resolved_of(loaded(base).file)
     asked = ask(resolved, flags, layout_values(changes))
-    if sweep and asked.sweep is None:
+    if sweep and not asked.sweeps:
         raise PlannerError("--plot draws a sweep: give one flag several numbers, like --gpus 64..4096")
     return Changes(answer(asked, progress), print_what_if)
 
@@ -230,9 +230,9 @@ def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst
     """Published runs, or those of files and folders, predicted. The tables show every sweep of layouts with ``sweeps``, and
     the ``worst`` rows. Raises PlannerError.
     """
-    from planner.questions.accuracy.numbers import report_of
+    from planner.questions.accuracy.page import print_accuracy
     from planner.questions.accuracy.prediction import pairs_of
-    from planner.questions.accuracy.show import print_accuracy
+    from planner.questions.accuracy.summary import report_of
     from planner.runs import read_runs
 
     pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
@@ -256,8 +256,7 @@ def calibrate(
     """
     from planner.hardware import load_hardware
     from planner.questions.calibrate.numbers import calibrate as fit
-    from planner.questions.calibrate.output import Calibrated, shared_trainer, write
-    from planner.questions.calibrate.replan import replan
+    from planner.questions.calibrate.output import Calibrated, replan, shared_trainer, write
     from planner.questions.calibrate.show import print_calibrated
     from planner.questions.calibrate.sources import given_of, read_measured
     from planner.trainer import load_trainer

@@ -8,7 +8,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import AttentionCurve, Column, GemmCurve, column, index
 from planner.errors import PlannerError, UnknownNameError, shown
-from planner.schema import Bandwidth, Bytes, FlopRate, Positive, Seconds, Text, Watts, check_keys, keys, own_reader
+from planner.schema import Bandwidth, Bytes, FlopRate, Positive, Rule, Seconds, Text, Watts, check_keys, keys
 
 PASSES = ("forward", "dgrad", "wgrad")
 MEMORY_OPS = (
@@ -22,18 +22,14 @@ def _attention_curves(data: object, where: str) -> dict[tuple[str, str, str], At
     """The list of a profile file: one entry per kernel, dtype and pass. Raises PlannerError."""
     found = {}
     for entry in data if isinstance(data, list) else ():
-        which = tuple(
-            str(check_keys(entry, entry, where, required=("kernel", "dtype", "pass"))[key]) for key in _CURVE_KEY
-        )
+        own = check_keys(entry, entry, where, required=("kernel", "dtype", "pass"))
+        which = (str(own["kernel"]), str(own["dtype"]), str(own["pass"]))
         if not all(word.isprintable() for word in which) or which[2] not in ("forward", "backward"):
             raise PlannerError(f"{where}: {shown(' '.join(which))} does not end in forward or backward")
-        found[which[0], which[1], which[2]] = AttentionCurve.from_dict(entry, where)
+        found[which] = AttentionCurve.from_dict(entry, where)
     if not found:
         raise PlannerError(f"{where} is {shown(data)}; it must be a list of curves")
     return found
-
-
-_CURVE_KEY = ("kernel", "dtype", "pass")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +72,7 @@ class Compute:
     """cuBLAS and cuBLASLt workspaces, bytes per process."""
     gemm: dict[str, GemmCurve]
     """By recipe: bf16, fp8 (per-tensor, dynamic), fp8_block, nvfp4."""
-    attention: Annotated[dict[tuple[str, str, str], AttentionCurve], own_reader(_attention_curves)]
+    attention: Annotated[dict[tuple[str, str, str], AttentionCurve], Rule(reader=_attention_curves)]
     """By (kernel, dtype, pass)."""
     kernels: dict[str, Any] = field(default_factory=dict)
     """Attention kernels that are the best one, and ``slowdown`` of those known only relative to the best."""

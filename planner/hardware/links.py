@@ -8,7 +8,7 @@ import numpy as np
 from planner import arrays as npt
 from planner.curves import COLLECTIVES, CollectiveCurve, Column, NetworkCurve, bus_factor, column, index, least_factor
 from planner.hardware.overlap import LINKS, MeasuredOverlap
-from planner.schema import Bandwidth, Bytes, Positive, Seconds, check_keys, keys, own_reader
+from planner.schema import Bandwidth, Bytes, Positive, Rule, Seconds, check_keys, keys
 
 
 def _collective_curves(data: object, where: str) -> dict[str, CollectiveCurve]:
@@ -39,7 +39,7 @@ class Links:
     """Per node, all sockets, bytes/s; an assumption likewise."""
     cpu_adam_bandwidth_fraction: Positive
     """Part of host_memory_bandwidth that an optimizer step on the CPU reaches (28 bytes per parameter)."""
-    scale_up: Annotated[dict[str, CollectiveCurve], own_reader(_collective_curves)]
+    scale_up: Annotated[dict[str, CollectiveCurve], Rule(reader=_collective_curves)]
     """Measured collectives inside one domain."""
     scale_out: Annotated[dict[str, NetworkCurve], keys(COLLECTIVES)]
     """Constants of collectives across nodes."""
@@ -61,25 +61,16 @@ class Links:
         floor = np.where(n > 1.0, least_factor(op, n) * size / link, 0.0)
         return np.maximum(curve.time(size, n), floor)[()]
 
-    def scale_out_time(
-        self,
-        op: str,
-        size: npt.ArrayLike,
-        n: npt.ArrayLike,
-        ranks_per_node: npt.ArrayLike,
-        bandwidth: float | None = None,
-        latency: float | None = None,
-    ) -> Column:
+    def scale_out_time(self, op: str, size: npt.ArrayLike, n: npt.ArrayLike, ranks_per_node: npt.ArrayLike) -> Column:
         """Seconds of a collective of n ranks, ``ranks_per_node`` of them in each node (in each rack of an NVL72).
 
         t = min over two protocols of a + x/e  (``curves.NetworkCurve``), x = F S / (r b) with r = ranks_per_node and b
         the NIC of one GPU: a strided group owns only its ranks' NICs, its neighbours use the others at the same time.
-        all_to_all: x = S/n (n - r)/b. Never below the same transfer at the bus bandwidth inside a node. ``bandwidth``
-        and ``latency`` replace network_bandwidth (per GPU) and network_latency. A group in one node: scale_up_time.
+        all_to_all: x = S/n (n - r)/b. Never below the same transfer at the bus bandwidth inside a node. A group in one node:
+        scale_up_time.
         """
         curve = self.scale_out[COLLECTIVES[index(op, COLLECTIVES, "collective")]]
-        network = self.network_bandwidth if bandwidth is None else bandwidth
-        stretch = 1.0 if latency is None else latency / self.network_latency
+        network = self.network_bandwidth
         size, n, r = np.broadcast_arrays(column(size), column(n), np.maximum(column(ranks_per_node), 1.0))
         many = np.maximum(n, 2.0)
         nodes = np.maximum(np.ceil(n / r), 2.0)
@@ -90,7 +81,7 @@ class Links:
         else:
             transfer = bus_factor(op, many) * size / (r * network)
         whole = column(r >= self.gpus_per_node)
-        time = curve.time(transfer, self._inside_transfer(op, size, many, r), many, nodes, whole, stretch)
+        time = curve.time(transfer, self._inside_transfer(op, size, many, r), many, nodes, whole, 1.0)
         time = np.where(n <= r, self.scale_up_time(op, size, np.minimum(n, r)), time)
         return np.where((n <= 1.0) | (size <= 0.0), 0.0, time)[()]
 

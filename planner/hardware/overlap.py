@@ -1,4 +1,4 @@
-"""How much slower computation gets beside a running collective, and the collective beside computation."""
+"""How much slower computation gets beside a running collective, and the collective while computation runs."""
 
 from dataclasses import dataclass
 
@@ -10,17 +10,17 @@ LINKS = ("inside", "across")
 """Groups inside a scale-up domain, and groups that leave it."""
 SIDES = ("compute", "communication")
 LARGEST = 16.0
-"""What takes longer than this beside the other waited for it; no kernels share a device so badly."""
+"""What takes longer than this with the other running waited for it; no kernels share a device so badly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slowdown:
-    """Time beside the other over time alone: numbers, or columns where layouts use different links."""
+    """Time with the other running over time alone: numbers, or columns where layouts use different links."""
 
     compute: npt.ArrayLike
-    """Computation beside a collective."""
+    """Computation while a collective runs."""
     communication: npt.ArrayLike
-    """A collective beside computation."""
+    """A collective while computation runs."""
 
 
 ASSUMED = Slowdown(compute=1.2, communication=1.2)
@@ -36,9 +36,9 @@ class MeasuredOverlap:
     """One link's slowdowns with what they may be off by."""
 
     compute: Positive
-    """Time of computation beside a collective over its time alone."""
+    """Time of computation while a collective runs over its time alone."""
     communication: Positive
-    """Time of a collective beside computation over its time alone."""
+    """Time of a collective while computation runs over its time alone."""
     compute_spread: float = 0.0
     """Percent: half the interval of the median over it."""
     communication_spread: float = 0.0

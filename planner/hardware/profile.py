@@ -7,22 +7,19 @@ divide compute by ``sustained_clock`` for a training step. Nothing here knows ab
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 import numpy as np
 
-from planner import library, schema
-from planner.curves import RINGS
-from planner.errors import PlannerError, UnknownNameError, nearest_first, shown
-from planner.hardware.checks import compute_faults, link_faults
+from planner import library, schema, units
+from planner.curves import RINGS, bus_factor, least_factor
+from planner.errors import PlannerError, UnknownNameError, shown
 from planner.hardware.compute import Compute
-from planner.hardware.datasheet import filled
 from planner.hardware.links import Links
 from planner.hardware.provenance import Provenance
-from planner.hardware.relatives import with_relatives
+from planner.hardware.relatives import filled, with_relatives
 from planner.schema import HourlyPrice, Positive, Text, keys
 
 SCALES: dict[str, str] = {
@@ -33,6 +30,15 @@ SCALES: dict[str, str] = {
     "network_latency": "latencies across nodes",
 }
 """What ``scale`` in a file that extends a profile may multiply: what a machine achieves, not what its parts are."""
+
+LINK_TOLERANCE = 1.02
+"""Timers, and 1000-against-1024 rounding in published tables."""
+CLOCK_TOLERANCE = 1.05
+"""Two measured times of the same thing may be in the wrong order by this."""
+GRID_TOLERANCE = 1.02
+"""A grid's nodes are rounded to percent; the price itself is never below 2 m n k / peak."""
+SIZE_TOLERANCE = 1.08
+"""80 GB parts hold 80 GiB less the reserve."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +81,10 @@ class HardwareProfile(Compute, Links):
 
         Curves follow: rates and fractions are relative to the peaks, and collectives keep their latency.
         """
-        changes: dict[str, Any] = {}
-        known = (*schema.quantities_of(HardwareProfile), "peak_flops")
-        for key, factor in factors.items():
-            if key not in known:
-                nearest = nearest_first(key, known)[0]
-                raise PlannerError(f"{self.name}: '{key}' cannot be scaled; did you mean {nearest}?")
-            if not factor > 0:
-                raise PlannerError(f"{self.name}: the factor of {key} must be above 0, it is {factor}")
-            if key == "peak_flops":
-                changes[key] = {dtype: rate * factor for dtype, rate in self.peak_flops.items()}
-            else:
-                changes[key] = getattr(self, key) * factor
+        self._require_factors(factors, (*schema.quantities_of(HardwareProfile), "peak_flops"))
+        changes: dict[str, Any] = {key: getattr(self, key) * by for key, by in factors.items() if key != "peak_flops"}
+        if "peak_flops" in factors:
+            changes["peak_flops"] = {dtype: rate * factors["peak_flops"] for dtype, rate in self.peak_flops.items()}
         link = "scale_up_bandwidth" if self.scale_up_domain > 1 else "pcie_bandwidth"
         if link in factors:
             changes["scale_up"] = {op: curve.with_link(factors[link]) for op, curve in self.scale_up.items()}
@@ -95,12 +93,8 @@ class HardwareProfile(Compute, Links):
 
     def achieving(self, **factors: float) -> HardwareProfile:
         """The profile with what the machine achieves multiplied, by name of SCALES: ``achieving(scale_out=0.7)``."""
+        self._require_factors(factors, SCALES)
         changes: dict[str, Any] = {}
-        for key, factor in factors.items():
-            if key not in SCALES:
-                raise UnknownNameError("scale", key, SCALES)
-            if not np.isfinite(factor) or not factor > 0:
-                raise PlannerError(f"{self.name}: the scale of {key} must be above 0, it is {factor}")
         if "sustained_clock" in factors:
             changes["sustained_clock"] = self.sustained_clock * factors["sustained_clock"]
         if "memory_fraction" in factors:
@@ -114,6 +108,13 @@ class HardwareProfile(Compute, Links):
             changes["scale_out"] = {op: curve.with_share(share) for op, curve in further.scale_out.items()}
             changes["network_latency"] = further.network_latency
         return replace(self, **changes) if changes else self
+
+    def _require_factors(self, factors: Mapping[str, float], known: Collection[str]) -> None:
+        for key, factor in factors.items():
+            if key not in known:
+                raise UnknownNameError("scale", key, known)
+            if not (np.isfinite(factor) and factor > 0):
+                raise PlannerError(f"{self.name}: the scale of {key} must be above 0, it is {factor}")
 
     def stretched(self, *, rings: float = 1.0, others: float = 1.0) -> HardwareProfile:
         """The profile with latencies across nodes multiplied: those of RINGS, for which network_latency stands, and the others."""
@@ -134,13 +135,15 @@ class HardwareProfile(Compute, Links):
         """A profile from the data of a file. Raises PlannerError: what is wrong, where, and what would be right."""
         if "extends" in data:
             return _extended(data, where)
-        with _readable(where):
+        try:
             return schema.read(cls, with_relatives(filled(data, where), where), where)._possible(where)
+        except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:  # values of another shape
+            reason = " ".join(str(error).split())[:100] or type(error).__name__
+            raise PlannerError(f"{where}: a value has another form than a profile has there ({reason})") from error
 
     def _possible(self, where: str) -> HardwareProfile:
         """The profile, if a machine can be so fast. Raises PlannerError."""
-        measured = self.measured["gemm"].startswith("measured")
-        for fault in (*compute_faults(self, measured), *link_faults(self)):
+        for fault in _faults(self):
             raise PlannerError(f"{where}: {fault}")
         return self
 
@@ -149,16 +152,6 @@ def load_hardware(name: str) -> HardwareProfile:
     """The profile of a library name ("h100-sxm") or of a user's YAML file. Raises PlannerError when it is broken."""
     path = library.find("hardware", name)
     return HardwareProfile.from_dict(library.read_yaml(path), path.name)
-
-
-@contextlib.contextmanager
-def _readable(where: str) -> Iterator[None]:
-    """What Python says of values of another shape than the readers expect, as a sentence."""
-    try:
-        yield
-    except (AttributeError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-        reason = " ".join(str(error).split())[:100] or type(error).__name__
-        raise PlannerError(f"{where}: a value has another form than a profile has there ({reason})") from error
 
 
 def _extended(data: Mapping[str, Any], where: str, depth: int = 0) -> HardwareProfile:
@@ -185,3 +178,92 @@ def _extended(data: Mapping[str, Any], where: str, depth: int = 0) -> HardwarePr
 
 
 _SCALE = Annotated[dict[str, Positive], keys(SCALES, required=False)]
+
+
+def _faults(profile: HardwareProfile) -> Iterator[str]:
+    """What no machine can be: faster than its peak, its memory, its host or a link; with the numbers."""
+    for what, share, of in _shares(profile):
+        if not 0 < share <= 1:
+            yield f"{what} {share:.2f}{of}; at most 1, and above 0"
+    yield from _sizes(profile)
+    if profile.measured["gemm"].startswith("measured"):  # else the grid of a relative, which may not suit this peak
+        yield from _grids(profile)
+    yield from _switches(profile)
+    yield from _collectives(profile)
+
+
+def _shares(profile: HardwareProfile) -> Iterator[tuple[str, float, str]]:
+    """What is a part of something else: words before it, the share, words after it."""
+    yield "sustained_clock is", profile.sustained_clock, ", faster than a short burst"
+    yield "cpu_adam_bandwidth_fraction is", profile.cpu_adam_bandwidth_fraction, ", faster than the host's memory"
+    for op, fraction in profile.memory_fraction.items():
+        yield f"memory_fraction {op} is", fraction, ", faster than the memory"
+    for recipe, curve in profile.gemm.items():
+        yield f"gemm {recipe} runs at", curve.efficiency, " of the peak"
+        yield f"gemm {recipe} reads its operands at", curve.memory_efficiency, " of the memory bandwidth"
+        grouped = max(curve.grouped_efficiency)
+        yield f"gemm {recipe} runs grouped products at", grouped, " of the rate of one large product"
+    for key, attention in profile.attention.items():
+        for share in (float(attention.efficiency.min()), float(attention.efficiency.max())):
+            yield f"attention {' '.join(key)} runs at", share, " of the peak"
+    for op, network in profile.scale_out.items():
+        share = max(network.fast.efficiency, network.bulk.efficiency)
+        yield f"scale_out {op} reaches", share, " of the line rate of the NICs"
+
+
+def _sizes(profile: HardwareProfile) -> Iterator[str]:
+    """Sizes of the device's memory, and its launches."""
+    if profile.usable_memory > profile.memory * SIZE_TOLERANCE:
+        yield "usable_memory is larger than memory; check GB against GiB"
+    reserve = profile.context_memory + profile.communicator_memory + profile.workspace_memory
+    if reserve >= profile.usable_memory:
+        yield (
+            f"context, one communicator and workspace take {units.format_bytes(reserve)} of "
+            f"{units.format_bytes(profile.usable_memory)} usable memory; nothing would be left to train in"
+        )
+    if profile.graph_launch_floor > profile.launch_floor * CLOCK_TOLERANCE:
+        yield (
+            f"graph_launch_floor {units.format_seconds(profile.graph_launch_floor)} is longer than launch_floor "
+            f"{units.format_seconds(profile.launch_floor)}; a graph only takes launches away"
+        )
+
+
+def _grids(profile: HardwareProfile) -> Iterator[str]:
+    """No product above its peak at a node of its residual grid."""
+    for recipe, curve in profile.gemm.items():
+        if curve.grid is None or recipe not in profile.peak_flops:
+            continue
+        peak = profile.peak_flops[recipe]
+        m, n, k = (axis.ravel() for axis in np.meshgrid(curve.grid.m, curve.grid.n, curve.grid.k, indexing="ij"))
+        share = 2.0 * m * n * k / (curve.unbounded_time(m, n, k, peak, profile.memory_bandwidth) * peak)
+        worst = int(np.argmax(share))
+        if share[worst] > GRID_TOLERANCE:
+            yield (
+                f"gemm {recipe} runs at {share[worst]:.2f} of the peak of {peak / units.TERA:.4g} TFLOP/s at "
+                f"m {m[worst]:.0f}, n {n[worst]:.0f}, k {k[worst]:.0f}; it cannot pass 1"
+            )
+
+
+def _switches(profile: HardwareProfile) -> Iterator[str]:
+    """On two whole nodes an all_reduce in the switch may pass the line rate, where every GPU receives each byte once."""
+    ranks = 2.0 * profile.gpus_per_node
+    for op, network in profile.scale_out.items():
+        most = float(bus_factor(op, ranks) / least_factor(op, ranks))
+        if network.two_nodes is not None and network.two_nodes > most:
+            reached = f"scale_out {op} on two nodes reaches {network.two_nodes:.2f} of the line rate of the NICs"
+            yield f"{reached}; at most {most:.2f}, where every GPU receives each byte once"
+
+
+def _collectives(profile: HardwareProfile) -> Iterator[str]:
+    """No measured collective moves more than its link carries."""
+    for op, collective in profile.scale_up.items():
+        for group, row in zip(collective.groups, collective.seconds, strict=True):
+            link = profile.scale_up_bandwidth if group <= profile.scale_up_domain else profile.pcie_bandwidth
+            rate = least_factor(op, group) * collective.sizes / row
+            worst = int(np.argmax(rate))
+            if rate[worst] > link * LINK_TOLERANCE:
+                moved, size = units.format_bytes(float(rate[worst])), units.format_bytes(float(collective.sizes[worst]))
+                yield (
+                    f"scale_up {op} on {group:.0f} GPUs moves {moved}/s at {size}, "
+                    f"above the link of {units.format_bytes(link)}/s"
+                )

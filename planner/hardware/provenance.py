@@ -1,15 +1,11 @@
 """Where a measured profile comes from: machine, versions, date, command, and how far its figures scatter."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from datetime import date
 from typing import Annotated, Any
 
 from planner.errors import PlannerError, shown
-from planner.schema import Text, keys, plain_fields, read
-
-_SAY = "say what was measured, when and how"
+from planner.schema import Text, keys, plain_fields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,21 +38,13 @@ class Provenance:
     """What the measurement took: seconds, points, points left out by the budget."""
     notes: tuple[Text, ...] = ()
     """What was not measured and where it comes from instead; points that failed; outliers."""
+    to_dict = plain_fields
 
     def __post_init__(self) -> None:
         for key in ("machine", "device", "date", "command"):
             if not getattr(self, key).strip():
-                raise PlannerError(f"{key} is empty; {_SAY}")
+                raise PlannerError(f"{key} is empty; say what was measured, when and how")
         try:
             date.fromisoformat(self.date[:10])
         except ValueError as error:
             raise PlannerError(f"date {shown(self.date)} is not a day such as 2026-03-31") from error
-
-    @classmethod
-    def from_dict(cls, data: object, where: str) -> Provenance:
-        """From the mapping of a file. Raises PlannerError with the key."""
-        return read(cls, data, where, hint=f"; {_SAY}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data that ``from_dict`` reads back; what is empty is left out."""
-        return plain_fields(self)

@@ -10,7 +10,7 @@ from planner.errors import PlannerError
 from planner.explain import COMPONENT_TEXT, misses_by
 from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
-from planner.rules import Job, check_workload
+from planner.rules import check_workload
 from planner.search import Finding, Pins, search
 from planner.timeline.priced_plan import job_of
 
@@ -21,14 +21,17 @@ class Best:
 
     resolved: ResolvedJob
     """The job with the names of its files."""
-    fits: bool
-    """A layout was found that is legal and fits."""
     why_not: str
     """Why nothing fits or nothing is legal; '' when something does."""
     finding: Finding | None
     """The search; None when no layout at all could run the job."""
     prediction: Prediction | None
     """Of the first layout; of the closest attempt when nothing fits; None when nothing is legal."""
+
+    @property
+    def fits(self) -> bool:
+        """A layout was found that is legal and fits."""
+        return self.finding is not None and self.finding.fit
 
     @property
     def layout(self) -> Layout | None:
@@ -69,22 +72,19 @@ def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Be
         check_workload(job.workload, job.cluster, job.trainer)
         finding = search(job, pins, top)
     except PlannerError as error:
-        return Best(resolved=resolved, fits=False, why_not=str(error), finding=None, prediction=None)
+        return Best(resolved=resolved, why_not=str(error), finding=None, prediction=None)
     if not finding.layouts:
-        return Best(resolved=resolved, fits=False, why_not=_no_layout(job, finding), finding=finding, prediction=None)
-    prediction = predict(finding.estimates[0], job, resolved.kind)
+        gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
+        refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])
+        why_not = f"no layout of {gpus} GPUs is legal; rules that refuse most: {refused or 'the pinned degrees leave none'}"
+        if not finding.searched:
+            why_not = f"no layout of {gpus} GPUs shares out {batch} sequences per step"
+        return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=None)
     why_not = ""
     if not finding.fit:
         gib, component = misses_by(finding.estimates[0])
         why_not = f"misses by {gib:.1f} GiB, most of it {COMPONENT_TEXT[component]}"
         if gib <= 0:
             why_not = "the node's host memory does not hold what is offloaded"
-    return Best(resolved=resolved, fits=finding.fit, why_not=why_not, finding=finding, prediction=prediction)
-
-
-def _no_layout(job: Job, finding: Finding) -> str:
-    gpus, batch = job.cluster.num_gpus, job.workload.global_batch_size
-    if not finding.searched:
-        return f"no layout of {gpus} GPUs shares out {batch} sequences per step"
-    refused = ", ".join(f"{name} ({count})" for name, count in list(finding.refused.items())[:3])
-    return f"no layout of {gpus} GPUs is legal; rules that refuse most: {refused or 'the pinned degrees leave none'}"
+    prediction = predict(finding.estimates[0], job, resolved.kind)
+    return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=prediction)

@@ -7,7 +7,7 @@ Nothing here looks at a prediction. Texts of other frameworks live in this packa
 
 from planner.runs.mapping import Run, read_runs, share, to_run
 from planner.runs.measured import FORMULAS, Measured, flop_per_token
-from planner.runs.row_schema import Row, read_rows, rows_from_dict, shipped
+from planner.runs.rows import Row, read_rows, rows_from_dict, shipped
 
 __all__ = [
     "FORMULAS", "Measured", "Row", "Run", "flop_per_token", "read_rows", "read_runs", "rows_from_dict", "share",

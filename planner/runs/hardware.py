@@ -3,31 +3,34 @@
 import dataclasses
 import math
 import re
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.names import Reading, UnsupportedError, frameworks
-from planner.runs.row_schema import Row
+from planner.runs.rows import Row, UnsupportedError, frameworks
 
 
-def hardware_of(reading: Reading, base: str = "") -> tuple[HardwareProfile, str]:
+def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     """The profile with the row's node and network, and its network: 'normal', 'slow', 'checked' or 'not measured'.
 
     'checked': the job's own benchmark shows host work before every collective; the network itself is normal.
     ``base``: the profile (name or file) to use instead of the one that the row's GPU stands for.
     """
-    row = reading.row
     name = base or gpu_profile(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
-    stated = _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
-    facts = _cluster_facts(reading)
-    if stated is None and facts.share != 1.0:
-        stated = _load_hardware(name).network_bandwidth * facts.share
-    hardware = _node(name, per_node, stated, facts)
+    changes: dict[str, float | None] = {
+        "network_bandwidth": _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node),
+        "sustained_clock": float(row.recipe.get("sustained_clock", 0.0)) or None,
+    }
+    if row.entry.get("context_memory") is not None:
+        changes["context_memory"] = units.parse(row.entry["context_memory"], "bytes", what="frameworks.yaml: context_memory")
+    latencies = float(row.entry.get("ring_latency", 1.0)), float(row.entry.get("tree_latency", 1.0))
+    share = float(row.fact("network_share", 1.0))
+    if changes["network_bandwidth"] is None and share != 1.0:
+        changes["network_bandwidth"] = _load_hardware(name).network_bandwidth * share
+    hardware = _node(name, per_node, latencies, tuple(changes.items()))
     times = _bench_times(row, hardware)
     if times is None:
         one_node = (row.get("parallel.gpus") or 0) <= hardware.scale_up_domain
@@ -37,34 +40,8 @@ def hardware_of(reading: Reading, base: str = "") -> tuple[HardwareProfile, str]
     share = min(1.0, times[1] / times[0])
     # Steps of 3 % keep the groups that are priced in one call few.
     step = math.floor(math.log(share) / math.log(1.03))
-    bandwidth = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
-    return _node(name, per_node, bandwidth, facts), "normal" if share >= 0.5 else "slow"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Facts:
-    """What is known about the cluster of a framework's source, where it is not as the profile says."""
-
-    ring: float = 1.0
-    """Latencies of rings across nodes over those of the profile."""
-    tree: float = 1.0
-    """Likewise of what is not a ring: all-reduces, exchanges and single messages."""
-    held: float | None = None
-    """Bytes that the driver and its libraries hold; None = the profile's."""
-    clock: float = 0.0
-    """Sustained clock; 0 = the profile's."""
-    share: float = 1.0
-    """Bandwidth across nodes over the profile's, for rows that do not state theirs."""
-
-
-def _cluster_facts(reading: Reading) -> _Facts:
-    """The facts about the cluster of a row."""
-    held = reading.entry.get("context_memory")
-    return _Facts(
-        ring=float(reading.entry.get("ring_latency", 1.0)), tree=float(reading.entry.get("tree_latency", 1.0)),
-        held=None if held is None else units.parse(held, "bytes", what="frameworks.yaml: context_memory"),
-        clock=float(reading.recipe.get("sustained_clock", 0.0)), share=float(reading.fact("network_share", 1.0)),
-    )  # fmt: skip
+    changes["network_bandwidth"] = min(hardware.network_bandwidth, hardware.network_bandwidth * 1.03**step)
+    return _node(name, per_node, latencies, tuple(changes.items())), "normal" if share >= 0.5 else "slow"
 
 
 @cache
@@ -86,22 +63,21 @@ def _load_hardware(name: str) -> HardwareProfile:
 
 
 @cache
-def _node(name: str, per_node: int, bandwidth: float | None, facts: _Facts) -> HardwareProfile:
-    """A library profile with another node size (0 = its own), network (bytes/s per GPU, None = its own) and facts.
+def _node(
+    name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...]
+) -> HardwareProfile:
+    """A library profile with another node size (0 = its own) and what is known about the cluster; None = as the profile says.
 
+    ``latencies``: of rings across nodes over those of the profile, and of what is not a ring: all-reduces, exchanges, messages.
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
-    profile = _load_hardware(name)
-    changes: dict[str, Any] = {} if bandwidth is None else {"network_bandwidth": bandwidth}
+    profile = _load_hardware(name).stretched(rings=latencies[0], others=latencies[1])
+    values: dict[str, Any] = {key: value for key, value in changes if value is not None}
     if per_node:
         inside = profile.scale_up_domain <= profile.gpus_per_node
-        changes["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
-        changes["gpus_per_node"] = per_node
-    if facts.held is not None:
-        changes["context_memory"] = facts.held
-    if facts.clock:
-        changes["sustained_clock"] = facts.clock
-    return dataclasses.replace(profile.stretched(rings=facts.ring, others=facts.tree), **changes)
+        values["scale_up_domain"] = min(profile.scale_up_domain, per_node) if inside else profile.scale_up_domain
+        values["gpus_per_node"] = per_node
+    return dataclasses.replace(profile, **values)
 
 
 _LINK = re.compile(r"(?:(\d+)x\s)?[^\d]*?(\d+(?:\.\d+)?) Gb/s([^;]*)")

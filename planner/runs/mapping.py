@@ -13,13 +13,11 @@ from planner.hardware import HardwareProfile
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.runs.hardware import hardware_of
-from planner.runs.job import lora_rank_of, optimizer_of, precision_of, trainer_of
+from planner.runs.job import lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
 from planner.runs.measured import Measured, measured_of
-from planner.runs.names import Reading, UnsupportedError, family_of, reading_of
 from planner.runs.planned import planned_fields
 from planner.runs.row_layout import layout_of
-from planner.runs.row_model import model_of
-from planner.runs.row_schema import Row, read_rows
+from planner.runs.rows import Row, UnsupportedError, read_rows
 from planner.trainer import Trainer
 from planner.workload import Workload, peak_dtype
 
@@ -94,11 +92,11 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
 
     ``hardware`` (a profile's name or file) and ``model`` stand for what the row says of them.
     """
-    reading, of_plan = reading_of(row), row.get("plan") is not None
+    of_plan = row.get("plan") is not None
     missing, network = [] if of_plan else _missing(row), "not measured"
     try:
-        profile, network = hardware_of(reading, hardware)
-        run = planned_fields(row, profile) if of_plan else _map(reading, profile, missing, model)
+        profile, network = hardware_of(row, hardware)
+        run = planned_fields(row, profile) if of_plan else _map(row, profile, missing, model)
     except UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
@@ -109,7 +107,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
         "every collective was checked on the host first, a debug mode": network == "checked",
     }
     return Run(
-        source=row.source, id=row.id, family=family_of(row, "before the pipeline fix" if broken else f"network {network}"),
+        source=row.source, id=row.id, family=row.family("before the pipeline fix" if broken else f"network {network}"),
         title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""), stated=not missing,
         set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
         slow_network=network == "slow", **run,
@@ -138,33 +136,33 @@ def _missing(row: Row) -> list[str]:
     return missing
 
 
-def _map(reading: Reading, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
+def _map(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
     """Fields of Run for a row that can be priced. Raises UnsupportedError with the reason."""
-    row, assumptions = reading.row, list[str]()
+    assumptions = list[str]()
     _refuse_unmodelled(row)
-    if reading.entry.get("unknown"):
-        trainer = reading.entry["trainer"]
+    if row.entry.get("unknown"):
+        trainer = row.entry["trainer"]
         assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {trainer}")
     missing = [path for path in missing if path != "batch.micro"]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
-    model = stated or model_of(reading)
-    layout = layout_of(reading, model, assumptions)
-    precision = precision_of(reading)
+    model = stated or model_of(row)
+    layout = layout_of(row, model, assumptions)
+    precision = precision_of(row)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision, optimizer=optimizer_of(reading, assumptions), lora_rank=lora_rank_of(reading),
-        lora_targets=reading.recipe.get("lora_targets", "all"),
-        document_length=min(reading.recipe.get("document_length", 0), row.get("model.seq")),
+        precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
+        lora_targets=row.recipe.get("lora_targets", "all"),
+        document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
     )  # fmt: skip
     hardware.peak(peak_dtype(precision))
-    measured = measured_of(reading, workload, layout, hardware)
+    measured = measured_of(row, workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
         raise UnsupportedError("no step time, memory or out-of-memory result was published")
     cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))
     return {
-        "workload": workload, "cluster": cluster, "trainer": trainer_of(reading), "layout": layout, "measured": measured,
+        "workload": workload, "cluster": cluster, "trainer": trainer_of(row), "layout": layout, "measured": measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 

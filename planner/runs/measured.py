@@ -8,7 +8,7 @@ from planner.cost.parameters import active_parameters
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
-from planner.runs.names import Reading
+from planner.runs.rows import Row
 from planner.workload import Workload, peak_dtype
 
 
@@ -72,20 +72,20 @@ def flop_per_token(formula: str, model: ModelSpec, length: int, *, recomputed: b
     return flop + (flop - head) / 3 if recomputed else flop
 
 
-def _step_seconds(reading: Reading, workload: Workload, layout: Layout, hardware: HardwareProfile) -> float | None:
+def _step_seconds(row: Row, workload: Workload, layout: Layout, hardware: HardwareProfile) -> float | None:
     """Seconds per step: printed, from tokens/s, from TFLOP/s, or from MFU, in this order; 0 counts as not printed."""
-    printed, speed = reading.get("measured.step_s"), reading.get("measured.tokens_per_s_per_gpu")
+    printed, speed = row.get("measured.step_s"), row.get("measured.tokens_per_s_per_gpu")
     if printed:
         return float(printed)
     tokens = workload.tokens / int(layout.num_gpus)
     if speed:
         return float(tokens / speed)
-    rate, mfu = reading.get("measured.tflops_per_gpu"), reading.get("measured.mfu")
+    rate, mfu = row.get("measured.tflops_per_gpu"), row.get("measured.mfu")
     if not rate and not mfu:
         return None
-    counted = bool(rate) and str(reading.get("measured.tflops_kind") or "").startswith("hardware")
+    counted = bool(rate) and str(row.get("measured.tflops_kind") or "").startswith("hardware")
     recomputed = counted and int(layout.recompute) == Recompute.FULL
-    formula = str(reading.entry.get("flops", "causal"))
+    formula = str(row.entry.get("flops", "causal"))
     flop = flop_per_token(formula, workload.model, workload.sequence_length, recomputed=recomputed)
     if workload.lora_rank:
         flop *= 4.0 / 6.0  # no weight gradients of frozen weights
@@ -93,21 +93,21 @@ def _step_seconds(reading: Reading, workload: Workload, layout: Layout, hardware
     return float(tokens * flop / flops)
 
 
-def measured_of(reading: Reading, workload: Workload, layout: Layout, hardware: HardwareProfile) -> Measured:
+def measured_of(row: Row, workload: Workload, layout: Layout, hardware: HardwareProfile) -> Measured:
     """Step time, peak memory and whether it fitted, as the row prints them or as they follow from what it prints."""
-    step = _step_seconds(reading, workload, layout, hardware)
+    step = _step_seconds(row, workload, layout, hardware)
     memory, kind, oom = (
-        reading.get("measured.mem_gb"),
-        str(reading.entry.get("memory", "allocated")),
-        reading.get("measured.oom"),
+        row.get("measured.mem_gb"),
+        str(row.entry.get("memory", "allocated")),
+        row.get("measured.oom"),
     )
-    match = reading.note(r"peak allocated|reserved (?=GiB)|nvidia-smi")
+    match = row.note(r"peak allocated|reserved (?=GiB)|nvidia-smi")
     if match:
         kind = {"peak allocated": "allocated", "nvidia-smi": "device"}.get(match.group(0), "reserved")
-    unit = units.GIGA if "GB = 1e9" in reading.notes else units.GIB
+    unit = units.GIGA if "GB = 1e9" in row.remarks else units.GIB
     ran = bool(step or memory)
     return Measured(
         step_time=None if oom else step, memory=memory * unit if memory and not oom else None,
-        memory_kind=kind if memory and not oom else "", first_stage=bool(reading.entry.get("first_stage")),
+        memory_kind=kind if memory and not oom else "", first_stage=bool(row.entry.get("first_stage")),
         fits=False if oom else True if ran else None,
     )  # fmt: skip

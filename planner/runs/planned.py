@@ -6,6 +6,7 @@ are there too, for people and for tools, and must say the same.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from planner import library
@@ -16,8 +17,7 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.measured import Measured, measured_of
-from planner.runs.names import Reading, UnsupportedError
-from planner.runs.row_schema import Row, rows_from_dict
+from planner.runs.rows import Row, UnsupportedError, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.units import GIB, GIGA
 from planner.workload import Workload
@@ -128,7 +128,7 @@ def _trainer(said: Any, where: str) -> Trainer:
 def planned_fields(row: Row, hardware: HardwareProfile) -> dict[str, Any]:
     """Fields of Run for a row of a plan. Raises UnsupportedError and PlannerError with the reason."""
     workload, trainer, layout = planned(row)
-    measured = measured_of(Reading(row=row, notes=row.notes), workload, layout, hardware)
+    measured = replace(measured_of(row, workload, layout, hardware), first_stage=False)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
         raise UnsupportedError("no step time, memory or out-of-memory result was measured")
     cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))

@@ -10,59 +10,59 @@ from typing import Any
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.runs.job import shipped_trainer
-from planner.runs.names import Reading, UnsupportedError
+from planner.runs.rows import Row, UnsupportedError
 
 
-def layout_of(reading: Reading, model: ModelSpec, assumptions: list[str]) -> Layout:
+def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
     """The layout the row ran with; what had to be guessed is added to ``assumptions``. Raises UnsupportedError."""
-    tp, pp, cp = reading.get("parallel.tp"), reading.get("parallel.pp"), reading.get("parallel.cp") or 1
-    ep, vpp = reading.get("parallel.ep") or 1, reading.get("parallel.vpp") or 1
-    dp = reading.get("parallel.dp") or max((reading.get("parallel.gpus") or 0) // (tp * pp * cp), 1)
-    gpus = reading.get("parallel.gpus") or tp * pp * cp * dp
+    tp, pp, cp = row.get("parallel.tp"), row.get("parallel.pp"), row.get("parallel.cp") or 1
+    ep, vpp = row.get("parallel.ep") or 1, row.get("parallel.vpp") or 1
+    dp = row.get("parallel.dp") or max((row.get("parallel.gpus") or 0) // (tp * pp * cp), 1)
+    gpus = row.get("parallel.gpus") or tp * pp * cp * dp
     if tp * pp * cp * dp != gpus:
         raise UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
-    micro, batch = reading.get("batch.micro") or _micro(reading, dp, pp, assumptions), reading.get("batch.global")
+    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
     steps = batch / (micro * dp)
     if steps < 1:
         raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
     if steps != int(steps):
         assumptions.append(f"{steps:.4g} microbatches per replica, rounded up: the last one is smaller")
-    etp = _expert_tp(reading, tp * cp * dp, ep) if model.is_moe else 1
+    etp = _expert_tp(row, tp * cp * dp, ep) if model.is_moe else 1
     if model.is_moe and model.num_experts % ep:
         raise UnsupportedError(f"{model.num_experts} experts do not divide by ep {ep}")
     if pp * vpp > model.num_layers + 2:
         raise UnsupportedError(f"{pp} stages times vpp {vpp} are more than {model.num_layers} layers")
-    split = reading.get("parallel.sp")
+    split = row.get("parallel.sp")
     if split is None:
-        split = shipped_trainer(reading.entry["trainer"]).legal.sequence_parallel == "always"
+        split = shipped_trainer(row.entry["trainer"]).legal.sequence_parallel == "always"
     return Layout(
-        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(reading, dp),
-        micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(reading),
-        sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(reading),
-        schedule=_schedule(reading, pp, vpp), offload_optimizer=_offload(reading),
-        **_recompute(reading, pp), **_stage_layers(reading, model, pp, vpp),
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
+        micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
+        sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
+        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
 
-def _micro(reading: Reading, dp: int, pp: int, assumptions: list[str]) -> int:
+def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
     """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
 
     Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
     """
-    if reading.get("batch.global") == dp:
+    if row.get("batch.global") == dp:
         return 1
     if pp == 1:
         raise UnsupportedError("layout not stated: micro")
-    if reading.entry.get("microbatches") == "pp" and (reading.get("batch.global") or 0) % (dp * pp) == 0:
-        return int(reading.get("batch.global") // (dp * pp))
+    if row.entry.get("microbatches") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
+        return int(row.get("batch.global") // (dp * pp))
     assumptions.append("micro batch 1")
     return 1
 
 
-def _expert_tp(reading: Reading, ranks: int, ep: int) -> int:
+def _expert_tp(row: Row, ranks: int, ep: int) -> int:
     """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage."""
-    stated = reading.get("parallel.etp")
-    etp = stated or (reading.get("parallel.tp") if reading.entry.get("etp", 1) == "tp" else 1)
+    stated = row.get("parallel.etp")
+    etp = stated or (row.get("parallel.tp") if row.entry.get("etp", 1) == "tp" else 1)
     if ranks % (etp * ep) and not stated:
         etp = 1
     if ranks % (etp * ep):
@@ -70,34 +70,34 @@ def _expert_tp(reading: Reading, ranks: int, ep: int) -> int:
     return int(etp)
 
 
-def _shard(reading: Reading, dp: int) -> int:
+def _shard(row: Row, dp: int) -> int:
     """Ranks that share the states when fewer than dp; 0 = all."""
-    shard = reading.get("parallel.shard") or 0
+    shard = row.get("parallel.shard") or 0
     if shard and shard < dp and dp % shard:
         raise UnsupportedError(f"a shard group of {shard} does not divide dp {dp}")
     return int(shard) if shard < dp else 0
 
 
-def _zero(reading: Reading) -> int:
-    zero = reading.get("parallel.zero")
-    zero = reading.entry.get("zero", 0) if zero is None else zero
+def _zero(row: Row) -> int:
+    zero = row.get("parallel.zero")
+    zero = row.entry.get("zero", 0) if zero is None else zero
     if zero > 3:
         raise UnsupportedError(f"zero {zero} does not exist; it is 0 to 3")
-    return int(min(zero, reading.entry.get("pipelined_zero", 3)) if (reading.get("parallel.pp") or 1) > 1 else zero)
+    return int(min(zero, row.entry.get("pipelined_zero", 3)) if (row.get("parallel.pp") or 1) > 1 else zero)
 
 
-def _cp_method(reading: Reading) -> int:
+def _cp_method(row: Row) -> int:
     """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
-    if "Ulysses" in reading.notes:
+    if "Ulysses" in row.remarks:
         return int(CpMethod.A2A)
-    methods = shipped_trainer(reading.entry["trainer"]).legal.cp_methods
-    if "ring attention" in reading.notes or not methods:
+    methods = shipped_trainer(row.entry["trainer"]).legal.cp_methods
+    if "ring attention" in row.remarks or not methods:
         return int(CpMethod.RING)
     return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
 
 
-def _schedule(reading: Reading, pp: int, vpp: int) -> int:
-    match = reading.note(r"schedule:? ([\w-]+)")
+def _schedule(row: Row, pp: int, vpp: int) -> int:
+    match = row.note(r"schedule:? ([\w-]+)")
     named = {"zb-v": Schedule.ZBV, "zb-1p": Schedule.ZB_H1, "zb-2p": Schedule.ZB_2P}
     usual = Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B
     return int(named.get(match.group(1).lower() if match else "", usual) if pp > 1 else Schedule.ONE_F_ONE_B)
@@ -122,15 +122,15 @@ def _keeps_attention(entry: Mapping[str, Any]) -> bool:
     return any(values.get("recompute_keeps_attention", False) for values in terms)
 
 
-def _recompute(reading: Reading, pp: int) -> dict[str, int]:
+def _recompute(row: Row, pp: int) -> dict[str, int]:
     """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
-    stated = reading.get("recompute")
+    stated = row.get("recompute")
     if stated is None:
-        stated = reading.recipe.get("recompute")
-    text = str(reading.entry.get("recompute", "none") if stated is None else stated).strip().lower()
-    if text == "full except attention output" and _keeps_attention(reading.entry):
+        stated = row.recipe.get("recompute")
+    text = str(row.entry.get("recompute", "none") if stated is None else stated).strip().lower()
+    if text == "full except attention output" and _keeps_attention(row.entry):
         text = "full"
-    if text == "selective" and "torchtitan" in reading.row.framework:
+    if text == "selective" and "torchtitan" in row.framework:
         text = "per-op selective"
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
@@ -145,7 +145,7 @@ def _recompute(reading: Reading, pp: int) -> dict[str, int]:
     return {"recompute": Recompute.SELECTIVE, "recompute_modules": int(mask)}
 
 
-def _stage_layers(reading: Reading, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
+def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
     """Layers of the first and last stage: from the notes, from the framework's own table of layouts for this model, else
     one fewer where embedding and head count as a layer.
 
@@ -153,15 +153,15 @@ def _stage_layers(reading: Reading, model: ModelSpec, pp: int, vpp: int) -> dict
     """
     if pp == 1:
         return {}
-    if "other_modules" in reading.entry:
-        before, after = reading.entry["other_modules"]
+    if "other_modules" in row.entry:
+        before, after = row.entry["other_modules"]
         each, more = divmod(model.num_layers + before + after, pp)
         return {"first_stage_layers": each + (more > 0) - before, "last_stage_layers": each - after}
-    last = reading.note(r"last stage has (\d+) layer")
+    last = row.note(r"last stage has (\d+) layer")
     if last:
         return {"last_stage_layers": int(last.group(1))}
-    printed = reading.note(r"pp layout (\S+)")
-    table = reading.entry.get("pipeline_layouts", {})
+    printed = row.note(r"pp layout (\S+)")
+    table = row.entry.get("pipeline_layouts", {})
     known = table.get(pp * vpp, "") if table and re.search(table["model"], model.name, re.IGNORECASE) else ""
     chunks = chunk_layers(printed.group(1) if printed else known)
     if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
@@ -184,9 +184,9 @@ def chunk_layers(text: str) -> list[int]:
     return [chunk.count("t") for chunk in flat.split("|")]
 
 
-def _offload(reading: Reading) -> int:
+def _offload(row: Row) -> int:
     """Percent of the optimizer states on the host."""
-    if reading.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
+    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
         return 100
-    match = reading.note(r"optimizer state offload to CPU, fraction (\d+) %")
+    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
     return min(int(match.group(1)), 100) if match else 0

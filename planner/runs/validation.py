@@ -5,10 +5,11 @@ A file holds one validation (keys as docs/validate.md lists them), or under ``va
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError, shown
+from planner.schema import mapping, one_of, value_of
 
 VERSION = 1
 """Format of validation files."""
@@ -16,7 +17,10 @@ RUNGS = ("meta", "rank", "truncated", "full", "trainer")
 """What was run, from memory alone to the plan itself on its own trainer."""
 OUTCOMES = ("completed", "out_of_memory", "hung", "lost_rank", "failed", "not_equal", "interrupted")
 """How it ended; all but the first are a failed validation. interrupted: the user stopped it, what was measured is kept."""
-_NEEDED = ("plan", "rung", "outcome", "run")
+_NEEDED: dict[str, Any] = {
+    "plan": str, "rung": Annotated[str, one_of(RUNGS)], "outcome": Annotated[str, one_of(OUTCOMES)],
+    "run": dict[str, Any] | None,
+}  # fmt: skip
 """Keys that every validation has; ``run`` is written last, so that a file that was cut off lacks it."""
 
 
@@ -49,21 +53,10 @@ def validations_from_dict(data: Mapping[str, Any], *, where: str = "validation")
 
 
 def _checked(one: Any, where: str) -> dict[str, Any]:
-    if not isinstance(one, Mapping):
-        raise PlannerError(f"{where}: expected a mapping of keys to values, found {shown(one)}")
     for key in _NEEDED:
-        if key not in one:
+        if key not in mapping(one, where):
             raise PlannerError(f"{where}: missing key '{key}'; the file is damaged or cut off")
-    for key, known in (("rung", RUNGS), ("outcome", OUTCOMES)):
-        if one[key] not in known:
-            raise PlannerError(f"{where}: {key} is {shown(one[key])}; it must be one of {', '.join(known)}")
-    if not isinstance(one["plan"], str):
-        raise PlannerError(f"{where}: plan is {shown(one['plan'])}; it must be a text")
-    if one["run"] is not None and not isinstance(one["run"], Mapping):
-        raise PlannerError(
-            f"{where}: run is {shown(one['run'])}; it must be a mapping, or null when nothing was measured"
-        )
-    return dict(one)
+    return {**one, **{key: value_of(kind, one[key], where, key) for key, kind in _NEEDED.items()}}
 
 
 def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]:
@@ -85,13 +78,7 @@ def documents(data: Mapping[str, Any], *, where: str) -> list[Mapping[str, Any]]
 def _runs(one: Mapping[str, Any], where: str) -> list[Mapping[str, Any]]:
     """The run of a validation, and of rung truncated that of its second depth."""
     depths = one.get("truncated") or []
-    runs = (
-        [one["run"], *(depth.get("run") for depth in depths if isinstance(depth, Mapping))]
-        if isinstance(depths, list)
-        else None
-    )
-    if runs is None or any(run is not None and not isinstance(run, Mapping) for run in runs):
-        raise PlannerError(
-            f"{where}: truncated is {shown(depths)}; it must be a list of depths, each with a run or null"
-        )
-    return [run for run in runs if run is not None]
+    runs = [depth.get("run") for depth in depths if isinstance(depth, Mapping)] if isinstance(depths, list) else [depths]
+    if any(run is not None and not isinstance(run, Mapping) for run in runs) or not isinstance(depths, list):
+        raise PlannerError(f"{where}: truncated is {shown(depths)}; it must be a list of depths, each with a run or null")
+    return [run for run in (one["run"], *runs) if run is not None]

@@ -7,6 +7,7 @@ a middle rank with a layer less than the largest is shown as the largest.
 
 import dataclasses
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,8 +21,8 @@ from planner.cost.pipeline.schedules import flight_columns
 from planner.cost.unique_stages import Gathered
 from planner.layout import Layout
 from planner.plan_file import STAGE_NAMES
+from planner.timeline.passes import rank_of_kind, stage_kind
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import rank_of_kind, stage_kind
 from planner.timeline.step_slices import Timeline
 
 STATIC = ("weights", "gradients", "optimizer_states", "fragmentation", "communication_buffers", "context")
@@ -51,11 +52,11 @@ class StageMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryMoment:
-    """Memory from one time to the next."""
+class MemoryInterval:
+    """Memory from one time to the start of the next interval."""
 
     start: float
-    """Seconds from the start of the step; it lasts to the next moment."""
+    """Seconds from the start of the step."""
     activations: float
     """Bytes that wait for a backward pass, and those that recompute or the loss adds."""
     workspace: float
@@ -67,11 +68,9 @@ class MemoryTimeline:
     """Memory of one rank over a step, bytes."""
 
     rank: int
-    kind: str
-    """first, middle or last."""
     static: dict[str, float]
     """Constant bytes (STATIC), by component."""
-    moments: tuple[MemoryMoment, ...]
+    intervals: tuple[MemoryInterval, ...]
     """In order of time; the first starts at 0, the last lasts to ``end``."""
     end: float
     """Seconds: the step time."""
@@ -79,7 +78,7 @@ class MemoryTimeline:
     @property
     def peak(self) -> float:
         """The largest sum of static part, activations and workspace: the predicted peak."""
-        return sum(self.static.values()) + max(one.activations + one.workspace for one in self.moments)
+        return sum(self.static.values()) + max(one.activations + one.workspace for one in self.intervals)
 
 
 def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
@@ -153,25 +152,13 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     events.sort(key=lambda event: event[:2])
     counts = np.cumsum([event[2] for event in events])
     scale = of_rank.in_flight / float(counts.max())
-    moments = [MemoryMoment(start=0.0, activations=0.0, workspace=0.0)]
-    for (time, _, _, running), count in zip(events, counts, strict=True):
-        held = min(max(float(count), 0.0) * scale, resident) * stored
-        moments.append(
-            MemoryMoment(
-                start=time, activations=held + (transient if running == 2.0 else 0.0), workspace=workspace * (running > 0)
-            )
-        )  # fmt: skip
-    moments.append(MemoryMoment(start=step.pipeline_end, activations=0.0, workspace=step_end))
-    moments.append(MemoryMoment(start=step.step_time, activations=0.0, workspace=0.0))
-    return MemoryTimeline(rank=rank, kind=of_rank.kind, static=static, moments=_merged(moments), end=step.step_time)
-
-
-def _merged(moments: list[MemoryMoment]) -> tuple[MemoryMoment, ...]:
-    """Only the last of several at one time, and none that changes nothing."""
-    found: list[MemoryMoment] = []
-    for one in moments:
-        if found and found[-1].start == one.start:
-            found.pop()
-        if not found or (found[-1].activations, found[-1].workspace) != (one.activations, one.workspace):
-            found.append(one)
-    return tuple(found)
+    stays = np.minimum(np.maximum(counts, 0.0) * scale, resident) * stored
+    at = {-1.0: (-1.0, -1.0), 0.0: (0.0, 0.0)}  # activations and workspace by time, the last of several; from nothing on
+    for (time, _, _, running), waiting in zip(events, stays.tolist(), strict=True):
+        at[time] = waiting + (transient if running == 2.0 else 0.0), workspace * (running > 0)
+    at |= {step.pipeline_end: (0.0, step_end), step.step_time: (0.0, 0.0)}
+    changes = [one for (_, before), one in pairwise(at.items()) if one[1] != before]
+    return MemoryTimeline(
+        rank=rank, static=static, end=step.step_time,
+        intervals=tuple(MemoryInterval(start=time, activations=held, workspace=other) for time, (held, other) in changes),
+    )  # fmt: skip

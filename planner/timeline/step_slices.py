@@ -21,9 +21,8 @@ from planner.cost.pipeline.schedule_walk import Span, walk
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
 from planner.layout import Layout
-from planner.timeline.passes import pieces_by_action
+from planner.timeline.passes import Piece, Slice, pieces_by_action, stage_kind
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import Piece, Slice, stage_kind
 
 SAME = 1e-9
 """Part of a time below which a difference is rounding."""
@@ -105,14 +104,9 @@ class Ends:
     """Weights are gathered, gradients are reduced for every microbatch (only without a pipeline)."""
 
     @property
-    def update(self) -> Floats:
-        """Seconds of traffic, update and transfers by kind of stage: the largest is part of the step time."""
-        return self.gather + self.reduce + self.optimizer + self.offload
-
-    @property
     def slowest(self) -> int:
-        """Kind of stage where the update takes longest."""
-        return int(largest_stage(self.update[:, None])[0])
+        """Kind of stage where traffic, update and transfers take longest: these seconds are part of the step time."""
+        return int(largest_stage((self.gather + self.reduce + self.optimizer + self.offload)[:, None])[0])
 
     @property
     def before(self) -> float:
@@ -127,11 +121,7 @@ class Ends:
 
 
 def ends_of(priced: Priced) -> Ends:
-    """The same terms that the step time sums, by kind of stage.
-
-    The model prices gradients and weights together; what gradients alone would add counts as reducing, the rest as
-    gathering. The sum is the model's.
-    """
+    """The same terms that the step time sums; what gradients alone would add counts as reducing, the rest as gathering."""
     job, shared = priced.job, priced.shared
     layout = Layout.stack([priced.dealt])
     sent = shared.send if priced.send[0] else 0.0 * shared.send

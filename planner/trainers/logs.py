@@ -79,7 +79,7 @@ def row_of_log(log: Log, given: Given, *, where: str, gpu: str) -> Row:
     if given.model is not None:
         _check_same_model(facts, given.model, where)
         facts = {path: value for path, value in facts.items() if not path.startswith("model.") or path == "model.seq"}
-        facts |= model_facts(given.model)
+        facts |= {f"model.{key}": value for key, value in model_columns(given.model).items()}
     facts = {**{path: value for path, value in given.facts.items() if value is not None}, **facts}
     _derive(facts)
     now = steady(log, where)
@@ -128,18 +128,10 @@ def _check_same_model(facts: Mapping[str, Any], model: ModelSpec, where: str) ->
             )
 
 
-def model_facts(model: ModelSpec) -> dict[str, Any]:
-    """A model in the fields of a row, by path."""
-    return {f"model.{key}": value for key, value in model_columns(model).items()}
-
-
 def _nested(facts: Mapping[str, Any]) -> dict[str, Any]:
     """{'parallel.tp': 4} as {'parallel': {'tp': 4}}."""
     row: dict[str, Any] = {"model": {}, "parallel": {}, "batch": {}}
     for path, value in facts.items():
-        group, _, key = path.partition(".")
-        if key:
-            row[group][key] = value
-        else:
-            row[group] = value
+        *group, key = path.split(".")
+        (row[group[0]] if group else row)[key] = value
     return row

@@ -12,8 +12,7 @@ import pytest
 from planner.explicit import complete
 from planner.trainers.bundle.target import ExportJob, in_range
 from planner.trainers.checking import Checked
-from planner.trainers.megatron.check import check_many, dump_arguments
-from planner.trainers.megatron.export import arguments
+from planner.trainers.checking.child import check_many
 from planner.trainers.megatron.readback import parse
 from planner.trainers.targets import load_target
 from planner.workload import Workload
@@ -27,9 +26,12 @@ BUILT, LARGEST = 12, 64
 """At least this many models are built on the meta device, of at most this many layers: one of each kind."""
 
 
-def words(job: ExportJob) -> list[str]:
-    """The argument list as the trainer gets it."""
-    return [word for group in arguments(job) for flag in group.words for word in flag]
+def check(cases: list[ExportJob], folder: Path, **options: bool) -> list[Checked]:
+    """Megatron-LM's own code on the plans as they are exported."""
+    for number, job in enumerate(cases):
+        (folder / str(number)).mkdir()
+        (folder / str(number) / "arguments.sh").write_text(load_target("megatron").render(job).files["arguments.sh"])
+    return check_many("megatron", [(job, folder / str(number)) for number, job in enumerate(cases)], **options)
 
 
 def mine() -> list[ExportJob]:
@@ -46,16 +48,16 @@ def said(results: list[Checked], cases: list[ExportJob]) -> list[str]:
     ]
 
 
-def test_every_plan_is_accepted_and_its_groups_and_stages_are_the_planners() -> None:
+def test_every_plan_is_accepted_and_its_groups_and_stages_are_the_planners(tmp_path: Path) -> None:
     """parse_args, validate_args, the microbatch calculator, initialize_model_parallel, layers of every virtual stage."""
     cases = mine()
     assert len(cases) >= 200
-    results = check_many([(job, words(job)) for job in cases], level="groups built")
+    results = check(cases, tmp_path)
     assert not said(results, cases)
     assert {one.level for one in results} == {"groups built"}
 
 
-def test_parameters_of_megatrons_own_model_are_the_planners() -> None:
+def test_parameters_of_megatrons_own_model_are_the_planners(tmp_path: Path) -> None:
     """GPTModel on the meta device: parameters of the first, second, middle and last stage, exactly."""
     kinds: dict[tuple[object, ...], ExportJob] = {}
     for job in sorted(mine(), key=lambda job: job.model.num_layers):
@@ -71,17 +73,19 @@ def test_parameters_of_megatrons_own_model_are_the_planners() -> None:
         )
         kinds.setdefault((*kind, layout.tp > 1, layout.pp > 1 and layout.vpp > 1), job)
     cases = [job for job in kinds.values() if job.model.num_layers <= LARGEST and job.model.name != "deepseek-v2-lite"]
-    results = check_many([(job, words(job)) for job in cases], level="model built")
+    results = check(cases, tmp_path, deep=True)
     assert not said(results, cases)
     assert len(cases) >= BUILT and {one.level for one in results} == {"model built"}
     assert all("parameters as planned" in one.details for one in results)
 
 
-def test_the_head_of_a_training_log_is_the_plan() -> None:
+def test_the_head_of_a_training_log_is_the_plan(tmp_path: Path) -> None:
     """Megatron's own _print_args after its validation, read back: job and layout, on every sixth plan."""
     cases = mine()[::6]
     assert len(cases) >= 30
-    for job, dump in zip(cases, dump_arguments([(job, words(job)) for job in cases]), strict=True):
+    for job, answer in zip(cases, check(cases, tmp_path, dump=True), strict=True):
+        assert answer.level == "validated" and not answer.problem, answer.text()
+        dump = answer.details[-1]
         log = "\n".join(f" 0: {line}" for line in dump.splitlines()) if job.layout.tp > 1 else dump  # srun --label
         reading = parse(log, "train.log")
         assert not reading.unread, reading.unread
@@ -97,7 +101,7 @@ def test_the_head_of_a_training_log_is_the_plan() -> None:
         assert layout.replace(**same).to_dict() == job.layout.replace(**same).to_dict()
 
 
-def test_the_older_version_of_the_range_takes_the_same_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_older_version_of_the_range_takes_the_same_arguments(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Every sixth plan as far as its groups and stages, with the first minor version that the export declares."""
     older = os.environ.get("PLANNER_OLDER_MEGATRON", "")
     if not Path(older).joinpath("megatron").is_dir():
@@ -106,6 +110,6 @@ def test_the_older_version_of_the_range_takes_the_same_arguments(monkeypatch: py
     target, version = load_target("megatron"), Path(older).name.rpartition("-")[2]
     assert in_range(version, target.versions) and not in_range(f"{version.split('.')[0]}.17.9", target.versions)
     cases = mine()[3::6]
-    results = check_many([(job, words(job)) for job in cases], level="groups built")
+    results = check(cases, tmp_path)
     assert not said(results, cases)
     assert len(cases) >= 30 and {one.level for one in results} == {"groups built"}

@@ -20,8 +20,6 @@ from planner.rules import check
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.checking import Checked
 from planner.trainers.checking.child import check_many
-from planner.trainers.megatron.check import check_many as check_megatron
-from planner.trainers.megatron.export import arguments
 from planner.trainers.targets import load_target
 from tests.trainers.plans import EVEN, Wanted, found
 
@@ -190,9 +188,6 @@ def our_sentences(name: str, job: ExportJob) -> list[str]:
 
 def trainer_says(name: str, jobs: list[ExportJob], folder: Path) -> list[Checked]:
     """The trainer's own code on plans that it cannot run."""
-    if name == "megatron":
-        words = [[word for group in arguments(job) for flag in group.words for word in flag] for job in jobs]
-        return check_megatron(list(zip(jobs, words, strict=True)), level="groups built")
     pairs = []
     for number, job in enumerate(jobs):
         for path, text in load_target(name).render(job).files.items():

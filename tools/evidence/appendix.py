@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.questions.accuracy.page import markdown, page
-from planner.questions.accuracy.page_tables import Table, percent
+from planner.questions.accuracy.page import Table, markdown, page, percent
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
 from tools.evidence.constants import constants

@@ -6,8 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.questions.accuracy.page import headline, markdown
-from planner.questions.accuracy.page_tables import Table, percent
+from planner.questions.accuracy.page import Table, headline, markdown, percent
 from planner.questions.accuracy.prediction import Pair
 from tools.evidence.appendix import Proofs, left_out
 

@@ -52,16 +52,17 @@ def meet(place: Place, device: str, timeout: float, ended: Callable[[str], None]
     try:
         store = open_store(place, first=True)
         everyone = _meet(store, place, device, wait)
-        watch = Watch(open_store(place), place.rank, _hosts(everyone), timeout, ended=ended)
+        nodes = [one["node"] for one in everyone]
+        several = len({one["host"] for one in everyone}) < len(set(nodes))  # one machine plays several nodes
+        hosts = [f"{one['host']} node {one['node']}" if several else one["host"] for one in everyone]
+        watch = Watch(open_store(place), place.rank, hosts, timeout, ended=ended)
     except dist.DistError as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise PlannerError(
             f"rank {place.rank} does not reach the store of rank 0 at {place.address}:{place.port} ({reason})"
         ) from error
     watch.begin()
-    return Met(
-        store=store, watch=watch, names=[one["name"] for one in everyone], nodes=[one["node"] for one in everyone]
-    )
+    return Met(store=store, watch=watch, names=[one["name"] for one in everyone], nodes=nodes)
 
 
 def open_store(place: Place, *, first: bool = False) -> Any:
@@ -78,16 +79,14 @@ def _meet(store: Any, place: Place, device: str, wait: float) -> list[dict[str, 
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     mine = {"node": place.node, "host": socket.gethostname(), "name": name}
     store.set(f"here/{place.rank}", json.dumps(mine))
-    missing = list(range(place.world))
-    until = time.monotonic() + wait
-    while missing and time.monotonic() < until:
-        missing = [rank for rank in missing if not store.check([f"here/{rank}"])]
-        time.sleep(0.05 if missing else 0.0)
-    if missing:
-        raise PlannerError(
-            f"{len(missing)} of {place.world} ranks did not come within {wait:g} s: rank "
-            f"{', '.join(map(str, missing[:8]))}; look at their machines, and at the address {place.address}:{place.port}"
-        )
+    missing, until = list(range(place.world)), time.monotonic() + wait
+    while missing := [rank for rank in missing if not store.check([f"here/{rank}"])]:
+        if time.monotonic() > until:
+            raise PlannerError(
+                f"{len(missing)} of {place.world} ranks did not come within {wait:g} s: rank "
+                f"{', '.join(map(str, missing[:8]))}; look at their machines, and at the address {place.address}:{place.port}"
+            )
+        time.sleep(0.05)
     everyone = [json.loads(store.get(f"here/{rank}")) for rank in range(place.world)]
     nodes = [one["node"] for one in everyone]
     counts = sorted({nodes.count(node) for node in nodes})
@@ -98,9 +97,3 @@ def _meet(store: Any, place: Place, device: str, wait: float) -> list[dict[str, 
             "the ranks are not numbered node by node; start them with torchrun, or srun --distribution=block"
         )
     return everyone
-
-
-def _hosts(everyone: list[dict[str, Any]]) -> list[str]:
-    """Host of each rank; with the node's number where one machine plays several nodes."""
-    several = len({one["host"] for one in everyone}) < len({one["node"] for one in everyone})
-    return [f"{one['host']} node {one['node']}" if several else str(one["host"]) for one in everyone]

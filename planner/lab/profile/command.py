@@ -172,17 +172,11 @@ def _as_rank(settings: Settings, place: Place) -> HardwareProfile | None:
     from planner.lab.profile.worker import work
 
     begun = time.monotonic()
-    written: list[HardwareProfile] = []
-
-    def finish() -> None:
-        written.append(write_profile(settings, time.monotonic() - begun))
-
     with Bar(quiet=place.rank != 0) as bar:
         try:
-            work(settings, place, bar.show, finish)
+            return work(settings, place, bar.show, lambda: write_profile(settings, time.monotonic() - begun))
         except KeyboardInterrupt:
             raise PlannerError(f"stopped; {_kept(settings)}" if place.rank == 0 else "stopped") from None
-    return written[0] if written else None
 
 
 # ------------------------------------------------------------------------------------------------ what it says

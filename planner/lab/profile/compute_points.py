@@ -196,7 +196,7 @@ def chain_points(model: str, sequence_length: int | None) -> list[Point]:
         columns["swiglu"] = spec.ffn_size
     if spec.position == "rope" and not spec.is_mla:
         columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    more: dict[str, Value] = {"head_dim": spec.head_dim, "dtype": "fp32"}
+    more: dict[str, Any] = {"head_dim": spec.head_dim, "dtype": "fp32"}
     return [
         Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
         for op, width in columns.items()
@@ -228,10 +228,9 @@ def weighed(
 ) -> list[Point]:  # fmt: skip
     """Points of all models on all numbers of GPUs (they decide tp and micro batch), the largest share of a step first.
 
-    The weight of a point is its largest share of the predicted step time in any layout, so that a shape which one layout
-    lives on is not drowned by many layouts that hardly use it. ``sequence_length`` None is the model's own, at most 8192;
-    ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most: more only takes
-    longer. Raises PlannerError.
+    The weight of a point is its largest share of the predicted step time in any layout. ``sequence_length`` None is the
+    model's own, at most 8192; ``dtype`` replaces that of all operators; ``largest`` bytes of a memory-bound point at most:
+    more only takes longer. Raises PlannerError.
     """
     points: list[Point] = []
     for model, count in product(models, gpus):
@@ -321,6 +320,7 @@ class Shapes:
         dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
+        size: tuple[float, float, str]
         if kind == "norm":
             size = self._rows(moved, 2.0 * e, columns), columns, dtype
             return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
@@ -336,7 +336,8 @@ class Shapes:
             width = float(model.vocab_size) / first(shard.tp)
             size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
             points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
-            return [*points, definitions.memory_bound(*definitions.WHOLE_LOSS, *size, 0.5 * both)]
+            op, pass_ = definitions.WHOLE_LOSS
+            return [*points, definitions.memory_bound(op, pass_, *size, 0.5 * both)]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]
@@ -350,12 +351,8 @@ class Shapes:
 
 
 def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
-    """Chains of plain operations as this device can run them, and weight gradients of experts also as they are added up.
-
-    On a GPU what torch.compile makes of a chain stands before the chain itself; a processor runs the chain. A grouped
-    weight gradient that is added to an fp32 sum: torch's grouped kernel and another one that adds, or one product after the
-    other that adds itself; on a processor the latter, into the fp32 gradient.
-    """
+    """On a GPU what torch.compile makes of a chain of plain operations stands before the chain itself. Weight gradients of experts
+    also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
     def changed(point: Point, **values: Value) -> Point:
         return Point.of(point.family, weight=point.weight, **{**point.values, **values})

@@ -32,10 +32,7 @@ def clock_of(device: str) -> str:
 
 
 def measure_compute(point: Point, device: str, budget_s: float) -> Measured:
-    """Measure one point of ``compute_points``. Raises PlannerError where the device cannot run it, with the reason.
-
-    GPU: device events. CPU: processor time of one thread, because its cores may be shared with others.
-    """
+    """Measure one point of ``compute_points``. Raises PlannerError where the device cannot run it, with the reason."""
     planned.check_device(device)
     threads = torch.get_num_threads()
     facts: dict[str, Callable[[Point, str, float], Measured]] = {
@@ -69,12 +66,10 @@ def _timed(run: Run, device: str, budget_s: float, *, streams: bool = False) -> 
 
 
 def layers(models: Sequence[str]) -> Run:
-    """What the other ranks of a CPU do while rank 0 measures alone: a layer forward and backward in one thread, the first of the
-    models' that is measured here.
+    """What the other ranks of a CPU do while rank 0 measures alone: a layer of the models forward and backward in one thread.
 
-    They compute as they do in a step. Cores of one processor share caches, memory and often a clock; two threads may share a core.
-    A core whose neighbours sleep is up to twice as quick, and not equally for products, attention and what only moves bytes, so
-    that no one factor makes up for it. GPUs share none of that.
+    They compute as they do in a step: a core whose neighbours sleep is up to twice as quick, and not equally for products,
+    attention and what only moves bytes, so that no one factor makes up for it. GPUs share none of that.
     """
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])
@@ -189,11 +184,8 @@ def on_host(point: Point, _: str, budget_s: float) -> Measured:
 
 
 def sustained(point: Point, device: str, budget_s: float) -> Measured:
-    """One large GEMM without a pause until the time is over: the last second, against the first.
-
-    The samples are those of the last second; ``first`` is the median of the first. A power limit or heat shows as a ratio
-    below one, first / last. The time is the point's own ``seconds``, whatever is left of the budget.
-    """
+    """One large GEMM for the point's own ``seconds``, whatever is left of the budget: the samples of the last second, against the
+    median of the first. A power limit or heat shows as a ratio below one, first / last."""
     seconds = min(point["seconds"], max(budget_s, planned.SUSTAINED_SECONDS[device]))
     if seconds < LEAST_SUSTAINED:
         raise PlannerError(f"{point.label}: {seconds:.1f} s show no heat; give it {LEAST_SUSTAINED:.0f} s or more")

@@ -57,20 +57,15 @@ WHOLE_LOSS = ("cross_entropy_whole", "both")
 
 
 def rows_columns_depth(point: Point) -> tuple[int, int, int]:
-    """Dimensions of a GEMM as its kernel runs it; the key holds those of Y[m, n] = X[m, k] W[n, k]^T whatever the pass.
-
-    dgrad is (m, k, n), wgrad (n, k, m), as in ``HardwareProfile.gemm_times``.
-    """
+    """Dimensions of a GEMM as its kernel runs it; the key holds those of Y[m, n] = X[m, k] W[n, k]^T whatever the pass."""
     m, n, k = point.each("m", "n", "k")
     passes = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m), ACCUMULATING: (n, k, m)}
     return passes[point["pass"]]
 
 
 def attention_flop(point: Point) -> float:
-    """2 b a pairs (d + d_v), backward 2.5 times it; pairs = s_q s_k, half of it when causal.  [Dao 2022]
-
-    Also with context parallelism: the queries of a rank come from both ends of the sequence and see half of the keys.
-    """
+    """2 b a pairs (d + d_v), backward 2.5 times it; pairs = s_q s_k, half of it when causal, also of the queries that a rank of
+    context parallelism has from both ends of the sequence.  [Dao 2022]"""
     b, a, d, d_v, s = point.each("batch", "heads", "head_dim", "value_dim", "seq")
     pairs = s * keys(point) * (0.5 if point["causal"] else 1.0)
     return 2.0 * b * a * pairs * (d + d_v) * (2.5 if point["pass"] == "backward" else 1.0)

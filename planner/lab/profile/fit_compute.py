@@ -20,7 +20,7 @@ from planner.lab.profile.compute_points import check_device
 from planner.lab.profile.definitions import EAGER, flop, kernels, moved_bytes
 from planner.lab.profile.fit_attention import attention_entries
 from planner.lab.profile.fit_gemm import gemm_curves
-from planner.lab.profile.fitting import Base, Findings, error_of, of, short
+from planner.lab.profile.fitting import Base, Findings, error_of, of, short, spread_of
 from planner.lab.profile.layer_check import HOST_LAYER, host_floor, predicted
 from planner.lab.profile.points import Measured
 
@@ -165,7 +165,7 @@ def points_by_family(measured: Sequence[Measured]) -> dict[str, Any]:
 def findings(measured: Sequence[Measured], base: Base, keys: dict[str, Any]) -> Findings:
     """Keys with the points that they come from and their spread."""
     families = sorted({row.point.family for row in measured if row.point.family != "bytes"})
-    spread = {family: short(100.0 * median(row.spread for row in of(measured, family)), 3) for family in families}
+    spread = {family: spread_of(of(measured, family)) for family in families}
     return Findings(keys=keys, spread=spread, notes=base.notes, measurements=points_by_family(measured))
 
 

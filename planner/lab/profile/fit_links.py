@@ -183,11 +183,8 @@ def _moved(curve: Curve) -> Any:
 
 
 def network_rate(all_curves: Sequence[Curve]) -> float:
-    """Bytes per second through one NIC, the most that any fitted line reaches: what every efficiency is relative to.
-
-    A slope says more than the largest message, whose time holds the latency too, but a noisy one says nothing: at most
-    BEYOND times the best that was measured.
-    """
+    """Bytes per second through one NIC, what every efficiency is relative to: the most that any fitted line reaches (the largest
+    message holds the latency too), but at most BEYOND times the best that was measured."""
     rates = []
     for one in all_curves:
         if one.nodes > 1 and one.op in COLLECTIVES and len(one.points) > 1:

@@ -6,6 +6,7 @@ Fits are made on logarithms of positive constants and judged on relative errors:
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Any, TypeVar
 
 import numpy as np
@@ -61,6 +62,11 @@ def of(measured: Sequence[Measured], family: str, **wanted: object) -> list[Meas
     ]  # fmt: skip
 
 
+def spread_of(rows: Sequence[Measured]) -> float:
+    """Half the interval over the median, the median over points, in percent."""
+    return short(100.0 * median(row.spread for row in rows), 3)
+
+
 def seconds(rows: Sequence[Measured]) -> Column:
     """Medians as a column."""
     return np.array([row.median for row in rows])
@@ -74,10 +80,8 @@ def columns(rows: Sequence[Measured], *names: str) -> list[Column]:
 def fitted(
     residual: Callable[[Column], Any], start: Any, low: Any, high: Any, *, scale: float = 0.1, **more: Any
 ) -> Any:
-    """scipy's result: the constants ``x`` of least robust residual and its ``cost``; start and bounds are logarithms.
-
-    ``scale`` is the relative error beyond which a point counts as disturbed.
-    """
+    """scipy's result: the constants ``x`` of least robust residual and its ``cost``; start and bounds are logarithms,
+    ``scale`` is the relative error beyond which a point counts as disturbed."""
     from scipy.optimize import least_squares  # type: ignore[import-untyped]
 
     return least_squares(residual, start, bounds=(low, high), loss="soft_l1", f_scale=scale, **more)

@@ -77,11 +77,8 @@ def model_of(point: Point) -> ModelSpec:
 
 
 def shard_point(model: ModelSpec, pass_: str, tp: int, ep: int, seq: int, dtype: str) -> Point:
-    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert.
-
-    A rank of an expert-parallel group gets as many tokens as it sends: T K rows for E / ep experts, as a layer with so many
-    experts has.
-    """
+    """The layer of a model that one of ``tp`` ranks has: dense where ``ep`` is 0, else with every ep-th expert and T K rows
+    for them, as many as the rank sends."""
     names = DENSE | (LATENT if model.is_mla else {}) | (EXPERTS if ep else {})
     ranks = {"ffn": tp, "heads": tp, "kv_heads": tp, "shared_ffn": tp, "experts": ep}
     sizes = {name: getattr(model, field) // ranks.get(name, 1) for name, field in names.items()}

@@ -4,6 +4,7 @@ Operands rotate through sets that together exceed the last-level cache, as in a 
 microbatch and whose activations were written many operators ago. Backward passes run on a graph that is kept.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,15 @@ import torch
 import torch.nn.functional as F  # noqa: N812  the name torch's own documentation uses
 
 from planner.errors import PlannerError
-from planner.lab.profile import scaled
-from planner.lab.profile.definitions import ACCUMULATING, ATTENTION_HALVES, ELEMENT, SCALED, keys, layer_weights
+from planner.lab.profile.definitions import (
+    ACCUMULATING,
+    ATTENTION_HALVES,
+    ELEMENT,
+    SCALED,
+    keys,
+    layer_weights,
+    rows_columns_depth,
+)
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point, Run
 from planner.lab.profile.streams import chain, memory_bound
@@ -20,15 +28,21 @@ from planner.lab.profile.tensors import DTYPES, gradients, precision, rotating, 
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import Layer, Place, angles
 
+MULTIPLE = {"fp8": 16, "fp8_row": 16, "fp8_block": 128, "mxfp8": 32, "nvfp4": 32}
+"""Columns and depth of a product are multiples of this: 16 bytes, or the block of the scales.  [torch, ScaledBlas.cpp]"""
+LEAST_CAPABILITY = {"fp8": (8, 9), "fp8_row": (8, 9), "fp8_block": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
+"""Tensor cores that have the type; block scales of fp32 are Hopper's, those of 8 bits Blackwell's."""
+SCALE_TILE = (128, 4)
+"""Scales of 8 bits lie in tiles of so many rows and blocks.  [cuBLAS, block scaling factors layout]"""
+BLOCK = 128
+
 
 def operator(point: Point, device: str) -> Run:
-    """The callable of a point of a family of operators. Raises PlannerError."""
+    """The callable of a point of a family of operators. Raises PlannerError, KeyError where there is no such operator."""
     makers = {
         "gemm": _gemm, "grouped_gemm": _grouped, "attention": _attention, "memory_bound": memory_bound, "layer": layer,
         "chain": chain,
     }  # fmt: skip
-    if point.family not in makers:
-        raise PlannerError(f"'{point.family}' is no family of operators; known: {', '.join(makers)}")
     precision(point["dtype"])
     return makers[point.family](point, device)
 
@@ -38,7 +52,7 @@ def _gemm(point: Point, device: str) -> Run:
     kernel: from half precision torch has it on a GPU only, in place from 2.10 on."""
     m, n, k, dtype, pass_ = point.each("m", "n", "k", "dtype", "pass")
     if dtype in SCALED:
-        return scaled.gemm(point, device)
+        return _scaled_gemm(point, device)
     if pass_ == ACCUMULATING:
         if device != "cuda" and dtype != "fp32":
             raise PlannerError(f"{point.label}: a product that adds to an fp32 gradient needs a GPU; this is a CPU")
@@ -64,7 +78,7 @@ def added(total: Any, gradient: Any, inputs: Any) -> Run:
 def grouped_kernel(point: Point, device: str) -> str:
     """How groups are multiplied: torch's grouped kernel on a GPU (Ampere or newer), one GEMM after the other elsewhere or
     where the key says so. The grouped kernel does not add to a gradient: another kernel does."""
-    if point.values.get("kernel") == "loop" or device != "cuda" or not hasattr(F, "grouped_mm"):
+    if point.values.get("kernel") == "loop" or device != "cuda":
         return "loop"
     return "grouped_mm, then added" if point["pass"] == ACCUMULATING else "grouped_mm"
 
@@ -73,7 +87,7 @@ def _grouped(point: Point, device: str) -> Run:
     """Experts with equal tokens: X[T, k] with offsets, W[g, n, k]; wgrad makes dW[g, n, k] from dY and X."""
     dtype, tokens, n, k, groups = point.each("dtype", "tokens", "n", "k", "groups")
     if dtype in SCALED:
-        return scaled.grouped(point, device)
+        return _scaled_grouped(point, device)
     return rotating(lambda: _experts(point, device), ELEMENT[dtype] * groups * (tokens * (n + k) + n * k), device)
 
 
@@ -112,9 +126,8 @@ def _loop(pass_: str, x: Any, g: Any, weights: Any, total: Any) -> Run:
 def _attention(point: Point, device: str) -> Run:
     """Scaled dot product attention with grouped queries, by the kernel that the key names.
 
-    With more keys than queries, those of one rank of context parallelism: its queries are the first and the last piece of
-    the sequence; both attend causally to their own keys, the last one also to all keys before it. Outputs of the last
-    piece are left unmerged: merging moves bytes and is priced apart.
+    With more keys than queries, that of one rank of context parallelism: its queries are the first and the last piece of the
+    sequence, each against its own keys, the last also against all before it. Outputs are left unmerged: that is priced apart.
     """
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -152,11 +165,8 @@ def _attention(point: Point, device: str) -> Run:
 
 
 def built(point: Point, device: str) -> Layer:
-    """The layer of the reference transformer that a layer point stands for, with random weights.
-
-    Dense or with experts, grouped-query or latent attention, in plain torch operations. The shard of one rank of a tensor parallel
-    group, its collectives left out: heads / t, width / t, the hidden size whole.
-    """
+    """The layer of the reference transformer that a layer point stands for, in plain torch operations, with random weights; of one
+    rank of a tensor parallel group without its collectives."""
     model, dtype, sequence = model_of(point), DTYPES[point["dtype"]], point["seq"]
     place = Place()
     if model.position == "rope":
@@ -189,3 +199,119 @@ def layer(point: Point, device: str) -> Run:
         return gradients([made(x)], (x, *made.parameters()))
 
     return rotating(one, layer_weights(point, resident=True) * ELEMENT[dtype], device)
+
+
+# ------------------------------------------------------------------------------------------------ quantised operands
+# They are quantised before, so that the product alone is timed; the left one is row-major, the right one column-major, and the
+# passes differ in shape alone. What torch has: ``torch._scaled_mm``, ``F.scaled_mm`` (recipes by ``ScalingType``) and
+# ``torch._scaled_grouped_mm`` (a scale per row).
+
+
+def _needs_gpu(point: Point, device: str) -> None:
+    """Raises PlannerError where the device has no such tensor cores; one scale per tensor also runs on a processor."""
+    dtype = point["dtype"]
+    if device != "cuda":
+        if dtype == "fp8" and point.family == "gemm":
+            return
+        raise PlannerError(f"{point.label}: products in {dtype} need a GPU; this is a CPU")
+    if not torch.cuda.is_available():
+        return  # shapes are being checked without a device
+    major, minor = torch.cuda.get_device_capability()
+    least = LEAST_CAPABILITY[dtype]
+    if (major, minor) < least:
+        raise PlannerError(
+            f"{point.label}: {dtype} needs compute capability {least[0]}.{least[1]}; this device has {major}.{minor}"
+        )
+
+
+def _scaled_gemm(point: Point, device: str) -> Run:
+    """One pass of a linear layer. Forward in plain fp8 adds up in the tensor core's own precision, as training does, the
+    gradients in fp32."""
+    dtype, pass_ = point["dtype"], point["pass"]
+    if pass_ == ACCUMULATING:
+        raise PlannerError(f"{point.label}: torch has no product in {dtype} that adds to an fp32 gradient")
+    (rows, columns, depth), by = rows_columns_depth(point), MULTIPLE[dtype]
+    if columns % by or depth % by or (dtype == "fp8_block" and rows % by):
+        raise PlannerError(f"{point.label}: {dtype} needs columns and depth that are multiples of {by}")
+    _needs_gpu(point, device)
+    plain = dtype in ("fp8", "fp8_row")
+
+    def one() -> Run:
+        left, right = _operand(rows, depth, dtype, device), _operand(columns, depth, dtype, device)
+        if not plain:
+            how = _recipe((rows, columns, depth), dtype, pass_, device)
+            return lambda: F.scaled_mm(left, right.t(), output_dtype=torch.bfloat16, **how)
+        shapes: tuple[tuple[int, ...], ...] = ((), ()) if dtype == "fp8" else ((rows, 1), (1, columns))
+        a, b = (torch.ones(shape, device=device) for shape in shapes)
+        return lambda: torch._scaled_mm(
+            left, right.t(), scale_a=a, scale_b=b, out_dtype=torch.bfloat16, use_fast_accum=pass_ == "forward"
+        )
+
+    return rotating(one, ELEMENT[dtype] * (rows * depth + columns * depth), device)
+
+
+def _operand(rows: int, depth: int, dtype: str, device: str) -> Any:
+    """Values of 8 bits, or pairs of values of 4 bits in one byte."""
+    if dtype == "nvfp4":
+        pairs = torch.randint(0, 256, (rows, depth // 2), device=device, dtype=torch.uint8)
+        return pairs.view(torch.float4_e2m1fn_x2)
+    return values((rows, depth), "fp8", device)
+
+
+def _recipe(shape: tuple[int, int, int], dtype: str, pass_: str, device: str) -> dict[str, Any]:
+    """Scales and how they lie. In fp8 with blocks activations and gradients have a scale per 1 x 128, weights per 128 x 128; the
+    weight gradient multiplies two of the former.  [DeepSeek-V3, arXiv 2412.19437, section 3.3.2]"""
+    rows, columns, depth = shape
+    kinds, places = F.ScalingType, F.SwizzleType
+    found: dict[str, Any] = {}
+    if dtype == "fp8_block":
+        blocks, one_row, tile = depth // BLOCK, kinds.BlockWise1x128, kinds.BlockWise128x128
+        left, right = (torch.ones(blocks, size, device=device).t() for size in (rows, columns))
+        found = {"scale_a": left, "scale_b": right, "scale_recipe_a": one_row, "scale_recipe_b": one_row}
+        if pass_ != "wgrad":
+            right = torch.ones(columns // BLOCK, 4 * math.ceil(blocks / 4), device=device).t()  # whole fours of blocks
+            found |= {"scale_b": right, "scale_recipe_b": tile}
+        return found
+    scale_type, block = (torch.float8_e8m0fnu, 32) if dtype == "mxfp8" else (torch.float8_e4m3fn, 16)
+    kind: Any = kinds.BlockWise1x32
+    place: Any = places.SWIZZLE_32_4_4
+    for side, length in (("a", rows), ("b", columns)):
+        tall, wide = (size * math.ceil(x / size) for x, size in zip((length, depth // block), SCALE_TILE, strict=True))
+        scale: Any = torch.ones(tall * wide, device=device).to(scale_type)
+        if dtype == "nvfp4":  # a scale of the whole tensor in addition
+            scale = [scale, torch.ones(1, device=device)]
+            kind, place = [kinds.BlockWise1x16, kinds.TensorWise], [places.SWIZZLE_32_4_4, places.NO_SWIZZLE]
+        found |= {f"scale_{side}": scale, f"scale_recipe_{side}": kind, f"swizzle_{side}": place}
+    return found
+
+
+def _scaled_grouped(point: Point, device: str) -> Run:
+    """Experts with equal tokens in fp8 with a scale per row: torch's kernel for Hopper; other recipes it has not for every pass."""
+    dtype, pass_, tokens, n, k, groups = point.each("dtype", "pass", "tokens", "n", "k", "groups")
+    _needs_gpu(point, device)
+    if dtype not in ("fp8", "fp8_row") or pass_ == ACCUMULATING:
+        raise PlannerError(
+            f"{point.label}: torch multiplies groups in half precision and in fp8 with a scale per row; {dtype} {pass_} it has not"
+        )
+    if any(size % MULTIPLE["fp8"] for size in (tokens, n, k)):
+        raise PlannerError(
+            f"{point.label}: fp8 needs tokens, columns and depth that are multiples of {MULTIPLE['fp8']}"
+        )
+    rows, ends = tokens * groups, torch.arange(1, groups + 1, device=device, dtype=torch.int32) * tokens
+    shapes: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {  # of the right operand before it is transposed
+        "forward": ((rows, k), (groups, n, k)), "dgrad": ((rows, n), (groups, k, n)), "wgrad": ((n, rows), (k, rows)),
+    }  # fmt: skip
+    scaled: tuple[tuple[int, ...], ...] = ((rows,), shapes[pass_][1][:2])
+    if pass_ == "wgrad":  # rows of each group have a scale of their own
+        scaled = ((n * groups,), (k * groups,))
+
+    def one() -> Run:
+        left, right = (values(shape, "fp8", device) for shape in shapes[pass_])
+        a, b = (torch.ones(shape, device=device) for shape in scaled)
+        return lambda: torch._scaled_grouped_mm(
+            left, right.transpose(-2, -1), a, b, offs=ends, out_dtype=torch.bfloat16, use_fast_accum=True
+        )
+
+    return rotating(one, float(groups * (tokens * (n + k) + n * k)), device)
+
+

@@ -66,10 +66,7 @@ class Pattern:
     stride: int  # Distance between neighbours of a group
 
     def groups(self, world: int) -> list[list[int]]:
-        """The ranks of every group: blocks of n stride ranks, inside a block every stride-th.
-
-        A world that is no multiple of n stride is not filled: the ranks of the last block stay idle.
-        """
+        """The ranks of every group: blocks of n stride ranks, inside a block every stride-th; ranks beyond the last block idle."""
         block = self.n * self.stride
         return [
             [base + offset + self.stride * i for i in range(self.n)]
@@ -101,10 +98,7 @@ def plain_patterns(world: int, local: int) -> list[Pattern]:
 
 
 def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
-    """Groups that tensor, context, data, pipeline and expert parallelism form under every rank order, and what runs in them.
-
-    Every division of the world into tp, cp, dp and pp, with every ep, by ``planner.cluster.strides``.
-    """
+    """Groups that every division of the world into tp, cp, dp, pp and ep forms under every rank order, and what runs in them."""
     divisors = [d for d in range(1, world + 1) if world % d == 0]
     rows = [
         (tp, cp, world // (tp * cp * pp), pp, ep, order)
@@ -116,7 +110,8 @@ def asked_patterns(world: int) -> dict[Pattern, tuple[str, ...]]:
     sizes = {"tp": tp, "cp": cp, "dp": dp, "pp": pp, "ep": ep, "edp": world // (pp * ep)}
     found: dict[Pattern, set[str]] = {}
     for kind, ops in ASKED.items():
-        for n, stride in set(zip(*(a.tolist() for a in np.broadcast_arrays(sizes[kind], distances[kind])), strict=True)):
+        ns, apart = np.broadcast_arrays(sizes[kind], np.asarray(distances[kind]))
+        for n, stride in set(zip(ns.tolist(), apart.tolist(), strict=True)):
             if n > 1 and n * stride <= world:
                 found.setdefault(Pattern(n=n, stride=int(stride)), set()).update(ops)
     return {pattern: tuple(op for op in OPERATIONS if op in found[pattern]) for pattern in sorted(found)}
@@ -129,10 +124,7 @@ def sizes(largest: float, smallest: float = SMALLEST) -> list[int]:
 
 
 def coarse_first(count: int) -> list[list[int]]:
-    """0 .. count - 1 in rounds: the ends and the middle, then what halves every gap, until all are named.
-
-    Whatever the budget, the curves then span all sizes; what is missing lies between measured octaves.
-    """
+    """0 .. count - 1 in rounds: the ends and the middle, then what halves every gap: any budget gives curves over all sizes."""
     known = sorted({0, (count - 1) // 2, count - 1})
     found = [known]
     while len(known) < count:
@@ -156,12 +148,8 @@ def largest_buffer(models: Sequence[str], device: str) -> float:
 
 
 def collective_points(world: int, local: int, largest: float, *, main: str, other: str | None) -> list[Point]:
-    """Every collective to measure, those that the profile's curves need first.
-
-    First all operations of the curves in the plain patterns with elements of type ``main``; then the groups of layouts;
-    then the other operations; then the adding operations with elements of type ``other``. In each of these rounds the sizes
-    come from coarse to fine.
-    """
+    """Every collective to measure: operations of the curves in the plain patterns with elements of type ``main``; the groups of
+    layouts; the other operations; the adding operations in ``other``. In each of these rounds sizes come from coarse to fine."""
     plain = plain_patterns(world, local)
     rest = tuple(op for op in OPERATIONS if op not in COLLECTIVES)
     rounds: list[tuple[str | None, dict[Pattern, tuple[str, ...]]]] = [

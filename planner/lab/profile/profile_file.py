@@ -12,10 +12,10 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.provenance import Provenance
 from planner.lab.profile import fit_links
 from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys
-from planner.lab.profile.fitting import Findings
+from planner.lab.profile.fitting import Findings, of, spread_of
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import CLOCKS, Measured, Point
+from planner.lab.profile.points import CLOCKS, Point
 from planner.lab.profile.rounds import drift
 from planner.lab.profile.settings import Settings
 from planner.lab.profile.timing import FEWEST
@@ -231,9 +231,9 @@ def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds
     head, collectives = journal.header, journal.of("collective")
     spread = dict(compute.spread)
     for op in sorted({one.point["op"] for one in collectives}):
-        spread[f"collective {op}"] = _median_spread([one for one in collectives if one.point["op"] == op])
+        spread[f"collective {op}"] = spread_of(of(collectives, "collective", op=op))
     if journal.of("overlap"):
-        spread["overlap"] = _median_spread(journal.of("overlap"))
+        spread["overlap"] = spread_of(journal.of("overlap"))
     clocks = sorted({one.clock for one in journal.of() if one.point.family != "bytes"})
     ranks = f"{head['world']} ranks on {head['nodes']} node{'s' if int(head['nodes']) > 1 else ''}"
     left, notes = _left_out(journal), []
@@ -254,12 +254,6 @@ def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds
         },
         notes=tuple(notes),
     )  # fmt: skip
-
-
-def _median_spread(measured: Sequence[Measured]) -> float:
-    """Percent: half the interval over the median, the median over points."""
-    spreads = sorted(one.spread for one in measured)
-    return round(100.0 * spreads[len(spreads) // 2], 2)
 
 
 def compute_findings(journal: Journal, base: HardwareProfile | None, device: str) -> Findings | None:

@@ -1,8 +1,13 @@
-"""The ranks of a running profile: who is where, on which machine, groups of a pattern, and agreement between all (torch)."""
+"""The ranks of a running profile: who is where, groups of a pattern, agreement between all; and what they run (torch).
+
+A collective has real tensors: what to run, what to fill in, what must come out. Inputs and results are slices of two buffers that
+are made once, so that no timing includes an allocation or first touch.
+"""
 
 import os
 import platform
 import subprocess
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -16,11 +21,28 @@ from planner.detect import processor
 from planner.lab.launch.meeting import JOIN_SECONDS, meet
 from planner.lab.launch.place import Place
 from planner.lab.launch.watch import Watch
-from planner.lab.profile.operations import Group
-from planner.lab.profile.patterns import Pattern
+from planner.lab.profile.patterns import DTYPE_BYTES, Pattern
+from planner.lab.profile.tensors import DTYPES
 
 CONTROL_SECONDS = 7 * 86400.0
 """Ranks wait this long for the first one's next word while it measures alone; the watch sees to hangs."""
+
+CHUNK = 2**24  # Elements that are filled or checked at once: their indices take eight bytes each
+SAFE_SUM = 256  # bf16 counts exactly up to here: 8 bits of mantissa
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """The group of one pattern that this rank is in."""
+
+    ranks: list[int]  # Global ranks, in order
+    me: int  # Place of this rank in it
+    handle: Any  # The process group
+
+    @property
+    def n(self) -> int:
+        """Ranks."""
+        return len(self.ranks)
 
 
 @dataclass(kw_only=True)
@@ -150,3 +172,131 @@ def header(ranks: Ranks) -> dict[str, Any]:
         found |= {"name": ranks.names[0], "driver": driver()}
         found |= {"memory": float(card.total_memory), "units": int(card.multi_processor_count)}
     return found
+
+
+def quiet() -> None:
+    """Names that torch has renamed warn once per call site; the profile needs none of that on the terminal."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+
+
+# ------------------------------------------------------------------------------------------------ what they run
+
+
+class Buffers:
+    """Two byte buffers of ``capacity`` bytes and some more on one device, reused by every operation."""
+
+    def __init__(self, capacity: int, device: str) -> None:
+        slack = capacity + 4 * 4096  # uneven divisions round each of up to 4096 ranks' parts up by an element
+        self.source = torch.zeros(slack, dtype=torch.uint8, device=device)
+        self.result = torch.zeros(slack, dtype=torch.uint8, device=device)
+
+    def view(self, which: torch.Tensor, count: int, dtype: str) -> torch.Tensor:
+        """The first ``count`` elements as that type."""
+        return which[: count * DTYPE_BYTES[dtype]].view(DTYPES[dtype])
+
+
+def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tensor:
+    """Element ``index`` of the buffer of the group's rank: small whole numbers, so that sums of n are exact in bf16."""
+    span = max(1, min(5, SAFE_SUM // (2 * n)))
+    return ((index * 7 + rank * 3) % span + rank % 2).to(torch.float32)
+
+
+class Operation:
+    """One collective or transfer of ``size`` bytes (S as nccl-tests counts them) in a group, ready to run again and again."""
+
+    def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
+        self.op, self.group, self.in_place = op, group, op in ("all_reduce", "broadcast", "reduce")
+        self.added = 1 if op.startswith("send_recv") else group.n  # ranks whose shares make the whole
+        count = DTYPE_BYTES[dtype] * self.added
+        self.part = max(1, size // count if self.added == 1 else -(-size // count))  # elements of one share
+        whole = self.part * self.added
+        self.source = buffers.view(buffers.source, self.part if op in ("all_gather", "gather") else whole, dtype)
+        self.result = buffers.view(buffers.result, self.part if op in ("reduce_scatter", "scatter") else whole, dtype)
+        self._call = self._calls()[op]
+
+    def run(self) -> object:
+        """Runs it; on a GPU it is queued on the current stream."""
+        return self._call(False)
+
+    def start(self) -> Any:
+        """Starts it and returns its work handle, for running something at the same time; a transfer has none."""
+        return self._call(True)
+
+    def calm(self) -> None:
+        """Zeros in the inputs, so that sums in place do not grow while it is timed."""
+        self.source.zero_()
+
+    def fill(self) -> None:
+        """Puts the pattern of this rank into the inputs and nonsense into the results."""
+        for start in range(0, self.source.numel(), CHUNK):
+            part = self.source[start : start + CHUNK]
+            index = torch.arange(start, start + part.numel(), device=part.device)
+            part.copy_(content(self.group.me, index, self.added))
+        if not self.in_place:
+            self.result.fill_(-1.0)
+
+    def wrong(self) -> str:
+        """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
+        me = self.group.me
+        if (self.op in ("reduce", "gather") and me != 0) or (self.op == "send_recv" and me != 1):
+            return ""  # this rank's result does not count
+        result = self.source if self.in_place else self.result
+        return difference(result, self._wanted, exact=2 * self.added <= SAFE_SUM)
+
+    def _calls(self) -> dict[str, Callable[[bool], Any]]:
+        """By operation, blocking or not."""
+        source, result, group, n = self.source, self.result, self.group.handle, self.group.n
+        root, at_root = self.group.ranks[0], self.group.me == 0
+        gathered = list(result.chunk(n)) if self.op == "gather" and at_root else None
+        pieces = list(source.chunk(n)) if self.op == "scatter" and at_root else None
+        return {
+            "all_reduce": lambda later: dist.all_reduce(source, group=group, async_op=later),
+            "all_gather": lambda later: dist.all_gather_into_tensor(result, source, group=group, async_op=later),
+            "reduce_scatter": lambda later: dist.reduce_scatter_tensor(result, source, group=group, async_op=later),
+            "all_to_all": lambda later: dist.all_to_all_single(result, source, group=group, async_op=later),
+            "broadcast": lambda later: dist.broadcast(source, root, group=group, async_op=later),
+            "reduce": lambda later: dist.reduce(source, root, group=group, async_op=later),
+            "gather": lambda later: dist.gather(source, gathered, root, group=group, async_op=later),
+            "scatter": lambda later: dist.scatter(result, pieces, root, group=group, async_op=later),
+            "send_recv": lambda _: self._transfer(sends=at_root, receives=self.group.me == 1),
+            "send_recv_ring": lambda _: self._transfer(),
+            "send_recv_both": lambda _: self._transfer(),
+        }
+
+    def _transfer(self, *, sends: bool = True, receives: bool = True) -> None:
+        """To the next rank and from the one before, at once."""
+        ranks, me, group = self.group.ranks, self.group.me, self.group.handle
+        following, before = ranks[(me + 1) % len(ranks)], ranks[me - 1]
+        steps = [dist.P2POp(dist.isend, self.source, following, group=group)] * sends
+        steps += [dist.P2POp(dist.irecv, self.result, before, group=group)] * receives
+        for work in dist.batch_isend_irecv(steps):
+            work.wait()
+
+    def _wanted(self, i: torch.Tensor) -> torch.Tensor:
+        """What element i of the result must be."""
+        n, me, part = self.group.n, self.group.me, self.part
+        if self.op.startswith("send_recv"):
+            return content((me - 1) % n, i, 1)
+        if self.op in ("all_gather", "gather"):
+            return content(i // part, i % part, n)
+        if self.op == "all_to_all":
+            return content(i // part, i % part + me * part, n)
+        i = i + me * part if self.op in ("reduce_scatter", "scatter") else i
+        first = content(0, i, n)
+        return first if self.op in ("broadcast", "scatter") else sum((content(r, i, n) for r in range(1, n)), first)
+
+
+def difference(result: torch.Tensor, expected: Callable[[torch.Tensor], torch.Tensor], *, exact: bool) -> str:
+    """The first element that differs, in words; "" where none does. Large bf16 sums may round by one part in 64."""
+    allowed = 0.0 if exact or result.dtype == torch.float32 else 1.0 / 64.0
+    for start in range(0, result.numel(), CHUNK):
+        found = result[start : start + CHUNK].to(torch.float32)
+        wanted = expected(torch.arange(start, start + found.numel(), device=result.device))
+        off = ((found - wanted).abs() > allowed * wanted.abs()) | ~torch.isfinite(found)
+        if bool(off.any()):
+            place = int(off.nonzero()[0].item())
+            return (
+                f"element {start + place} of {result.numel()} is {found[place].item():g}, "
+                f"expected {wanted[place].item():g}"
+            )
+    return ""

@@ -45,10 +45,7 @@ def steady(blocks: Sequence[float]) -> bool:
 
 
 def warm_up(run: Callable[[], float], limit: float) -> tuple[list[float], float]:
-    """Runs until rates are steady or the limit is over: seconds per run of each block, and how long it took.
-
-    ``run`` runs once and returns its seconds.
-    """
+    """Runs until rates are steady or the limit is over: seconds per run of each block, and how long it took."""
     begun = time.perf_counter()
     blocks: list[float] = []
     while not steady(blocks) and time.perf_counter() - begun < limit:
@@ -63,10 +60,7 @@ class Rounds(dict[Identity, list[Measured]]):
     """What each point gave in every round, and which round counts."""
 
     def add(self, found: Measured) -> Measured:
-        """The round that counts so far: the middle one.
-
-        ``rounds`` and ``over_rounds``, the slowest median over the quickest less one, are kept with it.
-        """
+        """The round that counts so far: the middle one, with ``over_rounds``, the slowest median over the quickest less one."""
         every = self.setdefault(found.point.identity, [])
         every.append(found)
         if len(every) == 1:
@@ -77,10 +71,8 @@ class Rounds(dict[Identity, list[Measured]]):
 
 
 def schedule(points: Sequence[Point], rounds: int) -> list[Point]:
-    """Visits in their order: points up to the last whole layer, the weightiest, twice; the others once; all again.
-
-    A budget that ends early so has operators and layers from one time, before it has shapes that no layout lives on.
-    """
+    """Visits in their order: points up to the last whole layer, the weightiest, twice (operators and layers of one time come before
+    shapes that no layout lives on); the others once; all again."""
     end = max((number + 1 for number, point in enumerate(points) if point.family == "layer"), default=0)
     parts = points[:end], points[end:]
     again = [[point for point in part if point.family in IN_ROUNDS] for part in parts]

@@ -74,10 +74,8 @@ def keep_memory() -> None:
 
 
 def rotating(make: Callable[[], Run], bytes_each: float, device: str) -> Run:
-    """One run of each operand set after the other; ``make`` makes a set and what runs on it.
-
-    What a run puts out stays until its turn comes again, as in a layer: the next one does not write into the same memory.
-    """
+    """One run of each operand set after the other; ``make`` makes a set and what runs on it. What a run puts out stays until
+    its turn comes again, as in a layer: the next one does not write into the same memory."""
     runs = [make() for _ in range(sets(bytes_each, device))]
     kept: list[object] = [None] * len(runs)
     turns = itertools.cycle(range(len(runs)))

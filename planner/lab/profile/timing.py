@@ -92,13 +92,9 @@ def precise(samples: Sequence[float], precision: float = PRECISION) -> bool:
 
 
 def measure(run: Run, *, device: str, budget_s: float, clock: str = "", yardstick: Yardstick | None = None) -> Timing:
-    """Time ``run`` until its median is known to PRECISION or the budget is spent, at least LEAST times.
-
-    ``device`` is "cpu" or "cuda"; ``clock`` defaults to device events there and to wall time on a CPU. Short runs are repeated
-    within a sample (SAMPLE_SECONDS) and the sample is their mean. A run longer than the budget is still timed LEAST times only
-    if that takes less than three budgets; never fewer than three times. With a ``yardstick`` samples are what they would be at
-    its reference, and the detail ``slowed`` is the median of y / y_0.
-    """
+    """Time ``run`` until its median is known to PRECISION or the budget is spent, at least LEAST times (three times where
+    that takes more than three budgets). ``clock`` defaults to device events on a GPU and to wall time on a CPU. With a
+    ``yardstick`` samples are what they would be at its reference, and the detail ``slowed`` is the median of y / y_0."""
     clock = clock or ("cuda_events" if device == "cuda" else "wall")
     if clock not in CLOCKS or (clock == "cuda_events") != (device == "cuda"):
         raise PlannerError(f"the clock '{clock}' does not fit the device '{device}'")

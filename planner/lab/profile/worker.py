@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,15 +20,20 @@ from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
 from planner.lab.profile import compute_timing, patterns, rounds
-from planner.lab.profile.collective_timing import NoSuchCollectiveError, measure_collective, measure_ranks, rank_point
+from planner.lab.profile.collective_timing import (
+    NoSuchCollectiveError,
+    measure_collective,
+    measure_overlap,
+    measure_ranks,
+    rank_point,
+)
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.operations import Buffers, quiet
-from planner.lab.profile.overlap_timing import measure_overlap
 from planner.lab.profile.patterns import in_words
 from planner.lab.profile.points import Identity, Measured, Point, Value
-from planner.lab.profile.rank_groups import Ranks, header, join
+from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
 from planner.lab.profile.settings import Settings
 
+T = TypeVar("T")
 SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
 LEAST_SECONDS, MOST_SECONDS = 5e-3, 2.0  # Budget of one point
 ALONE_SECONDS = 60.0
@@ -80,14 +86,11 @@ def _fair(left: float, points: int) -> float:
 
 
 def work(
-    settings: Settings, place: Place, show: Callable[[State], object] | None = None,
-    finish: Callable[[], object] | None = None,
-) -> None:  # fmt: skip
-    """Measures as this rank; rank 0 keeps the journal, and ``finish``es. Ends the process where a rank or link fails.
-
-    The others wait until it has finished: where that fails, all fail together. An agent of torchrun whose ranks left in order
-    would wait minutes for the one whose rank did not.
-    """
+    settings: Settings, place: Place, show: Callable[[State], object] | None = None, finish: Callable[[], T] | None = None
+) -> T | None:  # fmt: skip
+    """Measures as this rank; rank 0 keeps the journal and calls ``finish``, whose result is returned. The others wait for it:
+    an agent of torchrun whose ranks left in order would wait minutes for one whose rank did not. Ends the process where a
+    rank or link fails."""
     quiet()
     directory = os.environ.get(DIRECTORY)
     if directory:
@@ -97,8 +100,10 @@ def work(
     def ended(sentence: str) -> None:
         if journal:
             journal[0].write()
-        if sentence:
-            _last_words(sentence, directory)
+        if sentence and directory:
+            library.write_whole(Path(directory) / "failure.txt", sentence)
+        elif sentence:
+            print(f"error: {sentence}", file=sys.stderr, flush=True)
 
     ranks = join(place, settings.device, settings.timeout, ended)
     heed_signals(ranks.watch)
@@ -113,8 +118,7 @@ def work(
         with kept:
             _measure(run)
         with ranks.watch.doing("writing the profile", list(range(ranks.world)), ranks.timeout + ALONE_SECONDS):
-            if finish and ranks.first:
-                finish()
+            made = finish() if finish and ranks.first else None
             ranks.from_first([0.0])
         ranks.watch.done()
     except KeyboardInterrupt:
@@ -127,14 +131,7 @@ def work(
         (Path(directory) / f"done-{place.rank}").touch()
     with contextlib.suppress(Exception):  # everything is measured and kept; nothing here can lose it
         dist.destroy_process_group()
-
-
-def _last_words(sentence: str, directory: str | None) -> None:
-    """To the process that started torchrun, or to the terminal."""
-    if directory:
-        library.write_whole(Path(directory) / "failure.txt", sentence)
-    else:
-        print(f"error: {sentence}", file=sys.stderr, flush=True)
+    return made
 
 
 def _journal(settings: Settings, ranks: Ranks) -> Journal:
@@ -178,10 +175,8 @@ def _measure(run: Run) -> None:
 
 
 def _alone(run: Run, points: Sequence[Point], share: float) -> None:
-    """Measures on rank 0 until its share of the budget is spent, and whatever it is the least that makes a profile.
-
-    After a warm-up in rounds (``rounds.schedule``). What one round has is kept when the next one ends early.
-    """
+    """Measures on rank 0, after a warm-up in rounds, until its share of the budget is spent; the least that makes a profile
+    always."""
     journal, device = run.journal, run.settings.device
     if device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))

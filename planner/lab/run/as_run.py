@@ -135,7 +135,7 @@ def _operators(run: EagerRun) -> str:
 def _on_gpu(run: EagerRun, _: dict[str, Any]) -> list[str]:
     names = "; ".join(f"{name}: {why}" for name, why in run.not_compiled.items())
     return [
-        f"priced as it ran: {_operators(run)} as chains of plain kernels, because no compiler made one of them ({names})"
+        f"priced as it ran: {_operators(run)} as sequences of eager kernels, because no compiler made one of them ({names})"
     ]
 
 
@@ -155,7 +155,7 @@ def _on_cpu(run: EagerRun, found: dict[str, Any]) -> list[str]:
             f"during the steps, that of the update {at['update_slowed']:.2f} times"
         )
     return [
-        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are chains of plain kernels, further gradients are "
+        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are sequences of eager kernels, further gradients are "
         "added by kernels, the update takes the gradient's norm, and the host's work is the core's", layers, rate,
     ]  # fmt: skip
 

@@ -124,7 +124,9 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> Passes
     """Processor seconds of one microbatch's passes. Of a backward pass in two halves the first has the host's share."""
     found = computed(priced)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    for kind, launches in priced_host(priced.job, priced.layout, split).items() if host else ():
+    if host is None:
+        return found
+    for kind, launches in priced_host(priced.job, priced.layout, split).items():
         each, ends = np.subtract(host[kind], launches)
         found[kind] += each * layers
         found[kind][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends

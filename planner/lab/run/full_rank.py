@@ -61,19 +61,16 @@ class OneRank:
         self.core: Core | None = None
         """On a processor."""
 
-    def doing(self, words: str, seconds: float | None = None) -> Any:
-        """What is said when it fails, and after how long it has hung."""
+    def doing(self, words: str, seconds: float | None = None, done: int | None = None) -> Any:
+        """What is said when it fails, and after how long it has hung; shown where the number of steps ``done`` is given."""
+        if done is not None:
+            self.teller.tell(self.pace.at(words, done))
         return self.met.watch.doing(words, list(range(self.place.world)), seconds)
 
-    def show(self, doing: str, done: int) -> None:
-        """Shows where the run is."""
-        self.teller.tell(self.pace.at(doing, done))
-
     def run(self) -> None:
-        """Everything; the entry in the ledger is whole after every step."""
+        """Everything; what is written is whole after every step."""
         tracker = MemoryTracker() if self.on_cpu else None
-        with self.doing("setting up the groups", SETTING_UP):
-            self.show("setting up", 0)
+        with self.doing("setting up the groups", SETTING_UP, 0):
             reset_memory(self.device)
             with tracker.patches() if tracker else contextlib.nullcontext():  # modules are hooked when they are sharded
                 made = Run(self.asked.split, self.device)
@@ -102,8 +99,7 @@ class OneRank:
         self.core = Core(yardsticks(cluster))
         self.clock.between = self.core.look
         if host_is_measured(cluster, split):
-            with self.doing("timing layers without work", SETTING_UP):
-                self.show("timing the host", 1)
+            with self.doing("timing layers without work", SETTING_UP, 1):
                 self.entry["host_seconds"] = dict(host_seconds(split, self.core.kept.product))
         self.put()
 
@@ -117,11 +113,10 @@ class OneRank:
 
     def _equal(self, made: Run) -> bool:
         """Whether a tiny model with the same degrees trains like one process."""
-        self.show("comparing a tiny model with one process", 1)
         for precision in precisions(self.asked.split):
             tiny = tiny_of(self.asked.split, precision)
             words = f"training a tiny model in {precision} to compare it with one process"
-            with self.doing(words, max(self.task.timeout, SETTING_UP)):
+            with self.doing(words, max(self.task.timeout, SETTING_UP), 1):
                 found = among_ranks(tiny, self.device, made.meshes)
             self.entry["parity"] = found if precision == "fp64" else {**self.entry["parity"], "rounded": found}
             self.put()
@@ -131,12 +126,11 @@ class OneRank:
 
     def _track(self, made: Run, tracker: MemoryTracker) -> None:
         """Two steps on a CPU with every storage followed: the second has optimizer states from its beginning."""
-        with self.doing("a step with its memory followed", self.task.timeout * FIRST):
+        with self.doing("a step with its memory followed", self.task.timeout * FIRST, 2):
             kept = [p for part in made.parts for p in part.parameters()]
             tracker.assign("weights", kept)
             with tracker.patches(), tracker:
                 for step in range(2):
-                    self.show("following memory", 2)
                     if step:
                         tracker.start()
                     self.met.watch.again(self.task.timeout * FIRST)
@@ -154,11 +148,10 @@ class OneRank:
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""
         steps = TimedSteps(warmup=self.task.warmup, steps=self.task.steps, before=self._before, took=self._took)
-        losses, norm = steps.take(made, self.clock, [made.data(step) for step in range(2)])
+        losses, _ = steps.take(made, self.clock, [made.data(step) for step in range(2)])
         with self.doing("the last step"):
             ends = [losses[0], losses[-1]] if losses else []
             self.entry["loss"] = [made.total_loss(one.reshape(())) for one in ends]
-            self.entry["norm"] = float(norm) if norm is not None else None
         self.put()
 
     def _before(self, number: int) -> Any:
@@ -166,12 +159,11 @@ class OneRank:
             return self.doing("the last step")
         warm = number < self.task.warmup
         words = f"warm step {number + 1}" if warm else f"step {number + 1 - self.task.warmup}"
-        self.show(words, 3 + number)
         if number == self.task.warmup and not self.on_cpu:
             reset_memory(self.device)
         if self.core is not None:
             self.core.begin()
-        return self.doing(words, self.task.timeout * (FIRST if number == 0 else 1.0))
+        return self.doing(words, self.task.timeout * (FIRST if number == 0 else 1.0), 3 + number)
 
     def _took(self, batch: Any) -> None:
         """Keeps the times of one step."""
@@ -186,8 +178,7 @@ class OneRank:
         path, stage = self.task.trace, made.rank["pp"]
         if path and stage:  # that of the user for the first stage
             path = path.with_name(f"{path.stem}.stage{stage}{path.suffix}")
-        with self.doing("the traced step", self.task.timeout * FIRST):
-            self.show("tracing", self.steps + 3)
+        with self.doing("the traced step", self.task.timeout * FIRST, 3 + self.steps):
             if mine:
                 self.entry["exposed"] = traced_step(made, self.device, path)
                 self.entry["trace"] = str(path) if path else ""

@@ -70,7 +70,7 @@ def measured_of(found: Mapping[str, Any]) -> Measured:
     if found["outcome"] == "out_of_memory":
         return Measured(step_time=None, memory=None, memory_kind="", fits=False)
     (kind, peak), step = peak_of(found), step_of(found)
-    return Measured(step_time=step and step["measured_seconds"], memory=peak, memory_kind=kind, fits=True)
+    return Measured(step_time=None if step is None else step["measured_seconds"], memory=peak, memory_kind=kind, fits=True)
 
 
 def step_of(found: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -9,8 +10,6 @@ from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import click
 
 from planner import library
 from planner.errors import PlannerError
@@ -107,7 +106,7 @@ class Request:
         with ExitStack() as stack:
 
             def started(text: str) -> None:
-                click.echo(text, err=True)
+                print(text, file=sys.stderr, flush=True)
                 stack.enter_context(bar)
 
             bar = Bar(through=shown)
@@ -118,19 +117,19 @@ class Request:
         taught = learned(self.plan, complete(found), name=self.file.stem, date=date.today().isoformat())
         written = {**head(self.file), **complete(taught)}
         self.write(written)
-        self.print(written, [*validation_tables(written), *learned_lines(written, self.output)])
+        self.show(written, [*validation_tables(written), *learned_lines(written, self.output)])
         if written["failure"] is not None:
-            click.echo(f"error: {written['failure']['sentence']}", err=True)
+            print(f"error: {written['failure']['sentence']}", file=sys.stderr, flush=True)
 
     def write(self, found: dict[str, Any]) -> None:
         """To --output, where it is given."""
         if self.output is not None:
             library.write_whole(self.output, library.dump_yaml(found))
 
-    def print(self, found: dict[str, Any], tables: list[Any]) -> None:
+    def show(self, found: dict[str, Any], tables: list[Any]) -> None:
         """Tables, or JSON with --json."""
         if self.as_json:
-            click.echo(json.dumps(found))
+            print(json.dumps(found), flush=True)
             return
         out = console()
         for part in tables:
@@ -163,7 +162,7 @@ class Request:
         def one(finalist: Finalist) -> dict[str, Any]:
             number, plan = finalist.predicted_rank, finalist.plan
             what = f"finalist {number} of {len(chosen)}{', the plan' if finalist.own else ''}"
-            click.echo(f"{what}: {format_seconds(plan.prediction.step_time_s)} per step predicted", err=True)
+            print(f"{what}: {format_seconds(plan.prediction.step_time_s)} per step predicted", file=sys.stderr, flush=True)
             course.next()
             if self.by_trainer is None:
                 found = _run(replace(self.task(plan), shown=course.through), name)
@@ -177,7 +176,7 @@ class Request:
             self.write({**head(self.file), **found})
 
         ranked = validate_all(chosen, one, keep, file=self.file, rung=name)
-        self.print({**head(self.file), **ranked}, [*finalist_tables(ranked, self.output)])
+        self.show({**head(self.file), **ranked}, [*finalist_tables(ranked, self.output)])
         return any(row["measured_seconds"] for row in ranked["finalists"])
 
     def _level_of_all(self, chosen: list[Finalist]) -> str:
@@ -216,7 +215,7 @@ def _say_changed(plans: dict[str, Plan]) -> None:
         try:
             price_plan(plan, where=name)
         except PlannerError as error:
-            click.echo(f"warning: {error}; without that nothing is learned from its run", err=True)
+            print(f"warning: {error}; without that nothing is learned from its run", file=sys.stderr, flush=True)
 
 
 def many_machines(plan: Plan, nodes: int | None, device: str | None) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.text import Text
 
 from planner.lab.run.learn import RAN
+from planner.lab.run.levels import LEVELS
 from planner.terminal.tables import table
 from planner.units import GIB, MIB, format_bytes, format_seconds
 
@@ -20,11 +21,8 @@ WORDS = {
     "replayed_step": "step replayed", "F": "forward", "B": "backward", "W": "weight gradients",
 }  # fmt: skip
 CLOCKS = {"wall": "wall", "processor": "CPU", "device": "GPU"}
-"""Currency of a time -> what stands in the column ``clock``, or in the title where all rows have the same."""
-RUNGS = {
-    "meta": "memory on fake tensors", "rank": "one rank on one device", "truncated": "fewer layers and replicas",
-    "full": "the plan itself", "trainer": "the trainer itself",
-}  # fmt: skip
+"""Currency of a time -> what stands in the column ``clock``."""
+RUNGS = {"trainer": "the trainer itself", **{level.name: level.what for level in LEVELS}}
 ENDS = {
     "out_of_memory": "ran out of memory", "hung": "hung", "lost_rank": "lost a rank", "failed": "failed",
     "not_equal": "does not train like one process", "interrupted": "was stopped",
@@ -40,8 +38,7 @@ TEMPORARY = (
 
 def validation_tables(found: dict[str, Any]) -> Iterator[RenderableType]:
     """The content of validation.yaml."""
-    what = RUNGS.get(found["rung"], found["rung"])
-    yield f"{found['plan']}: {what}, priced for trainer {found['trainer']}, {_count(found['num_gpus'], 'GPU')}"
+    yield f"{found['plan']}: {RUNGS[found['rung']]}, priced for trainer {found['trainer']}, {_count(found['num_gpus'], 'GPU')}"
     yield f"rung {found['rung']}: {found['why']}"
     for change in found["changes"]:
         yield f"changed to compare: {change}"
@@ -190,21 +187,16 @@ def _failure(found: dict[str, Any]) -> str:
 
 
 def _timed(title: str, rows: list[dict[str, Any]], first: dict[str, str]) -> Iterator[RenderableType]:
-    """Times as a table: the clock in the title where all rows share it. ``first``: headings and their keys in the rows."""
-    clocks = {CLOCKS[row["currency"]] for row in rows}
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        ">predicted": lambda row: _seconds(row["predicted_seconds"]), ">measured": lambda row: _seconds(row["measured_seconds"]),
-        ">together": lambda row: _seconds(row.get("assembled_seconds")), ">spread": lambda row: _said(row["spread"], "{:.1%}"),
-        ">error": lambda row: _said(row["error"], "{:+.1%}"),
-    }  # fmt: skip
-    if not any("assembled_seconds" in row for row in rows):  # level rank: of measured and of priced parts
-        del columns[">together"]
-    if len(clocks) > 1:
-        columns = {">clock": lambda row: CLOCKS[row["currency"]], **columns}
-    else:
-        title = f"{title}, {next(iter(clocks))} time"
-    cells = ([*(_name(str(row[key])) for key in first.values()), *(cell(row) for cell in columns.values())] for row in rows)
-    yield from _table(title, (*first, *columns), cells)
+    """Times as a table. ``first``: headings and their keys in the rows."""
+    together = any("assembled_seconds" in row for row in rows)  # level rank: of measured and of priced parts
+    headings = [*first, ">clock", ">predicted", ">measured", *([">together"] if together else []), ">spread", ">error"]
+    cells = [
+        [*(_name(str(row[key])) for key in first.values()), CLOCKS[row["currency"]], _seconds(row["predicted_seconds"]),
+         _seconds(row["measured_seconds"]), *([_seconds(row.get("assembled_seconds"))] if together else []),
+         _said(row["spread"], "{:.1%}"), _said(row["error"], "{:+.1%}")]
+        for row in rows
+    ]  # fmt: skip
+    yield from _table(title, headings, cells)
 
 
 def _times(rows: list[dict[str, Any]]) -> Iterator[RenderableType]:

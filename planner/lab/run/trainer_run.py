@@ -296,7 +296,7 @@ def _failure(rank: int | None, phase: str, sentence: str, allocated: float | Non
 
 def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any]:
     """Times, memory and rates of a log, and what the plan predicts."""
-    seconds, rows = speed and seconds_of(plan, speed), []
+    seconds, rows = None if speed is None else seconds_of(plan, speed), []
     if speed is not None and seconds is not None:
         step, interval = plan.prediction.step_time_s, plan.prediction.step_time_range_s
         rows.append(time_row("step", step, seconds, interval=interval) | {"spread": speed.spread})
@@ -308,11 +308,8 @@ def compared(plan: Plan, log: Log | None, speed: Steady | None) -> dict[str, Any
 
 def seconds_of(plan: Plan, speed: Steady) -> float | None:
     """Seconds per optimizer step: printed, or from the printed rate."""
-    if speed.seconds:
-        return speed.seconds
-    if speed.tokens_per_second_per_gpu:
-        return plan.workload.tokens / plan.num_gpus / speed.tokens_per_second_per_gpu
-    return plan.workload.global_batch_size / speed.samples_per_second if speed.samples_per_second else None
+    rate = speed.tokens_per_second_per_gpu
+    return speed.seconds or (plan.workload.tokens / plan.num_gpus / rate if rate else None)
 
 
 def _peak(plan: Plan, log: Log) -> dict[str, Any]:

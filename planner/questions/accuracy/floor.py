@@ -1,6 +1,7 @@
 """What a perfect model would reach: scatter of repeated runs, and the regret that it leaves to whoever picks a layout."""
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,13 +31,24 @@ def scatter_of(pairs: Iterable[Pair]) -> tuple[str, Floats]:
     about its network may differ inside a family. With one data-parallel rank every zero level does the same work.
     """
     timed = [p for p in pairs if p.time_error is not None and p.run.workload and p.run.layout and p.run.trainer]
-    for kind, look in zip(KINDS, (_repeated, _zero_levels), strict=True):
-        if len(found := look(timed)) >= LEAST[kind]:
-            return kind, found
+    for kind, least in LEAST.items():
+        groups = grouped(timed, partial(_work, zero=kind == "repeated")).values()
+        found = [deviations(_times(members, kind)) for members in groups if len(members) > 1]
+        if sum(map(len, found)) >= least:
+            return kind, np.concatenate(found)
     return "", np.zeros(0)
 
 
-def _work(pair: Pair, *, zero: bool = True) -> Hashable:
+def _times(members: Sequence[Pair], kind: str) -> Floats:
+    """Measured seconds; of runs that differ in their zero level over the predicted ones."""
+    measured, predicted = (
+        np.array(one, dtype=float)
+        for one in zip(*((p.run.measured.step_time, p.predicted.step_time) for p in members), strict=True)
+    )
+    return measured if kind == "repeated" else measured / predicted
+
+
+def _work(pair: Pair, *, zero: bool) -> Hashable:
     """What a run did; without its zero level where two runs are compared that differ in it."""
     run = pair.run
     assert run.workload and run.layout and run.cluster and run.trainer
@@ -49,34 +61,10 @@ def _work(pair: Pair, *, zero: bool = True) -> Hashable:
     return run.source, run.cluster.hardware.name, layout, repr(run.workload), repr(trainer)
 
 
-def _groups(pairs: Iterable[Pair], key: Callable[[Pair], Hashable], least: int) -> list[list[Pair]]:
-    return [members for members in grouped(pairs, key).values() if len(members) >= least]
-
-
-def _seconds(members: Sequence[Pair]) -> Floats:
-    return np.array([pair.run.measured.step_time for pair in members], dtype=float)
-
-
-def _joined(parts: Sequence[Floats]) -> Floats:
-    return np.concatenate(parts) if parts else np.zeros(0)
-
-
-def _repeated(pairs: Sequence[Pair]) -> Floats:
-    return _joined([deviations(_seconds(members)) for members in _groups(pairs, _work, 2)])
-
-
 def deviations(times: Floats) -> Floats:
     """ln(time / geometric mean of its n repetitions), times sqrt(n / (n - 1)) for the degree of freedom of the mean."""
     logs = np.log(times)
     return np.asarray((logs - logs.mean()) * np.sqrt(len(logs) / (len(logs) - 1.0)))
-
-
-def _zero_levels(pairs: Sequence[Pair]) -> Floats:
-    parts = []
-    for members in _groups(pairs, lambda pair: _work(pair, zero=False), 2):
-        predicted = np.array([pair.predicted.step_time for pair in members], dtype=float)
-        parts.append(deviations(_seconds(members) / predicted))
-    return _joined(parts)
 
 
 def spread(scatter: Floats) -> float:

@@ -3,15 +3,13 @@
 Rows that share model, sequence length, precision, trainer and hardware are priced in one call of the cost model.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-import numpy as np
-
-from planner.arrays import Floats
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import estimate
 from planner.errors import PlannerError
 from planner.layout import Layout, Recompute
 from planner.runs import Run, flop_per_token
@@ -105,19 +103,21 @@ def _price(runs: list[Run]) -> list[Predicted]:
         found = estimate(first.workload, first.cluster, first.trainer, Layout.stack(layouts))
     except PlannerError as error:
         return [Predicted(refused=str(error)) for _ in runs]
-    columns = {kind: np.asarray(getattr(found, name)) for kind, name in MEMORY.items()}
-    return [_one(found, columns, index, run) for index, run in enumerate(runs)]
-
-
-def _one(found: Estimate, columns: dict[str, Floats], index: int, run: Run) -> Predicted:
-    step, chance = float(found.step_time[index]), float(found.out_of_memory_probability[index])
-    kind = run.measured.memory_kind or "allocated"
-    first = run.measured.first_stage and kind == "reserved"
-    memory = float((found.first_reserved if first else columns[kind])[index])
-    if not all(map(np.isfinite, (step, memory, chance))) or step <= 0 or memory <= 0:
-        return Predicted(refused="the cost model has no finite answer for this layout")
-    rule = one_line_rule(run, found.peak_flops)
-    return Predicted(step_time=step, memory=memory, out_of_memory=chance, rule=rule)
+    named = ("step_time", "out_of_memory_probability", "first_reserved", *MEMORY.values())
+    columns = {name: getattr(found, name) for name in named}
+    answers = []
+    for index, run in enumerate(runs):
+        kind = run.measured.memory_kind or "allocated"
+        memory_name = "first_reserved" if run.measured.first_stage and kind == "reserved" else MEMORY[kind]
+        step, chance, memory = (
+            float(columns[name][index]) for name in ("step_time", "out_of_memory_probability", memory_name)
+        )
+        if all(map(math.isfinite, (step, memory, chance))) and step > 0 and memory > 0:
+            rule = one_line_rule(run, found.peak_flops)
+            answers.append(Predicted(step_time=step, memory=memory, out_of_memory=chance, rule=rule))
+        else:
+            answers.append(Predicted(refused="the cost model has no finite answer for this layout"))
+    return answers
 
 
 def one_line_rule(run: Run, peak: float) -> float:

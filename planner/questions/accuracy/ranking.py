@@ -1,7 +1,7 @@
 """How well the planner chooses: layouts of one job that somebody measured, ranked and compared."""
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,10 @@ SWEEP = 5
 def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
 
-    Per sweep: ``regret``, the measured time of the layout that the planner calls fastest over the best measured time,
-    minus 1; Kendall's ``tau`` (1 = same order, 0 = no relation). ``pick`` is the layout that it would choose when those that
-    ran out of memory are among the candidates, memory first as in the search: the fastest of those whose chance of running
-    out is at most SAFE, or of the least likely ones when none is; ``pick_regret`` is its regret, None when it ran out.
-    ``overall`` leaves out sweeps of runs that their source calls broken. ``floor`` is the mean
-    regret that a picker who knows the true times would have under the scatter of repeated runs, None where nothing was
-    repeated (``accuracy.floor``).
+    Per sweep: ``regret``, measured time of the layout predicted fastest over the best measured one, minus 1; Kendall's ``tau``;
+    ``pick``, the layout chosen when those that ran out of memory are candidates too, memory first as in the search;
+    ``pick_regret``, None when it ran out; ``floor``, the mean regret of who knows the true times (``accuracy.floor``).
+    ``overall`` leaves out sweeps of runs that their source calls broken.
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
     failed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
@@ -41,13 +38,13 @@ def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
         if len({pair.run.layout for pair in members}) >= SWEEP
     ]
     drawn, scatter = floors([(str(sweep["family"]), sweep.pop("times")) for sweep in sweeps], pairs)
-    for sweep, regrets in zip(sweeps, drawn, strict=True):
+    found = list(zip(sweeps, drawn, strict=True))
+    for sweep, regrets in found:
         sweep["floor"] = None if regrets is None else float(regrets.mean())
-    draws = dict(zip(map(id, sweeps), drawn, strict=True))
-    families = {str(sweep["family"]) for sweep in sweeps}
+    families = sorted({str(sweep["family"]) for sweep in sweeps})
     return {
-        "overall": _statistics([sweep for sweep in sweeps if sweep["representative"]], draws),
-        "families": {name: _statistics([s for s in sweeps if s["family"] == name], draws) for name in sorted(families)},
+        "overall": _statistics([one for one in found if one[0]["representative"]]),
+        "families": {name: _statistics([one for one in found if one[0]["family"] == name]) for name in families},
         "scatter": scatter,
         "sweeps": sweeps,
     }
@@ -87,15 +84,17 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
     }
 
 
-def _statistics(sweeps: list[dict[str, Any]], draws: Mapping[int, Floats | None]) -> dict[str, Any]:
-    regrets = [sweep["regret"] for sweep in sweeps]
-    taus = [sweep["tau"] for sweep in sweeps if sweep["tau"] is not None]
-    picked = [sweep["pick_regret"] for sweep in sweeps if sweep["pick_regret"] is not None]
+def _statistics(found: list[tuple[dict[str, Any], Floats | None]]) -> dict[str, Any]:
+    """Figures over sweeps, each with its drawn regrets of a perfect model."""
+    sweeps = [sweep for sweep, _ in found]
+    floor = [values for _, values in found if values is not None]
+    regrets, taus, picked = (
+        [sweep[name] for sweep in sweeps if sweep[name] is not None] for name in ("regret", "tau", "pick_regret")
+    )
 
     def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
         return float(function(values)) if values else None
 
-    floor = [values for sweep in sweeps if (values := draws[id(sweep)]) is not None]
     return {
         "sweeps": len(sweeps),
         "with_floor": len(floor),

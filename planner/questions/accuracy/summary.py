@@ -1,4 +1,7 @@
-"""Errors of the predictions summed up: coverage, step time, memory, out of memory, ranking."""
+"""Predicted against measured: every run priced, the errors summed up by source, family and kind.
+
+An error is predicted / measured - 1: positive means predicted too slow, or too large.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -7,8 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from planner import units
+from planner.error_bars import error_bar
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import ranking
+from planner.runs import Run
 from planner.search import SAFE
 
 HOPELESS = 0.95
@@ -22,11 +28,11 @@ INSIDE = 0.9
 def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
-    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources count all
-    predicted runs. ``mean_of_sources`` is the mean over sources of each source's mean absolute error. ``rule`` holds the same
-    errors of the one-line rule, and ``alike`` what no model could tell apart.
+    ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
+    predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
     good = [pair for pair in pairs if pair.counts]
+    families = grouped(pairs, lambda pair: pair.run.family)
     return {
         "coverage": _coverage(pairs),
         "overall": statistics(good, "time_error"),
@@ -39,11 +45,13 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
             "mean_of_sources": mean_of_sources(good, "rule_error"),
             "families": _by(pairs, lambda pair: pair.run.family, "rule_error"),
         },
-        "alike": {name: alike(group) for name, group in grouped(pairs, lambda pair: pair.run.family).items()},
+        "alike": {name: alike(group) for name, group in families.items()},
         "memory": _by(good, lambda pair: pair.run.measured.memory_kind, "memory_error"),
         "memory_by_source": _by(pairs, lambda pair: pair.run.source, "memory_error"),
         "out_of_memory": {
-            "overall": _confusion(good), "families": _confusions(pairs), "reliability": reliability(good),
+            "overall": _confusion(good),
+            "families": {name: one for name, group in families.items() if (one := _confusion(group))["ran_out"]},
+            "reliability": reliability(good),
         },
         "ranking": ranking(pairs),
     }  # fmt: skip
@@ -167,23 +175,55 @@ def bias_interval(errors: Sequence[float], kinds: Sequence[Hashable]) -> tuple[f
     return float(ends[0]), float(ends[1])
 
 
-def _confusion(pairs: list[Pair]) -> dict[str, Any]:
+def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
     """Verdicts on memory: what was called safe but ran out, and what was called impossible but ran."""
     judged = [p for p in pairs if p.run.measured.fits is not None and p.predicted.out_of_memory is not None]
-    ran = np.array([bool(p.run.measured.fits) for p in judged])
-    chance = np.array([p.predicted.out_of_memory or 0.0 for p in judged])
-    out = ~ran if len(judged) else ran
+    ran = np.array([p.run.measured.fits for p in judged], dtype=bool)
+    chance = np.array([p.predicted.out_of_memory for p in judged], dtype=float)
     return {
         "ran": int(ran.sum()),
-        "ran_out": int(out.sum()),
-        "called_safe_but_ran_out": int((out & (chance <= SAFE)).sum()) if len(judged) else 0,
-        "called_impossible_but_ran": int((ran & (chance >= HOPELESS)).sum()) if len(judged) else 0,
-        "uncertain": int(((chance > SAFE) & (chance < HOPELESS)).sum()) if len(judged) else 0,
+        "ran_out": int((~ran).sum()),
+        "called_safe_but_ran_out": int((~ran & (chance <= SAFE)).sum()),
+        "called_impossible_but_ran": int((ran & (chance >= HOPELESS)).sum()),
+        "uncertain": int(((chance > SAFE) & (chance < HOPELESS)).sum()),
         "right": float(np.mean((chance < 0.5) == ran)) if len(judged) else None,
     }
 
 
-def _confusions(pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Verdicts by family, of families in which some run ran out of memory."""
-    found = {name: _confusion(members) for name, members in grouped(pairs, lambda pair: pair.run.family).items()}
-    return {name: verdict for name, verdict in found.items() if verdict["ran_out"]}
+def report_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Runs, each with measured and predicted values, and their summary.
+
+    ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
+    'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
+    interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
+    """
+    return {"runs": [_entry(pair) for pair in pairs], "summary": summarise(pairs)}
+
+
+def _entry(pair: Pair) -> dict[str, Any]:
+    """One run as plain data."""
+    run, predicted = pair.run, pair.predicted
+    measured, chance = run.measured, predicted.out_of_memory
+    assumed = "; ".join(run.assumptions)
+
+    def gib(value: float | None) -> float | None:
+        return None if value is None else value / units.GIB
+
+    peak = gib(predicted.memory)
+    return {
+        "source": run.source, "id": run.id, "status": "unsupported" if predicted.refused else "predicted",
+        "reason": predicted.refused or (f"assumed: {assumed}" if assumed else ""),
+        "step_time_s": {"measured": measured.step_time, "predicted": predicted.step_time,
+                        "range": _range(run, "step_time", predicted.step_time)},
+        "memory_gib": {"measured": gib(measured.memory), "predicted": peak, "range": _range(run, "memory", peak),
+                       "kind": measured.memory_kind or "allocated"},
+        "fits": {"measured": measured.fits, "predicted": None if chance is None else chance < 0.5,
+                 "probability": None if chance is None else 1.0 - chance},
+    }  # fmt: skip
+
+
+def _range(run: Run, quantity: str, predicted: float | None) -> list[float] | None:
+    """The interval of nine of ten runs; None where nothing was predicted."""
+    if predicted is None or run.cluster is None or run.trainer is None:
+        return None
+    return list(error_bar(quantity, run.trainer, run.cluster.hardware, run.kind).interval(predicted))

@@ -1,19 +1,14 @@
 """Least squares on the logarithm of times: robust against odd runs, held by a prior, honest about what is determined.
 
-Unknowns are x = ln(value / default), 0 = no change. The fit minimises
+Unknowns are x = ln(value / default), 0 = no change; r = ln(predicted(x) / measured). With w the width of the prior and rho(z) =
+2 (sqrt(1 + z) - 1) beyond KNEE spreads s (an odd run pulls like its size, not its square), the fit minimises
 
-    sum over runs of rho(r^2 / s^2) + sum over unknowns of (x / w)^2,        r = ln(predicted(x) / measured)
+    sum over runs of rho(r^2 / s^2) + sum over unknowns of (x / w)^2,    s^2 = (n0 s0^2 + sum rho' r^2) / (n0 + N)
 
-rho(z) = 2 (sqrt(1 + z) - 1) beyond twice the spread s (soft L1: an odd run pulls like its size, not its square), w the
-width of the prior: how far from the default the factor is known to lie before any run is seen. The spread is what the
-model leaves unexplained, estimated from the residuals themselves together with a first guess:
-
-    s^2 = (n0 s0^2 + sum w_i r_i^2) / (n0 + N),     w_i = rho'(r_i^2 / s^2), n0 = 4, s0 = 5 %
-
-so that three runs that happen to agree do not look exact. Covariance of the unknowns: (J^T W J / s^2 + diag(1/w^2))^-1.
+s is what the model leaves unexplained: three runs that happen to agree do not look exact. The covariance of the unknowns is
+(J^T rho' J / s^2 + diag(1/w^2))^-1.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -29,7 +24,7 @@ KNEE = 2.0
 STEP = 0.02
 """Step of the difference quotients, in ln: wide enough to see over the kinks of maxima and stages."""
 NEAR, DONE = 0.04, 0.002
-"""Way in ln over which slopes are kept, and step at which the search ends."""
+"""Step in ln up to which slopes are kept, and at which the search ends."""
 REWEIGHTED = 6
 """Times that runs are weighed anew in one linear least squares."""
 
@@ -99,28 +94,23 @@ def solve(residuals: Residuals, unknowns: Sequence[Unknown], *, start: Floats | 
     """The least squares of the module's equation; ``residuals(x)`` prices all runs, ``start`` is near the answer.
 
     Gauss and Newton's method: slopes at x, the least squares of r + J dx by scipy, half the step back while the sum rises.
-    Pricing is what takes time: slopes are kept while steps are small.
     """
     x = _start(residuals, unknowns) if start is None else start
-    at, since = residuals(x), math.inf
-    spread = _spread(at, FIRST_SPREAD)
-    jacobian = np.zeros((len(at), 0))
+    at = residuals(x)
+    spread, jacobian = _spread(at, FIRST_SPREAD), slopes(residuals, x, at, unknowns)
     for _ in range(8 if unknowns else 0):
-        if since > NEAR:
-            jacobian, since = slopes(residuals, x, at, unknowns), 0.0
         before, here = total(at, x, unknowns, spread), x
         x = _linear(at, jacobian, here, unknowns, spread)
         for _ in range(4):
-            new = residuals(x)
-            if total(new, x, unknowns, spread) <= before * (1.0 + 1e-9):
+            at = residuals(x)
+            if total(at, x, unknowns, spread) <= before * (1.0 + 1e-9):
                 break
             x = (x + here) / 2.0
-        at, step = new, float(np.max(np.abs(x - here)))
-        since, spread = since + step, _spread(at, spread)
-        if step < DONE:
+        step, spread = float(np.max(np.abs(x - here))), _spread(at, spread)
+        if step > NEAR:
+            jacobian = slopes(residuals, x, at, unknowns)
+        elif step < DONE:
             break
-    if since > NEAR:
-        jacobian = slopes(residuals, x, at, unknowns)
     return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, unknowns=unknowns)
 
 

@@ -197,7 +197,7 @@ class _Fit:
     def _larger(self, candidates: Sequence[Factor], together: Solution, flat: NDArray[np.bool_]) -> Floats:
         """The slopes, those of factors that cost nothing now over the way to three prior widths more."""
         jacobian = together.jacobian.copy()
-        for n in np.flatnonzero(flat):
+        for n in np.flatnonzero(flat).tolist():
             moved = together.x.copy()
             moved[n] = min(moved[n] + 3.0 * candidates[n].width, together.unknowns[n].high)
             way = max(float(moved[n] - together.x[n]), 1e-6)

@@ -13,7 +13,7 @@ from planner.layout import NAMES
 from planner.model import ModelSpec, load_model
 from planner.runs import Row, Run, read_rows, share, to_run
 from planner.runs.hardware import gpu_profile
-from planner.runs.names import UnsupportedError
+from planner.runs.rows import UnsupportedError
 from planner.trainer import Trainer
 from planner.trainers.logs import Given, is_log, read_log, row_of_log
 

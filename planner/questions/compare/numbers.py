@@ -1,16 +1,14 @@
 """Plans side by side: the differences of their inputs, and the effect of each on time and memory.
 
-The effect of a difference is the cost model's price with that one input changed: from the first plan towards the other, one
-input after the other, each on top of those before it. The effects of all differences therefore sum to the whole difference,
-exactly; in another order each may have another size, where they work on each other. The order is workload, cluster, trainer,
-layout. An input that cannot change alone (tp without dp, when the number of GPUs stays) waits for those that can, and then
-changes together with the fewest others that make it legal.
+Effects are prices with one input changed after the other, each on top of those before it: they sum to the whole difference, and
+in another order each may have another size. An input that cannot change alone (tp without dp, when the number of GPUs stays)
+waits, and then changes together with the fewest others that make it legal.
 """
 
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,24 +16,18 @@ from planner.cluster import Cluster
 from planner.cost.estimate import PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
 from planner.errors import PlannerError
-from planner.hardware import load_hardware
-from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
+from planner.layout import BOOLEANS, FIELDS, NAMES, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job, check, check_workload
 from planner.timeline.priced_plan import estimate_of, price_plan
-from planner.trainer import load_trainer
+from planner.trainer import Trainer
 from planner.units import GIB, GIGA
 from planner.workload import Workload
 
 WORKLOAD = tuple(field.name for field in dataclasses.fields(Workload) if field.name != "model")
 CLUSTER = ("hardware", "network_bandwidth", "num_gpus")
-GROUPS: dict[str, tuple[str, ...]] = {
-    "workload": WORKLOAD,
-    "cluster": CLUSTER,
-    "trainer": ("trainer",),
-    "layout": FIELDS,
-}
+GROUPS = {"workload": WORKLOAD, "cluster": CLUSTER, "trainer": ("trainer",), "layout": FIELDS}
 """Inputs of a plan except its model, by group, in the order in which differences are applied."""
 ASSUMED_AS = {
     "sequence length": "sequence_length", "global batch": "global_batch_size", "precision": "precision",
@@ -202,60 +194,48 @@ def _other_assumptions(plans: list[Plan]) -> Iterator[Difference]:
             yield Difference(group="assumed", field=what, values=values, assumed=tuple(what in one for one in every))
 
 
-Read = Callable[[Callable[[str], Any], str], Any]
-"""Reads a profile or a trainer by its loader and its name, each once."""
-
-
-def _job(model: ModelSpec, state: Mapping[str, Any], read: Read) -> Job:
-    """The job of some inputs. Raises PlannerError."""
-    hardware = read(load_hardware, state["hardware"])
-    if state["network_bandwidth"] is not None:
-        hardware = dataclasses.replace(hardware, network_bandwidth=state["network_bandwidth"])
-    return Job(
-        workload=Workload(model=model, **{name: state[name] for name in WORKLOAD}),
-        cluster=Cluster(hardware=hardware, num_gpus=state["num_gpus"]), trainer=read(load_trainer, state["trainer"]),
-    )  # fmt: skip
-
-
-def _layout(plan: Plan, state: Mapping[str, Any]) -> Layout:
-    return plan.layout.replace(**{name: state[name] for name in FIELDS})
-
-
-def _legal(plan: Plan, state: Mapping[str, Any], read: Read) -> bool:
-    """The inputs make a job, and the layout meets every rule of it."""
-    try:
-        job = _job(plan.workload.model, state, read)
-        check_workload(job.workload, job.cluster, job.trainer)
-        check(job, _layout(plan, state))
-    except PlannerError:
-        return False
-    return True
+def _changed(plan: Plan, target: Mapping[str, Any], names: Iterable[str]) -> Plan:
+    """A plan with some of its inputs as ``target`` has them. Raises PlannerError."""
+    new = {name: target[name] for name in names}
+    layout = plan.layout.replace(**{name: value for name, value in new.items() if name in FIELDS})
+    workload = plan.workload.replace(**{name: value for name, value in new.items() if name in WORKLOAD})
+    rest = {name: value for name, value in new.items() if name in (*CLUSTER, "trainer")}
+    return dataclasses.replace(plan, workload=workload, layout=layout, **rest)
 
 
 def _effects(first: Estimate, plan: Plan, last: Estimate, other: Plan) -> Iterator[Effect]:
     """The changes from one plan to another of the same model, one after the other."""
-    state, target, before = inputs(plan), inputs(other), first
-    read: Read = functools.cache(lambda load, name: load(name))
-    left = [field for fields in GROUPS.values() for field in fields if state[field] != target[field]]
-    while left:
-        together = _next(plan, state, target, left, read)
-        changes = tuple((field, text_of(field, state[field]), text_of(field, target[field])) for field in together)
-        state |= {field: target[field] for field in together}
-        left = [field for field in left if field not in together]
-        after = estimate_of(_job(plan.workload.model, state, read), _layout(plan, state)) if left else last
+    target, before = inputs(other), first
+
+    @functools.cache
+    def machine(*named: Any) -> tuple[Cluster, Trainer]:
+        at = dataclasses.replace(plan, **dict(zip((*CLUSTER, "trainer"), named, strict=True)))
+        return at.cluster(), at.load_trainer()
+
+    def job_of(one: Plan) -> Job:
+        cluster, trainer = machine(*(getattr(one, name) for name in (*CLUSTER, "trainer")))
+        return Job(workload=one.workload, cluster=cluster, trainer=trainer)
+
+    def legal(names: Sequence[str]) -> bool:
+        try:
+            changed = _changed(plan, target, names)
+            job = job_of(changed)
+            check_workload(job.workload, job.cluster, job.trainer)
+            check(job, changed.layout)
+        except PlannerError:
+            return False
+        return True
+
+    while left := [field for field, value in inputs(plan).items() if value != target[field]]:
+        # The fewest inputs, first in order, that can change now; all that are left where no combination is legal.
+        every = itertools.chain.from_iterable(itertools.combinations(left, size) for size in range(1, len(left)))
+        together = next((some for some in itertools.islice(every, MOST_TRIES) if legal(some)), tuple(left))
+        old, plan = inputs(plan), _changed(plan, target, together)
+        after = last if len(together) == len(left) else estimate_of(job_of(plan), plan.layout)
         yield Effect(
-            changes=changes, step_time_s=float(after.step_time[0] - before.step_time[0]),
+            changes=tuple((name, text_of(name, old[name]), text_of(name, target[name])) for name in together),
+            step_time_s=float(after.step_time[0] - before.step_time[0]),
             memory_peak_gib=float(after.memory_peak[0] - before.memory_peak[0]) / GIB,
             parts_s={part: float(after.time[part][0] - before.time[part][0]) for part in PARTS},
         )  # fmt: skip
         before = after
-
-
-def _next(
-    plan: Plan, state: Mapping[str, Any], target: Mapping[str, Any], left: list[str], read: Read
-) -> tuple[str, ...]:
-    """The fewest inputs, first in order, that can change now; all that are left where no combination is legal."""
-    every = itertools.chain.from_iterable(itertools.combinations(left, size) for size in range(1, len(left)))
-    tries = itertools.islice(every, MOST_TRIES)
-    legal = (some for some in tries if _legal(plan, {**state, **{field: target[field] for field in some}}, read))
-    return next(legal, tuple(left))

@@ -1,6 +1,7 @@
 """Tables of ``plan compare``: the plans, what differs, what each difference does, the parts side by side."""
 
 import string
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -64,18 +65,14 @@ def print_comparison(console: Console, found: Comparison) -> None:
     console.print(memory_table(found))
 
 
-def _letters(found: Comparison, mark: str = "") -> list[str]:
-    return [f"{mark}{letter(number)}" for number in range(len(found.plans))]
-
-
 def plans_table(found: Comparison) -> Table:
     """One row for each plan: the results."""
     rows = []
-    for name, one, plan, usable in zip(_letters(found), found.names, found.plans, found.usable_gib, strict=True):
+    for number, (one, plan, usable) in enumerate(zip(found.names, found.plans, found.usable_gib, strict=True)):
         said = plan.prediction
         rate, memory = f"{said.tokens_per_second_per_gpu:,.0f}", f"{said.memory_peak_gib:.1f} of {usable:.1f} GiB"
         chance = risk(said.out_of_memory_probability)
-        rows.append((name, one, seconds(said.step_time_s), rate, percent(said.mfu), memory, chance))
+        rows.append((letter(number), one, seconds(said.step_time_s), rate, percent(said.mfu), memory, chance))
     return table("", "plan", "~step", "~tokens/s/GPU", "~MFU", "~memory", "~runs out", title="Plans", rows=rows)
 
 
@@ -87,7 +84,7 @@ def differences_table(found: Comparison) -> Table:
         shown = one.group if one.group not in (group, one.field) else ""
         rows.append((shown, one.field, *(value + mark for value, mark in zip(one.values, marks, strict=True))))
         group = one.group
-    return table("", "=input", *_letters(found), title="What differs", rows=rows)
+    return table("", "=input", *map(letter, range(len(found.plans))), title="What differs", rows=rows)
 
 
 def effects_table(found: Comparison, way: Way) -> Table:
@@ -113,21 +110,21 @@ def mainly(one: Effect) -> str:
 
 def parts_table(found: Comparison) -> Table:
     """Step time by part, one column for each plan."""
-    columns = [plan.prediction.time_s for plan in found.plans]
-    rows = [
-        (PART_TEXT[part], *(seconds(one[part]) if one[part] > 0 else "-" for one in columns))
-        for part in PARTS
-        if any(one[part] > 0 for one in columns)
-    ]
-    shown = table("", *_letters(found, "~"), title="Step time by part", rows=rows)
-    shown.add_row("step", *(seconds(plan.prediction.step_time_s) for plan in found.plans), style="bold")
-    return shown
+    said = [plan.prediction for plan in found.plans]
+    rows = [(PART_TEXT[part], [one.time_s[part] for one in said]) for part in PARTS]
+    cells = [(name, *(seconds(value) if value > 0 else "-" for value in values)) for name, values in rows if any(values)]
+    return _side_by_side(found, "Step time by part", cells, ("step", *(seconds(one.step_time_s) for one in said)))
 
 
 def memory_table(found: Comparison) -> Table:
     """Memory of the worst stage by component, one column for each plan, GiB."""
     said = [plan.prediction for plan in found.plans]
-    rows = ((COMPONENT_TEXT[name], *(f"{one.memory_gib[name]:.2f}" for one in said)) for name in COMPONENTS)
-    shown = table("", *_letters(found, "~"), title="Memory of the worst stage, GiB", rows=rows)
-    shown.add_row("peak of the device", *(f"{one.memory_peak_gib:.2f}" for one in said), style="bold")
+    rows = [(COMPONENT_TEXT[name], *(f"{one.memory_gib[name]:.2f}" for one in said)) for name in COMPONENTS]
+    last = ("peak of the device", *(f"{one.memory_peak_gib:.2f}" for one in said))
+    return _side_by_side(found, "Memory of the worst stage, GiB", rows, last)
+
+
+def _side_by_side(found: Comparison, title: str, rows: Sequence[Sequence[str]], last: Sequence[str]) -> Table:
+    shown = table("", *(f"~{letter(number)}" for number in range(len(found.plans))), title=title, rows=rows)
+    shown.add_row(*last, style="bold")
     return shown

@@ -126,33 +126,17 @@ def achieved_factor(key: str, worse: bool = True) -> Change:
     return change
 
 
-def trainer_facts(**changes: Any) -> Change:
-    """Facts of the trainer; a function makes its value of the old one and the size."""
+def changed(
+    trainer: Mapping[str, Any] | None = None, workload: Mapping[str, Any] | None = None, **layout: int
+) -> Change:
+    """Facts of the trainer, fields of the workload and of the layout; a function makes its value of the old one and the size."""
 
     def change(base: Priced, x: float) -> tuple[Job, Layout]:
-        old = base.job.trainer
-        values = {name: new(old.fact(name), x) if callable(new) else new for name, new in changes.items()}
-        return replace(base.job, trainer=old.replace(**values)), base.layout
-
-    return change
-
-
-def layout_fields(**changes: int) -> Change:
-    """Fields of the layout."""
-    return lambda base, _: (base.job, base.layout.replace(**changes))
-
-
-def recomputed(how: Recompute) -> Change:
-    """All layers recompute everything, or nothing."""
-    return layout_fields(recompute=int(how), recompute_layers=0, recompute_modules=0)
-
-
-def workload_fields(**changes: Any) -> Change:
-    """Fields of the workload; a function makes its value of the size."""
-
-    def change(base: Priced, x: float) -> tuple[Job, Layout]:
-        values = {name: new(x) if callable(new) else new for name, new in changes.items()}
-        return replace(base.job, workload=base.job.workload.replace(**values)), base.layout
+        old, work = base.job.trainer, base.job.workload
+        facts = {name: new(old.fact(name), x) if callable(new) else new for name, new in (trainer or {}).items()}
+        fields = {name: new(getattr(work, name), x) if callable(new) else new for name, new in (workload or {}).items()}
+        job = replace(base.job, trainer=old.replace(**facts) if facts else old, workload=work.replace(**fields))
+        return job, base.layout.replace(**layout)
 
     return change
 
@@ -163,22 +147,17 @@ def _communicators(base: Priced, x: float) -> tuple[Job, Layout]:
     return with_hardware(base, replace(hardware, communicator_memory=each, expert_communicator_memory=expert))
 
 
-def _recompute_more(base: Priced) -> Case:
-    """Full recompute, where the trainer has it and not all layers use it."""
-    all_layers = int(base.layout.recompute) == Recompute.FULL and not int(base.layout.recompute_layers)
-    return Case(
-        "recompute", "full" in base.job.trainer.legal.recompute and not all_layers, recomputed(Recompute.FULL)
-    )
-
-
-def _recompute_none(base: Priced) -> Case:
-    return Case("recompute", int(base.layout.recompute) != Recompute.NONE, recomputed(Recompute.NONE))
+def _recompute(base: Priced, how: Recompute) -> Case:
+    """All layers recompute everything, or nothing, where the trainer can and not all do."""
+    all_layers = int(base.layout.recompute) == how and not int(base.layout.recompute_layers)
+    known = how == Recompute.NONE or "full" in base.job.trainer.legal.recompute
+    return Case("recompute", known and not all_layers, changed(recompute=int(how), recompute_layers=0, recompute_modules=0))
 
 
 def _flash_off(base: Priced) -> Case:
     """Attention as plain matrices, where the trainer has it fused."""
     kernels = base.job.trainer.kernels
-    change = trainer_facts(attention="unfused", unfused=kernels.unfused | {"softmax"})
+    change = changed({"attention": "unfused", "unfused": kernels.unfused | {"softmax"}})
     return Case("attention", kernels.attention == "flash", change)
 
 
@@ -235,9 +214,9 @@ def slower(base: Priced) -> list[Mechanism]:
     imbalance = base.job.workload.expert_imbalance
 
     def not_overlapped(key: str, applies: bool, *names: str) -> Case:
-        return Case(f"overlap_{key}", applies and bool(overlap & {*names}), trainer_facts(overlap=overlap - {*names}))
+        return Case(f"overlap_{key}", applies and bool(overlap & {*names}), changed({"overlap": overlap - {*names}}))
 
-    one_stage = layout_fields(vpp=1, schedule=int(Schedule.ONE_F_ONE_B))
+    one_stage = changed(vpp=1, schedule=int(Schedule.ONE_F_ONE_B))
     cases = [
         Case("network", crosses, times_slower("network_bandwidth"), 8 * hardware.network_bandwidth / GIGA),
         Case("network_latency", crosses, achieved_factor("network_latency")),
@@ -248,15 +227,15 @@ def slower(base: Priced) -> list[Mechanism]:
         Case("slow_gpu", True, achieved_factor("sustained_clock")),
         Case("host_time", True, achieved_factor("host_time"), host.host_time),
         Case("step_overhead", host.step_overhead > 0, achieved_factor("step_overhead"), host.step_overhead),
-        Case("unfused", True, trainer_facts(passes=lambda old, x: {name: x * old.get(name, 1.0) for name in PASSES})),
+        Case("unfused", True, changed({"passes": lambda old, x: {name: x * old.get(name, 1.0) for name in PASSES}})),
         Case("expert_imbalance", base.job.model.is_moe and int(layout.ep) > 1,
-             workload_fields(expert_imbalance=lambda x: min(imbalance * x, 1024.0)), imbalance),
+             changed(workload={"expert_imbalance": lambda old, x: min(old * x, 1024.0)}), imbalance),
         not_overlapped("data", True, "gradients", "parameters"),
         not_overlapped("tensor", int(layout.tp) > 1, "tp", "tp_backward"),
         not_overlapped("ep", int(layout.ep) > 1, "ep"),
         not_overlapped("cp", int(layout.cp) > 1, "cp"),
         not_overlapped("pipeline", int(layout.pp) > 1, "pipeline"),
-        _recompute_more(base),
+        _recompute(base, Recompute.FULL),
         _flash_off(base),
         Case("virtual_stages", int(layout.vpp) > 1 and int(layout.schedule) == Schedule.INTERLEAVED, one_stage),
         _unequal_stages(base),
@@ -274,16 +253,16 @@ def faster(base: Priced) -> list[Mechanism]:
         limit = highest(factor, job.cluster.hardware, trainer) if factor.of == "hardware" else 1.0 / factor.low
         better.append(Case(key, limit > 1.0, achieved_factor(key, worse=False), sizes=(limit,)))
     fp8 = "fp8" in trainer.legal.precisions and "fp8" in job.cluster.hardware.peak_flops
-    packed = workload_fields(document_length=workload.sequence_length // 16)
+    packed = changed(workload={"document_length": workload.sequence_length // 16})
     cases = [
         *better,
         Case("overlap", trainer.traffic.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1,
-             trainer_facts(overlap=frozenset(OVERLAPS))),
-        _recompute_none(base),
-        Case("precision", workload.precision not in LOW_PRECISIONS and fp8, workload_fields(precision="fp8")),
+             changed({"overlap": frozenset(OVERLAPS)})),
+        _recompute(base, Recompute.NONE),
+        Case("precision", workload.precision not in LOW_PRECISIONS and fp8, changed(workload={"precision": "fp8"})),
         Case("documents", workload.document_length == 0 and workload.sequence_length >= 1024, packed),
         Case("dispatch", job.model.is_moe and int(base.layout.ep) > 1 and trainer.kernels.expert_dispatch == "alltoall",
-             trainer_facts(expert_dispatch="deduplicated")),
+             changed({"expert_dispatch": "deduplicated"})),
         _batch(base, (0.5, 0.25)),
     ]  # fmt: skip
     return _made("faster", cases)
@@ -296,26 +275,26 @@ def memory_mechanisms(base: Priced, more: bool) -> list[Mechanism]:
     fragmentation = Case("fragmentation", stored.fragmentation > 0, achieved_factor("fragmentation", worse=more))
     logits, larger = stored.logit_bytes, tuple(x for x in (EAGER_LOGITS, GATHERED_LOGITS) if x > stored.logit_bytes)
     if not more:
-        offloaded = layout_fields(offload_optimizer=100, zero=max(int(layout.zero), 1))
+        offloaded = changed(offload_optimizer=100, zero=max(int(layout.zero), 1))
         shared = int(layout.zero) < most and int(layout.dp) * int(layout.cp) > 1
         return _made("less", [
             fragmentation,
-            _recompute_more(base),
-            Case("logits", logits > FP32, trainer_facts(logit_bytes=FP32), logits),
-            Case("zero", shared, layout_fields(zero=most), most),
+            _recompute(base, Recompute.FULL),
+            Case("logits", logits > FP32, changed({"logit_bytes": FP32}), logits),
+            Case("zero", shared, changed(zero=most), most),
             Case("offload", not int(layout.offload_optimizer) and trainer.legal.offload_optimizer, offloaded),
         ])  # fmt: skip
-    in_fp32 = trainer_facts(gradient_bytes=FP32, fp16_gradient_bytes=lambda old, _: (FP32, old[1]))
+    in_fp32 = changed({"gradient_bytes": FP32, "fp16_gradient_bytes": lambda old, _: (FP32, old[1])})
     states = bool(base.estimate.memory["optimizer_states"][0] > 0)
-    unfused_too = trainer_facts(unfused=unfused | {"norm", "swiglu"})
+    unfused_too = changed({"unfused": unfused | {"norm", "swiglu"}})
     return _made("more", [
         fragmentation,
-        Case("logits", bool(larger), trainer_facts(logit_bytes=lambda _, x: x), logits, larger),
-        _recompute_none(base),
+        Case("logits", bool(larger), changed({"logit_bytes": lambda _, x: x}), logits, larger),
+        _recompute(base, Recompute.NONE),
         _flash_off(base),
         Case("saved", not {"norm", "swiglu"} <= unfused, unfused_too),
-        Case("zero", int(layout.zero) >= 1 and states, layout_fields(zero=0)),
+        Case("zero", int(layout.zero) >= 1 and states, changed(zero=0)),
         Case("gradients", stored.gradient_bytes < FP32, in_fp32, stored.gradient_bytes),
-        Case("in_flight", int(layout.pp) > 1, layout_fields(schedule=int(Schedule.GPIPE), vpp=1)),
+        Case("in_flight", int(layout.pp) > 1, changed(schedule=int(Schedule.GPIPE), vpp=1)),
         Case("communicators", base.job.cluster.num_gpus > 1, _communicators),
     ])  # fmt: skip

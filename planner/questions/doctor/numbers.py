@@ -1,16 +1,7 @@
 """Measured against predicted: is the gap inside the interval, and if not, what would explain it.
 
-Every mechanism (``mechanisms``) is priced again with the cost model, over the sizes that it may have. Its weight among the others
-is Bayes' rule for one cause at a time:
-
-    weight = (seen + 1) * integral of p(size) N(ln measured - ln predicted(size); sigma) d size
-
-seen: published sources in which it was the cause; p(size): half a normal distribution of ln(size) with the width that published
-runs showed, or equally likely options; sigma: the model's own error, from the interval of the plan (nine of ten runs lie within,
-1.645 sigma). The model's own error is one more explanation, with the weight of MODEL sources and the tenth of all runs that
-lie outside. Weights are shares of one among all of these; two causes at once are not priced. Where the other quantity was
-measured too, a mechanism that moves it weighs more when it moves it towards what was measured, less when away from it; and
-the job ran, so that a mechanism with which it would not fit weighs by the chance that it would.
+Every mechanism is priced again over the sizes that it may have; its weight among the others is Bayes' rule for one cause at a
+time, with the model's own error as one more cause: the equation, its priors and its limits stand in docs/explain.md.
 """
 
 import math

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import click
 
-from planner.errors import PlannerError
 from planner.terminal.flags import console, emit
 
 
@@ -17,13 +16,7 @@ class HardwareGroup(click.Group):
         if args and args[0] not in self.commands and not args[0].startswith("-"):
             from planner import library
 
-            try:
-                library.find("hardware", args[0])
-            except PlannerError as error:
-                from planner.errors import nearest_first
-
-                nearest = nearest_first(args[0], self.commands)[0]
-                raise PlannerError(f"{error}; or did you mean the command '{nearest}'?") from error
+            library.find("hardware", args[0])  # refuses what is neither a command nor a profile
             args = ["show", *args]
         return super().resolve_command(ctx, args)
 

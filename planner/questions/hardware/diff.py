@@ -1,30 +1,19 @@
 """Where two hardware profiles differ by more than chance: a slow link, a throttled card, another driver.
 
-Two runs of one machine never give the same figures. Each point's median has an interval, which says how well it was known at
-one moment; heat, clocks, other jobs and the modes of a library move points, curves and whole families between runs by more.
-Where both profiles hold the points themselves, the log ratios d = ln(second / first) of the points in common are compared,
-not figures read off fits, at three levels:
-
-    family   the median d of all points against 0. Variance: 2 delta^2 + (pi/2) sigma^2 / k; delta is how far the family moved
-             between rounds of the same points during each run (provenance: drift), sigma the scatter of the k points about
-             their curves, at least their intervals
-    group    the mean over its curves' medians against that of the other groups of ranks: the drift moves all alike.
-             Variance: tau^2 (GROUPS + 1 / curves) of each; tau is the scatter of curves about their group
-    curve    its median against that of the other curves of its group. Variance: tau^2 (1 + 1 / the others), tau of the others
-
-with Student's t (degrees of freedom by Welch and Satterthwaite). The error CHANCE is divided over all tests (Bonferroni), a
-third for each level: of twenty comparisons of two runs of one machine in one state, one lists anything. What changed less
-than the things that it is compared with is not listed: they are. Single points are not judged.
+Where both hold the points themselves, the log ratios ln(second / first) of the points in common are compared, not figures read
+off fits: families, groups of ranks and curves, against the drift within each run and the scatter of points and of curves, with
+Student's t; docs/profile.md has the variances. The error CHANCE is divided over all tests (Bonferroni), a third for each level.
+Single points are not judged.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean, median, variance
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from planner import units
 from planner.hardware import HardwareProfile
-from planner.questions.hardware.measured_points import Shared, shared_points
 from planner.questions.hardware.numbers import figures
 
 LEAST_DIFFERENCE = 2.0
@@ -39,6 +28,109 @@ GROUPS = 0.1
 """How far a whole group moves between runs in addition to its curves: its variance over that of one curve."""
 DRIFT, DRIFT_ROUNDS = 3.0, 4.0
 """Percent, and degrees of freedom, where a profile has measured no drift."""
+NORMAL = 1.96
+"""Standard errors in half a 95 percent interval."""
+RESULTS = ("repetitions", "outliers", "rounds", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval")
+"""Entries of a point that are results, or how it was run; all other texts and whole numbers say what was measured."""
+PATHS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
+    "gemm": (("dtype",), (), ("pass",)), "grouped_gemm": (("dtype",), (), ("pass",)),
+    "attention": (("dtype",), ("kernel",), ("pass",)), "memory_bound": ((), ("op",), ("pass", "dtype")),
+    "layer": ((), (), ("pass", "dtype")), "launch": ((), (), ("kind",)), "host_copy": ((), (), ("direction",)),
+    "host_stream": ((), (), ()), "cpu_adam": ((), (), ()), "sustained": ((), (), ()),
+}  # fmt: skip
+"""Family of points -> entries that name its root, its groups, and its curves."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """One point that both profiles have."""
+
+    path: tuple[str, str, str]
+    """Root ("gemm fp32"), group ("in groups of 4 ranks, 1 apart") and curve ("all_reduce fp32") that it belongs to."""
+    first: float
+    """Seconds in the first profile; for overlaps the slowdown."""
+    second: float
+    """In the second."""
+    error: float
+    """Standard error of ln(second / first) by the intervals of the two medians."""
+    unit: str
+
+    @property
+    def change(self) -> float:
+        """ln(second / first)."""
+        return math.log(self.second / self.first)
+
+
+Point = tuple[object, tuple[str, str, str], float, float]
+"""What was measured, its path, value and standard error of the logarithm."""
+
+
+def shared_points(first: HardwareProfile, second: HardwareProfile) -> list[Shared]:
+    """What was measured in both, point by point; entries that a file has in another form are passed over."""
+    theirs = {key: (value, error) for key, _, value, error in _points(second)}
+    found = []
+    for key, path, mine, error in _points(first):
+        other, its_error = theirs.get(key, (0.0, 0.0))
+        if 0.0 < mine < math.inf and 0.0 < other < math.inf:
+            unit = "times" if path[0].startswith("overlap") else "seconds"
+            found.append(Shared(path=path, first=mine, second=other, error=math.hypot(error, its_error), unit=unit))
+    return found
+
+
+def _points(profile: HardwareProfile) -> Iterator[Point]:
+    for family, rows in profile.measurements.items():
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, Mapping):
+                continue
+            try:
+                if family == "collective":
+                    yield from _collective(row)
+                elif family == "overlap":
+                    yield _overlap(row)
+                elif family in PATHS:
+                    yield _operator(family, row)
+            except (ArithmeticError, KeyError, TypeError, ValueError):
+                continue
+
+
+def _key(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """What was measured: texts and whole numbers of the row but for results."""
+    return tuple(sorted((k, v) for k, v in row.items() if isinstance(v, str | int) and k not in RESULTS))
+
+
+def _operator(family: str, row: Mapping[str, Any]) -> Point:
+    value = float(row["whole_us"] if family == "layer" else row["us"]) * units.MICRO
+    low, high = (float(end) * units.MICRO for end in row.get("interval", (0.0, 0.0)))
+    names = [" ".join(str(row[name]) for name in part if name in row) for part in PATHS[family]]
+    path = (f"{family} {names[0]}".strip(), names[1], names[2])
+    return (family, _key(row)), path, value, _error(low, high)
+
+
+def _error(low: float, high: float) -> float:
+    return math.log(high / low) / (2.0 * NORMAL) if 0.0 < low < high else 0.0
+
+
+def _group(row: Mapping[str, Any]) -> tuple[str, str]:
+    """Root and group of a collective."""
+    apart = f", {row['stride']} apart" if int(row["stride"]) != 1 else ""
+    return "across nodes" if int(row["nodes"]) > 1 else "inside a node", f"groups of {row['n']}{apart}"
+
+
+def _collective(row: Mapping[str, Any]) -> Iterator[Point]:
+    where, group = _group(row)
+    path = (f"collectives {where}", group, f"{row['op']} {row['dtype']}")
+    columns = (str(row[name]).split() for name in ("sizes", "us", "low_us", "high_us"))
+    for size, us, low, high in zip(*columns, strict=True):
+        key = ("collective", *(str(row[name]) for name in ("op", "dtype", "n", "stride", "nodes")), size)
+        yield key, path, float(us) * units.MICRO, _error(float(low), float(high))
+
+
+def _overlap(row: Mapping[str, Any]) -> Point:
+    side = "computation beside a collective" if row["of"] == "gemm" else "a collective beside computation"
+    path = (f"overlap {_group(row)[0]}", "", side)
+    names = ("op", "of", "dtype", "n", "stride", "nodes", "size")
+    key = ("overlap", *(str(row[name]) for name in names))
+    return key, path, float(row["slowdown"]), float(row.get("spread", 0.0)) / NORMAL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,11 +266,9 @@ Variance: TypeAlias = tuple[float, float]
 """Of ln t, with its degrees of freedom."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Test:
+class _Test(NamedTuple):
     """Whether the change of some points is beyond chance."""
 
-    family: str
     name: str
     rows: Sequence[Shared]
     change: float
@@ -186,13 +276,11 @@ class _Test:
     base: float
     """What it is compared with."""
     variances: Sequence[Variance]
-    """They add up."""
+    """They add up; degrees of freedom by Welch and Satterthwaite."""
 
     def difference(self, chance: float) -> Difference | None:
-        """The difference, if there is one beyond ``chance``; degrees of freedom by Welch and Satterthwaite.
-
-        What changed less than half of its distance from the others is not what changed: they are.
-        """
+        """The difference, if it is beyond ``chance``. What changed less than half of its distance from the others is not
+        what changed: they are."""
         from scipy.special import stdtrit  # type: ignore[import-untyped]
 
         total, away = sum(value for value, _ in self.variances), self.change - self.base
@@ -205,7 +293,7 @@ class _Test:
             return None
         mean, count = math.exp(fmean(math.log(one.first) for one in self.rows)), len(self.rows)
         return Difference(
-            family=self.family, name=f"{self.name} ({count} point{'s' if count > 1 else ''})", first=mean,
+            family=self.rows[0].path[0], name=f"{self.name} ({count} point{'s' if count > 1 else ''})", first=mean,
             second=mean * math.exp(self.change), unit=self.rows[0].unit, percent=round(100.0 * math.expm1(self.change), 1),
             spread=round(100.0 * abs(math.expm1(math.copysign(limit, self.change))), 1), points=count,
         )  # fmt: skip
@@ -214,48 +302,51 @@ class _Test:
 def _of_points(points: Sequence[Shared], profiles: tuple[HardwareProfile, ...]) -> tuple[list[Difference], int]:
     """Families, groups and curves whose change is beyond chance, and the number of tests."""
     levels: tuple[list[_Test], ...] = ([], [], [])
-    for family, rows in _split(points, 0).items():
-        curves = {group: _split(some, 2, FEWEST_POINTS) for group, some in _split(rows, 1, FEWEST_POINTS).items()}
+    for family, rows in _split(points, 0, 1).items():
         variances = [_drift(family, profiles), _points_scatter(rows)]
-        levels[0].append(_Test(
-            family=family, name="all of them", rows=rows, change=_middle(rows), base=0.0, variances=variances,
-        ))  # fmt: skip
-        levels[1].extend(_group_tests(family, curves))
-        levels[2].extend(_curve_tests(family, curves))
+        levels[0].append(_Test("all of them", rows, median(one.change for one in rows), 0.0, variances))
+        levels[1].extend(_group_tests(rows))
+        levels[2].extend(_curve_tests(rows))
     tried = [one.difference(CHANCE / 3.0 / len(level)) for level in levels for one in level]
     return [one for one in tried if one is not None], len(tried)
 
 
-Curves: TypeAlias = dict[str, dict[str, list[Shared]]]
-"""Points by group and curve."""
+def _curves(rows: Sequence[Shared]) -> dict[str, dict[str, list[Shared]]]:
+    """Points of a family by group and curve."""
+    found = {group: _split(some, 2, FEWEST_POINTS) for group, some in _split(rows, 1, FEWEST_POINTS).items()}
+    return {group: some for group, some in found.items() if some}
 
 
-def _group_tests(family: str, curves: Curves) -> Iterator[_Test]:
+def _middles(curves: Iterable[Sequence[Shared]]) -> list[float]:
+    """Median change of each curve."""
+    return [median(one.change for one in rows) for rows in curves]
+
+
+def _group_tests(rows: Sequence[Shared]) -> Iterator[_Test]:
     """Every group against the others."""
-    middles = {group: [_middle(rows) for rows in some.values()] for group, some in curves.items() if some}
+    curves = _curves(rows)
+    middles = {group: _middles(some.values()) for group, some in curves.items()}
     each, freedom = _pooled(middles.values())
-    for group in middles if len(middles) > 1 and freedom >= FEWEST - 1 else ():
+    for group, mine in middles.items() if len(middles) > 1 and freedom >= FEWEST - 1 else ():
         others = [some for name, some in middles.items() if name != group]
-        scatter = [each * (GROUPS + 1.0 / len(some)) for some in (middles[group], *others)]
-        yield _Test(
-            family=family, name=group, rows=[one for rows in curves[group].values() for one in rows],
-            change=fmean(middles[group]), base=fmean(fmean(some) for some in others),
-            variances=[(scatter[0] + fmean(scatter[1:]) / len(others), freedom)],
-        )  # fmt: skip
+        scatter = [each * (GROUPS + 1.0 / len(some)) for some in others]
+        total = each * (GROUPS + 1.0 / len(mine)) + fmean(scatter) / len(others)
+        members = [one for some in curves[group].values() for one in some]
+        yield _Test(group, members, fmean(mine), fmean(map(fmean, others)), [(total, freedom)])
 
 
-def _curve_tests(family: str, curves: Curves) -> Iterator[_Test]:
+def _curve_tests(rows: Sequence[Shared]) -> Iterator[_Test]:
     """Every curve against the others of its group."""
-    middles = {(group, curve): _middle(rows) for group, some in curves.items() for curve, rows in some.items()}
-    for (group, curve), change in middles.items():
-        rest = [[m for (where, name), m in middles.items() if where == one and (where, name) != (group, curve)] for one in curves]
-        others = rest[list(curves).index(group)]
-        each, freedom = _pooled(rest)
-        if others and freedom >= FEWEST - 1:
-            yield _Test(
-                family=family, name=", ".join(part for part in (curve, group) if part), rows=curves[group][curve], change=change,
-                base=fmean(others), variances=[(each * (1.0 + 1.0 / len(others)), freedom)],
-            )  # fmt: skip
+    curves = _curves(rows)
+    for group, some in curves.items():
+        for curve, members in some.items():
+            rest = {name: _middles(rows for each, rows in one.items() if (name, each) != (group, curve))
+                    for name, one in curves.items()}  # fmt: skip
+            others, (each, freedom) = rest[group], _pooled(rest.values())
+            if others and freedom >= FEWEST - 1:
+                name = ", ".join(part for part in (curve, group) if part)
+                [change], scatter = _middles([members]), each * (1.0 + 1.0 / len(others))
+                yield _Test(name, members, change, fmean(others), [(scatter, freedom)])
 
 
 def _pooled(groups: Iterable[list[float]]) -> Variance:
@@ -275,13 +366,8 @@ def _points_scatter(rows: Sequence[Shared]) -> Variance:
     return (OF_MEDIAN if len(rows) > 2 else 1.0) * largest / len(rows), max(freedom, 1.0)
 
 
-def _middle(rows: Sequence[Shared]) -> float:
-    """Median change."""
-    return median(one.change for one in rows)
-
-
-def _split(rows: Sequence[Shared], level: int, fewest: int = 1) -> dict[str, list[Shared]]:
-    """Points by one part of their paths, where there are several."""
+def _split(rows: Sequence[Shared], level: int, fewest: int) -> dict[str, list[Shared]]:
+    """Points by one part of their paths, where there are enough."""
     found: dict[str, list[Shared]] = {}
     for one in rows:
         found.setdefault(one.path[level], []).append(one)

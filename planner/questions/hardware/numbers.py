@@ -45,35 +45,21 @@ def figures(profile: HardwareProfile) -> list[Figure]:
 
 
 _MACHINE = {
-    "bytes": (
-        "usable_memory",
-        "context_memory",
-        "communicator_memory",
-        "expert_communicator_memory",
-        "workspace_memory",
-    ),
-    "bytes/s": (
-        "memory_bandwidth",
-        "pcie_bandwidth",
-        "host_memory_bandwidth",
-        "scale_up_bandwidth",
-        "network_bandwidth",
-    ),
-    "seconds": ("launch_floor", "graph_launch_floor", "network_latency"),
-    "share": ("sustained_clock", "cpu_adam_bandwidth_fraction"),
+    "bytes": "usable_memory context_memory communicator_memory expert_communicator_memory workspace_memory",
+    "bytes/s": "memory_bandwidth pcie_bandwidth host_memory_bandwidth scale_up_bandwidth network_bandwidth",
+    "seconds": "launch_floor graph_launch_floor network_latency",
+    "share": "sustained_clock cpu_adam_bandwidth_fraction",
 }
 """Figures of the machine that are fields of a profile, by unit."""
 
 
 def _machine(one: HardwareProfile) -> Iterator[Figure]:
-    for unit, names in _MACHINE.items():
-        for name in names:
-            yield Figure(family="machine", name=name.replace("_", " "), value=getattr(one, name), unit=unit)
-        for row in one.measurements.get("bytes", ()) if unit == "bytes" else ():
-            if row.get("name") in FACTS and isinstance(row.get("bytes"), int | float):
-                yield Figure(family="machine", name=row["name"].replace("_", " "), value=row["bytes"], unit="bytes")
-    for dtype, rate in one.peak_flops.items():
-        yield Figure(family="machine", name=f"peak {dtype}", value=rate, unit="FLOP/s")
+    found = [(name, getattr(one, name), unit) for unit, names in _MACHINE.items() for name in names.split()]
+    rows = [row for row in one.measurements.get("bytes", ()) if row.get("name") in FACTS]
+    found += [(row["name"], row["bytes"], "bytes") for row in rows if isinstance(row.get("bytes"), int | float)]
+    found += [(f"peak {dtype}", rate, "FLOP/s") for dtype, rate in one.peak_flops.items()]
+    for name, value, unit in found:
+        yield Figure(family="machine", name=name.replace("_", " "), value=value, unit=unit)
 
 
 def _compute(one: HardwareProfile) -> Iterator[Figure]:

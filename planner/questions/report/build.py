@@ -1,13 +1,13 @@
 """Builds the document of a report from a plan: the heading, the reasons, the charts."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan_file import Plan
 from planner.questions.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
-from planner.questions.report.document import Chart, Document, Figure, rounded, shown
+from planner.questions.report.document import Document, Figure, shown
 from planner.questions.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart
 from planner.questions.report.scaling import Size
 from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
@@ -31,33 +31,25 @@ def build(
     about = subject_of(plan)
     progress("walking the pipeline")
     step = timeline_of(about.priced)
-    charts: list[Chart] = [
+    charts = [
         waterfall_chart(about), memory_chart(about), memory_timeline_chart(about, step), pipeline_chart(about, step),
         heatmap_chart(about), pareto_chart(about),
     ]  # fmt: skip
     progress("changing the numbers of the profile")
     pulled = sensitivity_chart(about)
-    if scaled is not None:
-        charts.append(scaling_chart(about, scaled(progress)))
-    charts.append(pulled)
-    charts.append(accuracy_chart(about))
-    return document(about, charts)
-
-
-def document(about: Subject, charts: Sequence[Chart]) -> Document:
-    """The charts with the heading around them."""
-    plan = about.plan
-    work, hardware = plan.workload, about.resolved.job.cluster.hardware
+    scaling = [] if scaled is None else [scaling_chart(about, scaled(progress))]
+    plan, job = about.plan, about.resolved.job
+    work = plan.workload
     return Document(
-        title=f"{work.model.name} on {plan.num_gpus:,} x {hardware.name}",
+        title=f"{work.model.name} on {plan.num_gpus:,} x {job.cluster.hardware.name}",
         job=(
             f"Sequences of {work.sequence_length:,} tokens, {work.global_batch_size:,} per step "
             f"({format_count(work.tokens)} tokens), "
-            f"{work.precision}, {work.optimizer}, trainer {about.resolved.job.trainer.name}"
+            f"{work.precision}, {work.optimizer}, trainer {job.trainer.name}"
         ),
         layout=layout_text(plan.layout), fits=about.fits, verdict=_verdict(about), notices=tuple(_notices(about)),
         figures=tuple(_figures(about)), why=tuple(_why(about)), alternatives=alternatives_chart(about),
-        charts=tuple(charts),
+        charts=(*charts, *scaling, pulled, accuracy_chart(about)),
         assumptions=tuple({"what": one.what, "value": one.value, "why": one.why, "flag": one.flag} for one in plan.assumptions),
         basis=tuple(dict(vars(one)) for one in about.rates.basis), plan=plan.to_dict(), version=_version(),
     )  # fmt: skip
@@ -158,34 +150,29 @@ def _figures(about: Subject) -> list[Figure]:
     low, high = (shown(value, "seconds") for value in one.step_time_range_s)
     peak_low, peak_high = (shown(value, "gib") for value in one.memory_peak_range_gib)
 
-    def figure(label: str, value: float | None, kind: str, note: str, text: str = "", alarm: bool = False) -> Figure:
-        return Figure(
-            label=label, value=rounded(value), kind=kind, text=text or shown(value, kind), note=note, alarm=alarm
-        )
-
     price = about.rates.basis[0]
     if_it_fitted = "" if about.fits else "if it fitted; "
     on_stage = f" on the {one.memory_stage} stage" if about.plan.layout.pp > 1 else ""
     dated = f" ({price.date})" if price.date else ""
     return [
-        figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten runs: {low} to {high}"),
-        figure("Throughput", one.tokens_per_second_per_gpu, "rate", "tokens/s per GPU"),
-        figure("MFU", one.mfu, "share", "model FLOP over peak; recompute not counted"),
-        figure(
+        Figure("Step time", one.step_time_s, "seconds", f"{if_it_fitted}nine of ten runs: {low} to {high}"),
+        Figure("Throughput", one.tokens_per_second_per_gpu, "rate", "tokens/s per GPU"),
+        Figure("MFU", one.mfu, "share", "model FLOP over peak; recompute not counted"),
+        Figure(
             "Memory", one.memory_peak_gib, "gib",
             f"of {shown(one.memory_limit_gib, 'gib')}{on_stage}; nine of ten: {peak_low} to {peak_high}",
             alarm=one.memory_peak_gib > one.memory_limit_gib,
         ),
-        figure(
+        Figure(
             "Runs out of memory", one.out_of_memory_probability, "share", f"chance; up to {100 * SAFE:.0f} % counts as safe",
             alarm=one.out_of_memory_probability > SAFE,
         ),
-        figure("GPU-hours", cost.gpu_hours, "number", f"for 1T tokens, in {cost.days:,.0f} days"),
-        figure(
+        Figure("GPU-hours", cost.gpu_hours, "number", f"for 1T tokens, in {cost.days:,.0f} days"),
+        Figure(
             "Cost", cost.usd, "number", f"for 1T tokens at {price.value} per GPU-hour{dated}" if cost.usd else price.source,
             text="unknown" if cost.usd is None else f"${format_count(cost.usd)}",
         ),
-        figure(
+        Figure(
             "Energy", cost.kwh, "number", "for 1T tokens; upper bound, GPUs alone",
             text=f"{format_count(cost.kwh)} kWh",
         ),

@@ -3,7 +3,7 @@
 from collections import Counter
 
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
-from planner.questions.report.document import Chart, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, columns, shown
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
 from planner.questions.report.subject import Subject
 from planner.search import SAFE
@@ -26,18 +26,16 @@ def plural(number: int, word: str) -> str:
 def heatmap_chart(about: Subject) -> Chart:
     """The best step time of every TP x PP, and why there is none."""
     limit = about.plan.prediction.memory_limit_gib
-    best = min(cell.best.step_time_s for cell in about.landscape.cells if cell.best and cell.best.fits) if any(
-        cell.best and cell.best.fits for cell in about.landscape.cells
-    ) else None  # fmt: skip
+    times = [cell.best.step_time_s for cell in about.landscape.cells if cell.best and cell.best.fits]
     rows: list[tuple[Value, ...]] = []
     for cell in about.landscape.cells:
         state, text, why = _cell(cell, limit)
         mine = (cell.tp, cell.pp) == (about.plan.layout.tp, about.plan.layout.pp)
         time = cell.best.step_time_s if cell.best and state == "fits" else None
         layout = layout_text(cell.best.layout) if cell.best else ""
-        behind = None if time is None or best is None else time / best - 1.0
+        behind = None if time is None else time / min(times) - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
-    return chart(
+    return Chart(
         "heatmap", "Best step time by tensor and pipeline degree", _heatmap_reading(about, rows),
         columns(
             "tp count, pp count, -state text, step_s seconds best step time, behind share behind the best, "
@@ -126,7 +124,7 @@ def pareto_chart(about: Subject) -> Chart:
         f"{100 * LEAST_SPEED:.0f} % of the best throughput nothing is drawn. A layout fits where its chance of running out of "
         f"memory is at most {100 * SAFE:.0f} %, which needs some room below the limit."
     ]
-    return chart(
+    return Chart(
         "pareto", "Throughput against memory", _pareto_reading(about), drawn, [row(one) for one in points], facts=facts,
         notes=tuple(notes), table=[row(one) for one in land.front], table_columns=drawn,
     )  # fmt: skip
@@ -178,7 +176,7 @@ def alternatives_chart(about: Subject) -> Chart:
             float(found.step_time[0]), float(found.step_time[0]) / first - 1.0, float(found.mfu[0]),
             float(found.memory_peak[0]) / GIB, float(found.out_of_memory_probability[0]),
         ))  # fmt: skip
-    return chart(
+    return Chart(
         "alternatives", "The best plans of this job", "",
         columns(
             "rank text #, layout text, levers text to save memory, step_s seconds step, behind share, mfu share MFU, "

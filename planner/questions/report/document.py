@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
 
@@ -14,9 +15,6 @@ DIGITS = 6
 """Significant digits of a number of the document; more are noise and make the page large."""
 TABLE_ROWS = 120
 """Rows of a chart that its table shows."""
-
-KINDS = ("seconds", "share", "signed_share", "gib", "rate", "count", "number", "text", "flag")
-"""What a column holds: seconds, a part of 1, GiB, tokens/s, a whole number, any number, text, yes or no."""
 
 Value = float | int | str | bool | None
 
@@ -60,7 +58,7 @@ class Column:
     title: str
     """Heading, with the unit where it has one."""
     kind: str
-    """One of KINDS."""
+    """seconds, share (a part of 1), signed_share, gib, rate (tokens/s), count (a whole number), number, text or flag."""
     in_table: bool = True
     """The table for people shows it."""
 
@@ -75,9 +73,10 @@ def columns(text: str) -> tuple[Column, ...]:
     return tuple(found)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Chart:
-    """One picture: what it says in a sentence, and the rows that it draws."""
+    """One picture: what it says in a sentence, and the rows that it draws. Numbers are rounded once, so that all formats show
+    the same."""
 
     name: str
     """What --chart calls it; its drawing is of the same name in charts.yaml.j2."""
@@ -85,43 +84,38 @@ class Chart:
     reading: str
     """What the picture shows, computed from its numbers."""
     columns: tuple[Column, ...]
-    rows: tuple[tuple[Value, ...], ...]
+    rows: Sequence[tuple[Value, ...]]
     """What is drawn, one mark or more for each row."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Further numbers that it draws: limits, the plan's own value."""
     notes: tuple[str, ...] = ()
     """What is left out or rough."""
-    table: tuple[tuple[Value, ...], ...] | None = None
+    table: Sequence[tuple[Value, ...]] | None = None
     """Rows of the table where they are not those of the picture."""
     table_columns: tuple[Column, ...] = ()
     """Columns of that table."""
-    with_texts: bool = True
-    """Each number that is drawn comes with its text for people."""
-    more_rows: tuple[tuple[Value, ...], ...] = ()
-    """Rows that are drawn and say nothing new."""
 
-    def records(self) -> list[dict[str, Value]]:
-        """The rows as mappings."""
-        keys = [column.key for column in self.columns]
-        return [dict(zip(keys, row, strict=True)) for row in self.rows]
+    def __post_init__(self) -> None:
+        for name in ("rows", "table"):
+            rows = getattr(self, name)
+            if rows is not None:
+                object.__setattr__(self, name, tuple(tuple(map(rounded, row)) for row in rows))
+        object.__setattr__(self, "facts", {key: rounded(value) for key, value in self.facts.items()})
 
     @property
-    def table_rows(self) -> tuple[tuple[Value, ...], ...]:
+    def table_rows(self) -> Sequence[tuple[Value, ...]]:
         """Rows of the table behind the chart."""
         return self.rows if self.table is None else self.table
 
-    def cells(self) -> tuple[list[str], list[list[str]]]:
-        """Headings and cells of the table behind the chart, for people."""
-        columns = self.table_columns or self.columns
-        picked = [number for number, column in enumerate(columns) if column.in_table]
-        rows = [[shown(row[number], columns[number].kind) for number in picked] for row in self.table_rows[:TABLE_ROWS]]
-        return [columns[number].title for number in picked], rows
-
-    def filled_cells(self) -> tuple[list[Column], list[list[str]]]:
-        """The columns of the table in which anything stands, and their cells."""
-        columns, (_, rows) = [column for column in self.table_columns or self.columns if column.in_table], self.cells()
-        used = [at for at in range(len(columns)) if any(row[at] != "-" for row in rows)]
-        return [columns[at] for at in used], [[row[at] for at in used] for row in rows]
+    def cells(self) -> tuple[list[Column], list[list[str]]]:
+        """The columns of the table behind the chart in which anything stands, and their cells for people."""
+        rows = self.table_rows[:TABLE_ROWS]
+        shown_columns = [
+            (column, [shown(row[at], column.kind) for row in rows])
+            for at, column in enumerate(self.table_columns or self.columns) if column.in_table
+        ]  # fmt: skip
+        used = [(column, cells) for column, cells in shown_columns if set(cells) - {"-"}]
+        return [column for column, _ in used], [list(row) for row in zip(*(cells for _, cells in used), strict=True)]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -138,29 +132,23 @@ class Chart:
         return data
 
 
-def chart(
-    name: str, title: str, reading: str, columns: Sequence[Column], rows: Sequence[Sequence[Value]], **more: Any
-) -> Chart:
-    """A chart with every number rounded once, so that all formats show the same."""
-    tables: dict[str, Any] = {"rows": rows, **{key: more.pop(key) for key in ("table", "more_rows") if key in more}}
-    once: dict[str, Any] = {key: tuple(tuple(map(rounded, row)) for row in table) for key, table in tables.items()}
-    facts = {key: rounded(value) for key, value in more.pop("facts", {}).items()}
-    return Chart(name=name, title=title, reading=reading, columns=tuple(columns), facts=facts, **once, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Figure:
-    """One number of the heading."""
+    """One number of the heading, rounded."""
 
     label: str
     value: Value
     kind: str
-    text: str
-    """The value for people, with its unit."""
     note: str
     """What it means or where it comes from, in a few words."""
+    text: str = ""
+    """The value for people, with its unit."""
     alarm: bool = False
     """It speaks against the plan."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "text", self.text or shown(self.value, self.kind))
+        object.__setattr__(self, "value", rounded(self.value))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,11 +186,5 @@ class Document:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --format json."""
-        return {
-            "planner_report": FORMAT, "planner": self.version, "title": self.title, "job": self.job, "layout": self.layout,
-            "fits": self.fits, "verdict": self.verdict, "notices": list(self.notices),
-            "figures": [dict(vars(one)) for one in self.figures], "why": list(self.why),
-            "alternatives": self.alternatives.to_dict(),
-            "charts": [one.to_dict() for one in self.charts], "assumptions": [dict(one) for one in self.assumptions],
-            "basis": [dict(one) for one in self.basis], "plan": dict(self.plan),
-        }  # fmt: skip
+        data = {name: plain(value) for name, value in vars(self).items() if name != "version"}
+        return {"planner_report": FORMAT, "planner": self.version, **data}

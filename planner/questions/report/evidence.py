@@ -16,7 +16,7 @@ from planner import library
 from planner.error_bars import KEYS, QUANTITIES, ErrorBar, error_bar
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.schema import own_reader, value_of
+from planner.schema import Rule, value_of
 from planner.trainer import Trainer
 
 
@@ -42,7 +42,7 @@ class SourceErrors:
     code_base: str
     arch: str
     kind: str
-    percent: Annotated[tuple[float, ...], own_reader(_errors)]
+    percent: Annotated[tuple[float, ...], Rule(reader=_errors)]
     """Predicted / measured - 1 of every run; percent in the file, parts of 1 here."""
 
 

@@ -15,6 +15,7 @@ from planner.cost.memory.states import COMPONENTS
 from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout
+from planner.questions.sensitivity.pull import MOST
 from planner.rules import RULES, Job, allowed
 from planner.search import PLAN_FIELDS, Finding, best_splits, fits
 from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack
@@ -24,8 +25,8 @@ NEAR = 1.25
 """Cells up to this much behind the best get the best split of layers."""
 LEAST_SPEED = 0.4
 """Layouts below this part of the best throughput are left out of pictures and fronts: nobody would run them."""
-OF_A_CELL = 100
-"""Fastest layouts of a TP x PP that get memory options whatever their speed, and as many of the leanest."""
+OF_A_CELL = 200
+"""Fastest layouts of a TP x PP that get memory options, and as many of the leanest."""
 SQUARES = 50
 """A picture keeps one layout for each small square, of which it has so many along each side; more only hide each other."""
 MOST_ACTIONS = 40_000
@@ -70,6 +71,8 @@ class Landscape:
     """Layouts of different memory and throughput, thinned; the front and the plan are always among them."""
     front: tuple[Point, ...]
     """Layouts that fit and that no other beats in both throughput and memory, least memory first."""
+    near: tuple[Layout, ...]
+    """The fastest layouts that fit, where few do also others, at most 1.5 times as slow as the plan."""
     plan: Point
     """The plan in question, on the exact timeline."""
     legal: int
@@ -93,8 +96,8 @@ def landscape(job: Job, layout: Layout, found: Estimate, finding: Finding) -> La
     return Landscape(
         cells=_cells(job, base, [points[row] for row in cells.tolist()]),
         points=tuple(points[row] for row in dict.fromkeys([0, *front.tolist(), *drawn.tolist()])),
-        front=tuple(points[row] for row in front.tolist()), plan=points[0], legal=len(plain),
-        priced=len(every.table), fitting=int(every.fit.sum()),
+        front=tuple(points[row] for row in front.tolist()), near=tuple(map(every.table.row, every.near())), plan=points[0],
+        legal=len(plain), priced=len(every.table), fitting=int(every.fit.sum()),
     )  # fmt: skip
 
 
@@ -136,16 +139,13 @@ def _variants(job: Job, plain: Layout, known: Layout) -> tuple[Layout, Estimate]
 
 
 def _worth_options(table: Layout, found: Estimate) -> NDArray[np.intp]:
-    """Of the layouts that differ only in the cut of the pipeline: the fastest and the one that needs least memory.
-
-    Those too slow for any picture are left out, as memory options only make them slower, but for OF_A_CELL of each TP x PP.
-    """
+    """Of the layouts that differ only in the cut of the pipeline: the fastest and the one that needs least memory; of each
+    TP x PP the first OF_A_CELL in both."""
     _, group = distinct(table, PLAN_FIELDS, few=0)
     ends = (found.step_time, found.memory_needed)
     orders = [np.argsort(value, kind="stable") for value in ends]
     rows = np.unique(np.concatenate([order[np.unique(group[order], return_index=True)[1]] for order in orders]))
-    fast = rows[found.step_time[rows] <= found.step_time.min() / LEAST_SPEED]
-    return np.unique(np.concatenate([fast, *(_first_of_cells(table, rows, OF_A_CELL, value) for value in ends)]))
+    return np.unique(np.concatenate([_first_of_cells(table, rows, OF_A_CELL, value) for value in ends]))
 
 
 def _left_out(job: Job, table: Layout, found: Estimate) -> Layout:
@@ -220,8 +220,8 @@ class _Layouts:
         actions = np.where(pp > 1, 2 * pp * vpp * (np.minimum(m, 6 * pp) + np.minimum(m, 5 * pp)), 0)  # [walked_time]
         rows = rows[np.cumsum(actions) <= MOST_ACTIONS]
         if len(rows):
-            job, layouts, found = self.job, *([one.row(row) for row in rows] for one in (self.table, self.found))
-            exact = refine(job.workload, job.cluster, job.trainer, layouts, found)
+            job, layouts = self.job, [self.table.row(row) for row in rows]
+            exact = refine(job.workload, job.cluster, job.trainer, layouts, [self.found.row(row) for row in rows])
             self.time[rows] = [float(one.step_time[0]) for one in exact]
             self.exact[rows] = True
             self._follow()
@@ -230,6 +230,11 @@ class _Layouts:
         """The fastest layout that fits of every TP x PP, one that is exact if there is any; else the leanest."""
         value = np.where(self.fit, self.time, self.found.memory_needed)
         return _first_of_cells(self.table, np.arange(len(value)), 1, value, ~(self.fit & self.exact), ~self.fit)
+
+    def near(self) -> list[int]:
+        """The fastest that fit, then the others, up to 1.5 times as slow as the first layout."""
+        rows = np.lexsort((self.time, ~self.fit))
+        return list(rows[self.time[rows] < 1.5 * self.time[0]][:MOST].tolist())
 
     def _fast(self) -> NDArray[np.bool_]:
         """Fast enough for a picture."""
@@ -241,10 +246,10 @@ class _Layouts:
         return rows[pareto(self.found.memory_peak[rows], self.rate[rows])]
 
     def thinned(self) -> NDArray[np.intp]:
-        """One layout for each small square of the picture, one that fits if there is any."""
+        """One layout for each small square of the picture: the fastest that fits if there is any."""
         memory = self.found.memory_peak / self.found.usable_memory
         rows = np.flatnonzero((memory <= 2.0) & self._fast())
-        rows = rows[np.argsort(~self.fit[rows], kind="stable")]
+        rows = rows[np.lexsort((self.time[rows], ~self.fit[rows]))]
         square = np.zeros(len(rows), dtype=np.int64)
         for value in (memory[rows], self.rate[rows]):
             low, high = value.min(initial=np.inf), value.max(initial=0.0)

@@ -2,6 +2,7 @@
 
 from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
+from planner.terminal.tables import markdown_table
 
 MOST_ROWS = 40
 """Rows of a table; longer ones say how many are left out."""
@@ -12,22 +13,22 @@ def markdown(document: Document) -> str:
     parts = [
         f"# {document.title}", f"**{document.verdict}**", f"`{document.layout}`", document.job,
         *(f"> {notice}" for notice in document.notices),
-        table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
+        markdown_table(["", "", ""], [[one.label, one.text, one.note] for one in document.figures]),
         "## Why this layout", *document.why,
     ]  # fmt: skip
     if document.alternatives.rows:
-        parts += [f"{document.alternatives.title}:", table(*document.alternatives.cells())]
+        parts += [f"{document.alternatives.title}:", _chart_table(document.alternatives)]
     for one in document.charts:
         parts += [f"## {one.title}", one.reading, _chart_table(one), *(f"_{note}_" for note in one.notes)]
     parts.append("## Assumptions")
     if document.assumptions:
         rows = [[one["what"], one["value"], one["why"], f"`{one['flag']}`"] for one in document.assumptions]
-        parts.append(table(["what", "value", "why", "change with"], rows))
+        parts.append(markdown_table(["what", "value", "why", "change with"], rows))
     else:
         parts.append("The plan file names no assumption: everything was given.")
     parts += [
         f"Rates behind GPU-hours, cost and energy. They leave out {'; '.join(LEFT_OUT)}.",
-        table(
+        markdown_table(
             ["rate", "value", "source", "date"],
             [[one[key] for key in ("what", "value", "source", "date")] for one in document.basis],
         ),
@@ -36,16 +37,7 @@ def markdown(document: Document) -> str:
 
 
 def _chart_table(chart: Chart) -> str:
-    columns, cells = chart.filled_cells()
-    text = table([column.title for column in columns], cells[:MOST_ROWS])
+    columns, cells = chart.cells()
+    text = markdown_table([column.title for column in columns], cells[:MOST_ROWS])
     left = len(chart.table_rows) - MOST_ROWS
     return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."
-
-
-def table(headings: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table; a bar in a cell is escaped."""
-
-    def line(cells: list[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return "\n".join([line(headings), line(["---"] * len(headings)), *map(line, rows)])

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.explain import layout_text
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, columns, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
@@ -39,7 +39,7 @@ def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
             sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
             rows.append((kind, *sizes, *values, layout, one.why_not))
     counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
-    return chart(
+    return Chart(
         "scaling", "From one node to beyond the cluster",
         _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"]),
         columns(
@@ -87,11 +87,7 @@ def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak
 
 def sensitivity_chart(about: Subject) -> Chart:
     """How far each number of the profile moves the step time, and where the choice should change."""
-    near = sorted(
-        (one for one in about.landscape.points if one.step_time_s < 1.5 * about.landscape.plan.step_time_s),
-        key=lambda one: (not one.fits, one.step_time_s),
-    )  # fmt: skip
-    others = [*about.finding.layouts, *(one.layout for one in near)]
+    others = [*about.finding.layouts, *about.landscape.near]
     found = pulls(about.resolved, about.plan.layout, about.estimate, others, settled=_settled(about))
     rows: list[tuple[Value, ...]] = []
     still = []
@@ -108,7 +104,7 @@ def sensitivity_chart(about: Subject) -> Chart:
                 side.factor < 1, side.fits or not about.fits,
                 "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
             ))  # fmt: skip
-    return chart(
+    return Chart(
         "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
         columns(
             "what text number of the profile, origin text known from, factor text if it were, step_s seconds step, "
@@ -181,10 +177,10 @@ def accuracy_chart(about: Subject) -> Chart:
              "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
              "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
              "high": found.bar.high}  # fmt: skip
-    return chart(
+    return Chart(
         "accuracy", "How well runs like this were predicted", _accuracy_reading(found, facts),
         columns("source text, error signed_share"),
-        rows, facts=facts, table=table, with_texts=False,
+        rows, facts=facts, table=table,
         table_columns=columns(
             "source text, runs count, median share median error, bias signed_share, where text published in"
         ),

@@ -1,6 +1,5 @@
 """The report as one HTML page that needs nothing else, text, tables and charts with their numbers inside; one chart as a PNG."""
 
-import hashlib
 import html
 import json
 import os
@@ -50,39 +49,22 @@ def start_library() -> Callable[[], str]:
     directory by version. Raises PlannerError when a library is not installed.
     """
     drawn_by = libraries()
-    file = _cache() / f"vega-{metadata.version('vl-convert-python')}.js"
-    known = kept(file)
-    if known is not None:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "planner"
+    file = cache / f"vega-embed-{metadata.version('vl-convert-python')}.js"
+    with suppress(OSError, UnicodeDecodeError):
+        known = file.read_text(encoding="utf-8")
         return lambda: known
     pool = ThreadPoolExecutor(max_workers=1)
     found: Future[str] = pool.submit(lambda: str(drawn_by.javascript_bundle(SNIPPET)))
     pool.shutdown(wait=False)
 
     def result() -> str:
-        text = found.result()
         with suppress(OSError, PlannerError):  # no home, no space: the next report takes as long as this one
-            file.parent.mkdir(parents=True, exist_ok=True)
-            library.write_whole(file, f"{_digest(text)}\n{text}")
-        return text
+            cache.mkdir(parents=True, exist_ok=True)
+            library.write_whole(file, found.result())
+        return found.result()
 
     return result
-
-
-def _cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "planner"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
-
-
-def kept(path: Path) -> str | None:
-    """The text of a cache file; None where there is none, or it is not what was written."""
-    try:
-        digest, _, text = path.read_text(encoding="utf-8").partition("\n")
-    except (OSError, UnicodeDecodeError):
-        return None
-    return text if _digest(text) == digest else None
 
 
 def page(document: Document, code: str) -> str:
@@ -104,7 +86,7 @@ def page(document: Document, code: str) -> str:
     )  # fmt: skip
 
 
-def _template(name: str, **options: bool) -> Any:
+def _template(name: str, **options: Any) -> Any:
     """A file beside this one as a template."""
     import jinja2
 
@@ -128,8 +110,8 @@ def specification(chart: Chart) -> dict[str, Any]:
 def data(chart: Chart) -> dict[str, Any]:
     """The rows that the specification draws, as columns; with the text of every number where there are few."""
     columns = [column.key for column in chart.columns]
-    rows: list[list[Value]] = [list(row) for row in (*chart.rows, *chart.more_rows)]
-    if len(rows) <= FEW_TEXTS and chart.with_texts:
+    rows: list[list[Value]] = [list(row) for row in chart.rows]
+    if len(rows) <= FEW_TEXTS:
         texted = [(at, column) for at, column in enumerate(chart.columns) if column.kind not in ("text", "flag")]
         columns += [f"{column.key}_text" for _, column in texted]
         rows = [[*row, *(shown(row[at], column.kind) for at, column in texted)] for row in rows]
@@ -145,7 +127,7 @@ def filled(chart: Chart) -> dict[str, Any]:
 
 def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
     """Headings, cells and the class of each column; columns without any value are left out."""
-    columns, cells = chart.filled_cells()
+    columns, cells = chart.cells()
     words = ["long" if any(len(row[at]) > LONG for row in cells) else "text" for at in range(len(columns))]
     kinds = ["number" if one.kind not in ("text", "flag") else word for one, word in zip(columns, words, strict=True)]
     return [column.title for column in columns], cells, kinds

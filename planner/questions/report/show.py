@@ -53,37 +53,30 @@ def report_of(plan: Plan, kind: str, chart: str | None, processes: int, progress
 
     The plan is priced again, with its profile and trainer as they are now. Raises PlannerError.
     """
-    return _trace(plan) if kind == "trace" else _document(plan, kind, chart, processes, progress)
+    if kind == "trace":
+        from planner.questions.report.trace import trace_of
+        from planner.rules import check
+        from planner.timeline.priced_plan import job_of, price
 
-
-def _trace(plan: Plan) -> str:
-    from planner.questions.report.trace import trace_of
-    from planner.rules import check
-    from planner.timeline.priced_plan import job_of, price
-
-    job = job_of(plan)
-    check(job, plan.layout)
-    return trace_of(price(job, plan.layout))
-
-
-def _document(plan: Plan, kind: str, chart: str | None, processes: int, progress: Callable[[str], None]) -> str | bytes:
-    """The report as a page, Markdown or JSON, or the picture of one chart."""
+        job = job_of(plan)
+        check(job, plan.layout)
+        return trace_of(price(job, plan.layout))
     from planner.questions.report.build import build
     from planner.questions.report.markdown import markdown
     from planner.questions.report.page import libraries, page, picture, start_library
     from planner.questions.report.scaling import scaled
 
-    if kind == "png":
+    if chart is not None:
         libraries()
-    with nullcontext() if chart not in (None, "scaling") else scaled(plan, processes) as sizes:
+    with scaled(plan, processes) if chart in (None, "scaling") else nullcontext() as sizes:
         code = start_library() if kind == "html" else None
         document = build(plan, sizes, progress)
         if code is not None:
             progress("writing the page")
             return page(document, code())
-        if chart is not None:
-            progress("drawing")
-            return picture(document, chart)
+    if chart is not None:
+        progress("drawing")
+        return picture(document, chart)
     return (
         markdown(document) if kind == "markdown" else json.dumps(document.to_dict(), indent=2, allow_nan=False) + "\n"
     )

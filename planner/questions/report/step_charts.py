@@ -8,7 +8,7 @@ from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.plan_file import Prediction
-from planner.questions.report.document import Chart, Value, chart, columns, shown
+from planner.questions.report.document import Chart, Value, columns, shown
 from planner.questions.report.subject import Subject
 from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
 from planner.timeline.step_slices import Timeline
@@ -70,7 +70,7 @@ def waterfall_chart(about: Subject) -> Chart:
             f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
         )
         notes.append(f"Communication that runs during the computation and costs no time of its own: {listed}.")
-    return chart(
+    return Chart(
         "waterfall", "Where the step time goes", f"{reading}.",
         columns(
             "-name text, part text, seconds seconds time, share share of the step, -start seconds from, "
@@ -124,7 +124,7 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
             0,
             f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out.",
         )
-    return chart(
+    return Chart(
         "pipeline", "The pipeline, action by action", _pipeline_reading(step, chunks, idle, most, least),
         columns(
             "stage count, kind text action, chunk count virtual stage, microbatch count, start_s seconds from, "
@@ -187,7 +187,7 @@ def memory_chart(about: Subject) -> Chart:
     if given > 0.05:
         notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
     gib = ", ".join(f"{name} gib {COMPONENT_TEXT[name]}" for name in COMPONENTS)
-    return chart(
+    return Chart(
         "memory", "Memory of every pipeline stage", f"{reading}.",
         columns("stage count, component text, gib gib GiB, peak_gib gib peak, margin_gib gib margin"),
         rows, facts={"limit_gib": limit, "stages": len(ranks), "worst": worst.rank}, notes=tuple(notes), table=table,
@@ -208,7 +208,7 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
     ]  # fmt: skip
     top = max(rows, key=lambda row: row[5])
     first = next(
-        one.start for one in over.moments if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB)
+        one.start for one in over.intervals if one.activations + one.workspace >= 0.9999 * (over.peak - static * GIB)
     )
     above = sum(row[1] - row[0] for row in rows if row[5] >= 0.98 * top[5]) / over.end
     states = ", ".join(
@@ -227,20 +227,19 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
         "activations_gib gib activations, total_gib gib together, margin_gib gib margin"
     )
     highest = sorted(rows, key=lambda row: -row[5])[:12]
-    return chart(
+    return Chart(
         "memory-timeline", f"Memory of stage {over.rank} over one step", reading,
         drawn, rows, facts={"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]},
         notes=(f"What stays: {states}.",), table=sorted(highest), table_columns=drawn,
-        more_rows=[(rows[-1][1], *rows[-1][1:])],  # the last interval lasts to the end: areas need a point there
     )  # fmt: skip
 
 
 def _intervals(over: MemoryTimeline) -> list[tuple[float, float, float, float]]:
     """Start, end, workspace and activations (GiB) of what is drawn: of many neighbours the highest."""
-    ends = [one.start for one in over.moments[1:]] + [over.end]
+    ends = [one.start for one in over.intervals[1:]] + [over.end]
     found = [
         (one.start, end, one.workspace / GIB, one.activations / GIB)
-        for one, end in zip(over.moments, ends, strict=True) if end > one.start
+        for one, end in zip(over.intervals, ends, strict=True) if end > one.start
     ]  # fmt: skip
     each = -(-len(found) // MOST_INTERVALS)
     groups = [found[at : at + each] for at in range(0, len(found), each)]

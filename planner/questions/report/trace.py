@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from planner.explain import PART_TEXT, layout_text
+from planner.timeline.passes import STREAMS, Slice
 from planner.timeline.priced_plan import Priced
-from planner.timeline.slices import STREAMS, Slice
 from planner.timeline.stage_memory import StageMemory, memory_of_ranks, memory_over_time
 from planner.timeline.step_slices import Timeline, timeline_of
 from planner.units import GIB, GIGA, KILO
@@ -86,7 +86,7 @@ def _counters(priced: Priced, step: Timeline) -> Iterator[dict[str, Any]]:
     for rank in range(step.ranks):
         memory = memory_over_time(priced, step, rank)
         fixed = sum(memory.static.values()) / GIB
-        for one in memory.moments:
+        for one in memory.intervals:
             parts = {"static": fixed, "activations": one.activations / GIB, "workspace": one.workspace / GIB}
             yield {
                 "name": "memory (GiB)", "ph": "C", "ts": round(one.start * GIGA) / KILO, "pid": rank, "tid": 0,

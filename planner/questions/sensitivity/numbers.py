@@ -1,7 +1,7 @@
 """The measured numbers that a choice depends on: the factor on each at which another plan wins, and what the choice then loses."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,7 +220,7 @@ class _Look:
         self.progress(f"{self.quantity.text} x {factor:.3g}")
         return best_of(self.quantity.scale(self.resolved, factor), self.pins)
 
-    def times(self, factor: float, layouts: Sequence[Layout]) -> list[float]:
+    def times(self, factor: float, layouts: list[Layout]) -> list[float]:
         """Seconds of some layouts with the number multiplied; infinite for what does not fit."""
         job = self.quantity.scale(self.resolved, factor).job
         priced = price_exactly(job.workload, job.cluster, job.trainer, layouts)
@@ -284,6 +284,6 @@ def narrowed(near: float, far: float, width: float, beyond: Callable[[float], bo
     return near, far
 
 
-def step_times(job: Job, layouts: Sequence[Layout]) -> list[float]:
+def step_times(job: Job, layouts: list[Layout]) -> list[float]:
     """Seconds of some layouts, refined as the search's finalists are priced."""
     return [float(one.step_time[0]) for one in price_exactly(job.workload, job.cluster, job.trainer, layouts)]

@@ -2,9 +2,13 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from planner import library
 from planner.defaults import ResolvedJob
 from planner.hardware import HardwareProfile
 from planner.questions.best_plan import on_cluster, with_job
@@ -24,20 +28,37 @@ class Quantity:
     """'rate': more is better; 'time': less is better; 'size'."""
     measure: str
     """How to measure it on a user's machine."""
-    scaled: Callable[[HardwareProfile, float], HardwareProfile]
-    """The profile with it multiplied."""
+    scaled: list[str] = dataclasses.field(default_factory=list)
+    """Figures of the profile that it multiplies."""
+    achieving: list[str] = dataclasses.field(default_factory=list)
+    """Names of hardware.SCALES that it multiplies."""
+    curves: list[str] = dataclasses.field(default_factory=list)
+    """Fields of the curves of its family that it multiplies."""
     family: str = ""
     """Family of ``HardwareProfile.measured`` it belongs to; '' = a plain figure."""
-    most: Callable[[HardwareProfile], float] = lambda _: math.inf
-    """Largest factor that physics allows: no kernel above its peak, no memory above its bandwidth."""
     host: bool = False
     """The trainer's host time is multiplied too."""
     offload: bool = False
     """It matters only where the best plan keeps states on the host."""
 
+    def most(self, hardware: HardwareProfile) -> float:
+        """Largest factor that physics allows: no kernel above its peak, no memory above its bandwidth."""
+        if self.curves:
+            return 1.0 / max(float(np.max(one.efficiency)) for one in getattr(hardware, self.family).values())
+        return 1.0 / max(hardware.memory_fraction.values()) if "memory_fraction" in self.achieving else math.inf
+
     def scale(self, resolved: ResolvedJob, factor: float) -> ResolvedJob:
         """The job with it multiplied."""
-        moved = on_cluster(resolved, hardware=self.scaled(resolved.job.cluster.hardware, factor))
+        hardware = resolved.job.cluster.hardware
+        hardware = hardware.scaled(**dict.fromkeys(self.scaled, factor))
+        hardware = hardware.achieving(**dict.fromkeys(self.achieving, factor))
+        if self.curves:
+            curves = {}
+            for name, one in getattr(hardware, self.family).items():
+                curves[name] = dataclasses.replace(one, **{key: getattr(one, key) * factor for key in self.curves})
+            changed: dict[str, Any] = {self.family: curves}
+            hardware = dataclasses.replace(hardware, **changed)
+        moved = on_cluster(resolved, hardware=hardware)
         if not self.host:
             return moved
         trainer = moved.job.trainer
@@ -50,78 +71,9 @@ class Quantity:
         return _READ.get(self.key, "assumed" if self.key in hardware.unverified else "data sheet")
 
 
-def _gemm(hardware: HardwareProfile, factor: float) -> HardwareProfile:
-    """GEMM rates multiplied, launches kept; the curves themselves never pass the peak."""
-    curves = dict(hardware.gemm)
-    for name, one in curves.items():
-        memory = one.memory_efficiency * factor
-        curves[name] = dataclasses.replace(one, efficiency=one.efficiency * factor, memory_efficiency=memory)
-    return dataclasses.replace(hardware, gemm=curves)
-
-
-def _attention(hardware: HardwareProfile, factor: float) -> HardwareProfile:
-    curves = {
-        key: dataclasses.replace(one, efficiency=one.efficiency * factor) for key, one in hardware.attention.items()
-    }
-    return dataclasses.replace(hardware, attention=curves)
-
-
-QUANTITIES: tuple[Quantity, ...] = (
-    Quantity(
-        key="network", text="bandwidth between nodes", unit="rate", family="scale_out",
-        scaled=lambda one, factor: one.scaled(network_bandwidth=factor),
-        measure="nccl-tests all_reduce and reduce_scatter over 4 nodes or more",
-    ),
-    Quantity(
-        key="network_latency", text="latency between nodes", unit="time",
-        scaled=lambda one, factor: one.achieving(network_latency=factor),
-        measure="nccl-tests with messages of 8 B to 64 KiB over all nodes of the job",
-    ),
-    Quantity(
-        key="scale_up", text="bandwidth inside a node", unit="rate", family="scale_up",
-        scaled=lambda one, factor: one.achieving(scale_up=factor),
-        measure="nccl-tests all_gather and reduce_scatter inside one node",
-    ),
-    Quantity(
-        key="gemm", text="matrix multiplication", unit="rate", family="gemm", scaled=_gemm,
-        most=lambda one: 1.0 / max(curve.efficiency for curve in one.gemm.values()),
-        measure="the model's GEMM shapes on one GPU, warm and for minutes: power limits show late",
-    ),
-    Quantity(
-        key="attention", text="attention kernels", unit="rate", family="attention", scaled=_attention,
-        most=lambda one: 1.0 / max(float(curve.efficiency.max()) for curve in one.attention.values()),
-        measure="attention forward and backward at the job's sequence length on one GPU",
-    ),
-    Quantity(
-        key="memory_bandwidth", text="memory-bound kernels", unit="rate", family="memory",
-        scaled=lambda one, factor: one.achieving(memory_fraction=factor),
-        most=lambda one: 1.0 / max(one.memory_fraction.values()),
-        measure="norms, activations and the optimizer step on one GPU",
-    ),
-    Quantity(  # host work per kernel of the trainer, and the GPU's own floor per kernel
-        key="launch", text="host time per kernel", unit="time", host=True,
-        scaled=lambda one, factor: one.scaled(launch_floor=factor, graph_launch_floor=factor),
-        measure="a profile of a few steps with a small micro batch: gaps between kernels",
-    ),
-    Quantity(
-        key="usable_memory", text="usable memory of a GPU", unit="size",
-        scaled=lambda one, factor: one.scaled(usable_memory=factor),
-        measure="a few steps on one pipeline's GPUs; reserved memory in the trainer's log against the plan's",
-    ),
-    Quantity(
-        key="pcie_bandwidth", text="bandwidth to the host", unit="rate", offload=True,
-        scaled=lambda one, factor: one.scaled(pcie_bandwidth=factor),
-        measure="copies between pinned host memory and all GPUs of a node at once",
-    ),
-    Quantity(
-        key="host_memory_bandwidth", text="host memory bandwidth", unit="rate", offload=True,
-        scaled=lambda one, factor: one.scaled(host_memory_bandwidth=factor), measure="STREAM on all sockets of a node",
-    ),
-    Quantity(
-        key="host_memory", text="host memory of a node", unit="size", offload=True,
-        scaled=lambda one, factor: one.scaled(host_memory=factor), measure="read it off: free -h",
-    ),
-)  # fmt: skip
+QUANTITIES = tuple(
+    Quantity(key=key, **said) for key, said in library.read_yaml(Path(__file__).with_name("quantities.yaml")).items()
+)
 
 
 def relevant(resolved: ResolvedJob, offloads: bool) -> tuple[Quantity, ...]:

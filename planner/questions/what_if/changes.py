@@ -3,11 +3,12 @@
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from planner import units
+from planner import library, units
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
@@ -38,77 +39,29 @@ class Input:
     kind: str = "count"
     """name; count: a whole number, of which ranges may be given; number; rate: bytes/s; of a figure the dimension of
     units.parse, or '' where only factors are read."""
-    check: Callable[[str], Any] | None = None
-    """Of a name: raises PlannerError where it is none."""
-    now: Callable[[HardwareProfile], float] = lambda _: 1.0
-    """The value of the hardware, base units, where the request says none."""
-    scaled: Callable[[HardwareProfile, float], HardwareProfile] | None = None
-    """Of a figure: the profile with it multiplied."""
 
 
-def _one_of(what: str, known: Any) -> Callable[[str], None]:
-    def check(name: str) -> None:
-        if name not in known:
-            raise UnknownNameError(what, name, known)
-
-    return check
+_CHOICES: dict[str, Collection[str]] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
+_LOADERS: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
 
 
-def _link(hardware: HardwareProfile) -> str:
-    return "scale_up_bandwidth" if hardware.scale_up_domain > 1 else "pcie_bandwidth"
+def _fields(flag: str, hardware: HardwareProfile) -> tuple[str, ...]:
+    """The fields of a profile that a flag multiplies, the first in its unit."""
+    link = "scale_up_bandwidth" if hardware.scale_up_domain > 1 else "pcie_bandwidth"
+    fields = {"network": ("network_bandwidth",), "scale_up": (link,), "memory": ("usable_memory", "memory")}
+    return {**fields, "compute": ("peak_flops",)}.get(flag, (flag,))
 
 
-INPUTS: Mapping[str, Input] = {
-    "model": Input(
-        metavar="NAME", help="Model; several values, each a row.", field="model", kind="name", check=load_model,
-    ),
-    "gpus": Input(metavar="N", help="GPUs: 512, or 128,256, or 64..4096 (doublings), or x2.", field="num_gpus"),
-    "hardware": Input(metavar="NAME", help="Hardware profiles.", field="hardware", kind="name", check=load_hardware),
-    "trainer": Input(metavar="NAME", help="Trainers.", field="trainer", kind="name", check=load_trainer),
-    "sequence_length": Input(
-        metavar="S", help="Tokens per sequence: 131072, 8192..131072, x2. Sequences per step stay.", field="sequence_length",
-    ),
-    "global_batch_size": Input(metavar="B", help="Sequences per optimizer step, likewise.", field="global_batch_size"),
-    "precision": Input(
-        metavar="NAME", help="Precisions.", field="precision", kind="name", check=_one_of("precision", PRECISIONS),
-    ),
-    "optimizer": Input(
-        metavar="NAME", help="Optimizers.", field="optimizer", kind="name", check=_one_of("optimizer", OPTIMIZERS),
-    ),
-    "lora_rank": Input(metavar="R", help="Ranks of low-rank adapters; 0 = all weights.", field="lora_rank"),
-    "lora_targets": Input(
-        metavar="NAME", help="Layers with adapters: all, attention or qkv.", field="lora_targets", kind="name",
-        check=_one_of("lora targets", LORA_TARGETS),
-    ),
-    "document_length": Input(metavar="N", help="Mean tokens of packed documents.", field="document_length"),
-    "expert_imbalance": Input(
-        metavar="X", help="Tokens of the busiest expert rank over the mean.", field="expert_imbalance", kind="number",
-    ),
-    "network": Input(
-        metavar="RATE", help="Bandwidth between nodes per GPU, one direction: '800 Gb/s' or x2.",
-        field="network_bandwidth", kind="bytes/s", now=lambda one: one.network_bandwidth,
-    ),
-    "network_latency": Input(
-        metavar="TIME", help="Latency between nodes: '3 us' or x0.5.", kind="seconds", now=lambda one: one.network_latency,
-        scaled=lambda one, factor: one.achieving(network_latency=factor),
-    ),
-    "scale_up": Input(
-        metavar="RATE", help="Bandwidth inside a node per GPU, one direction: '900 GB/s' or x2.", kind="bytes/s",
-        now=lambda one: float(getattr(one, _link(one))), scaled=lambda one, factor: one.scaled(**{_link(one): factor}),
-    ),
-    "memory": Input(
-        metavar="SIZE", help="Usable memory of a GPU: '141 GiB' or x1.5.", kind="bytes", now=lambda one: one.usable_memory,
-        scaled=lambda one, factor: one.scaled(usable_memory=factor, memory=factor),
-    ),
-    "memory_bandwidth": Input(
-        metavar="RATE", help="Of a GPU: '4.8 TB/s' or x1.5.", kind="bytes/s", now=lambda one: one.memory_bandwidth,
-        scaled=lambda one, factor: one.scaled(memory_bandwidth=factor),
-    ),
-    "compute": Input(
-        metavar="xN", help="Peak FLOP/s of a GPU, only as a factor: x1.5.", kind="",
-        scaled=lambda one, factor: one.scaled(peak_flops=factor),
-    ),
-}  # fmt: skip
+def scaled(flag: str, hardware: HardwareProfile, factor: float) -> HardwareProfile:
+    """The profile with a figure multiplied; the latency of the network with that of its collectives."""
+    if flag == "network_latency":
+        return hardware.achieving(network_latency=factor)
+    return hardware.scaled(**dict.fromkeys(_fields(flag, hardware), factor))
+
+
+INPUTS: dict[str, Input] = {
+    flag: Input(**said) for flag, said in library.read_yaml(Path(__file__).with_name("inputs.yaml")).items()
+}
 """By flag, in the order of the rows."""
 
 
@@ -142,8 +95,10 @@ def read_values(flag: str, texts: Sequence[str]) -> list[Value]:
 
 def _read(flag: str, text: str) -> list[Value]:
     what, one = flag_of(flag), INPUTS[flag]
-    if one.check is not None:
-        one.check(text)
+    if one.kind == "name":
+        if text not in (known := _CHOICES.get(flag, (text,))):
+            raise UnknownNameError(flag.replace("_", " "), text, known)
+        _LOADERS.get(flag, str)(text)
         return [Value(flag=flag, text=text)]
     if match := _FACTOR.match(text):
         factor = _number(match[1])
@@ -214,9 +169,7 @@ class Variant:
         found = resolve(self.request)
         hardware = found.job.cluster.hardware
         for flag, factor in self.figures:
-            scaled = INPUTS[flag].scaled
-            assert scaled is not None
-            hardware = scaled(hardware, factor)
+            hardware = scaled(flag, hardware, factor)
         usual = load_hardware(found.hardware).network_bandwidth
         kind = kind_of(found.job.workload, hardware, usual)
         return dataclasses.replace(on_cluster(found, hardware=hardware), kind=kind)
@@ -238,18 +191,17 @@ def apply(base: Variant, value: Value) -> Variant:
     flag, shown, figures, number = value.flag, value.text, base.figures, value.number
     one, request = INPUTS[flag], base.request
     new: dict[str, Any] = {}
-    if one.check is not None:
+    if one.kind == "name":
         new = {one.field: value.text}
     elif not one.field:
-        number = value.factor or (number or 0.0) / one.now(load_hardware(str(request.hardware)))
+        number = value.factor or (number or 0.0) / _now(flag, request)
         figures = (*figures, (flag, number))
     elif one.kind == "count":
         count = _count(flag, getattr(request, one.field), value)
         new, number = {one.field: count}, float(count)
         shown = f"{count} ({shown})" if value.factor else f"{count}"
     else:
-        now = getattr(request, one.field) or one.now(load_hardware(str(request.hardware)))
-        rate = number if number is not None else now * (value.factor or 1.0)
+        rate = number if number is not None else _now(flag, request) * (value.factor or 1.0)
         new = {one.field: rate}
         if flag == "network":
             number, shown = rate, f"{shown} ({rate * 8.0 / units.GIGA:g} Gb/s per GPU)" if value.factor else shown
@@ -258,6 +210,14 @@ def apply(base: Variant, value: Value) -> Variant:
         label=label if base.label == "base" else f"{base.label}, {label}", changed=(*base.changed, flag),
         request=dataclasses.replace(request, **new), figures=figures, number=number,
     )  # fmt: skip
+
+
+def _now(flag: str, request: Request) -> float:
+    """The value of a request, or of its hardware where it says none, in base units."""
+    if INPUTS[flag].field and (said := getattr(request, INPUTS[flag].field)):
+        return float(said)
+    hardware = load_hardware(str(request.hardware))
+    return float(getattr(hardware, _fields(flag, hardware)[0]))
 
 
 def _count(flag: str, now: int, value: Value) -> int:

@@ -17,8 +17,6 @@ from planner.search import Pins
 EVERY_NODE = 16
 """Up to this many nodes every number of nodes is tried, beyond it eight per doubling."""
 MOST_GPUS = 2**20
-MOST_SEARCHES = 80
-"""Searches for one answer, at most."""
 SUPERLINEAR = 1.1
 """More GPUs reach at most this many times the tokens per second and GPU of the fastest plan of fewer GPUs that were not
 short of memory: a size that is too small even then is not searched. A test compares it with a scan of every size."""
@@ -96,12 +94,9 @@ def counts(hardware: HardwareProfile, least: float = 1.0) -> Iterator[int]:
     """Numbers of GPUs that people order, from ``least``: the divisors of a node, then whole nodes, every one up to
     EVERY_NODE of them and eight per doubling beyond."""
     node = int(hardware.gpus_per_node)
-    yield from (n for n in range(1, node) if node % n == 0 and n >= least)
-    nodes = 1
-    while nodes * node <= MOST_GPUS:
-        if nodes * node >= least:
-            yield nodes * node
-        nodes += max(1, 2 ** (nodes.bit_length() - 4)) if nodes >= EVERY_NODE else 1
+    nodes = [*range(1, EVERY_NODE), *(eighth << n for n in range(1, 21) for eighth in range(8, 16))]
+    sizes = [*(n for n in range(1, node) if node % n == 0), *(n * node for n in nodes)]
+    return (n for n in sizes if least <= n <= MOST_GPUS)
 
 
 def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
@@ -114,41 +109,35 @@ def fewest_gpus(ask: Question, label: str = "fewest GPUs") -> Row:
     """
     job, goal = ask.base.resolved().job, ask.goal
     hardware, copies = job.cluster.hardware, 2.0 if job.workload.lora_rank else 4.0
-    least, closest, tried = total_parameters(job.model) * copies / hardware.usable_memory, "", 0
+    least, tokens = total_parameters(job.model) * copies / hardware.usable_memory, goal.tokens or 0.0
     row: Row | None = None
-    for count in counts(hardware):
+    for count in counts(hardware, least):
         if count < least:
             continue
-        tried += 1
+        if row is not None and row.num_gpus > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
+            break
         found, row = ask.with_count("gpus", count)
         missed = goal.missed(row)
         if not missed:
             return dataclasses.replace(row, label=f"{label}: {count}", why=row.why + _rounder(ask, row))
-        closest = f"{count} GPUs: {missed}"
-        unlimited = found.finding.unlimited if found is not None and found.finding is not None else None
-        if unlimited is not None:  # the fastest legal layout if memory were no limit
-            per_gpu = float(unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
+        if found is not None and found.finding is not None and found.finding.unlimited is not None:
+            per_gpu = float(found.finding.unlimited[1].tokens_per_second_per_gpu[0]) * SUPERLINEAR
             least = max(least, goal.rate / per_gpu)
-            price = None if row.rates is None else row.rates.usd_per_gpu_hour
-            if goal.budget is not None and goal.tokens is not None and price is not None:
-                dollars = goal.tokens / per_gpu / HOUR * price
-                if dollars > goal.budget:
-                    why = f"no number of GPUs: at the best, {goal.tokens:.3g} tokens cost {dollars:,.0f} USD"
-                    return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
-        if tried > MOST_SEARCHES or count > 4 * max(least, 4096.0 * int(hardware.gpus_per_node)):
-            break
+            price = row.rates.usd_per_gpu_hour if row.rates is not None else None
+            dollars = tokens / per_gpu / HOUR * (price or 0.0)
+            if goal.budget is not None and dollars > goal.budget:
+                why = f"no number of GPUs: at the best, {tokens:.3g} tokens cost {dollars:,.0f} USD"
+                return row.none(label, f"{why}, {goal.budget:,.0f} are allowed")
     if row is None:
         raise PlannerError(f"more than {MOST_GPUS} GPUs would be needed to hold the weights alone")
-    return row.none(label, f"none found; last tried {closest}")
+    return row.none(label, f"none found; last tried {row.num_gpus} GPUs: {goal.missed(row)}")
 
 
 def _rounder(ask: Question, row: Row) -> str:
     """What the next power of two of GPUs would do, where it needs clearly fewer GPU-hours: the fewest are not the cheapest."""
     count = 1 << (row.num_gpus - 1).bit_length()
-    if count == row.num_gpus or row.prediction is None:
-        return ""
-    _, more = ask.with_count("gpus", count)
-    if more.prediction is None or ask.goal.missed(more):
+    more = ask.with_count("gpus", count)[1] if count != row.num_gpus else row
+    if row.prediction is None or more.prediction is None or ask.goal.missed(more):
         return ""
     hours = row.prediction.tokens_per_second_per_gpu / more.prediction.tokens_per_second_per_gpu
     return f"; {count} GPUs need {100 * (1 - hours):.0f} % fewer GPU-hours" if hours < 1 - CHEAPER else ""

@@ -52,19 +52,16 @@ class Asked:
     candidates: tuple[str, ...]
     """Hardware that ``cheapest`` looks at."""
 
-    def own_number(self, flag: str) -> float | None:
-        """The base's number of a flag."""
-        return float(getattr(self.base.request, INPUTS[flag].field)) if flag in OWN_NUMBERS else None
-
     @property
-    def sweep(self) -> str | None:
-        """The first flag that has two numbers or more, the base's included."""
-        numbers: dict[str, set[float | None]] = {}
-        for one in self.variants:
+    def sweeps(self) -> dict[str, dict[float, int]]:
+        """Flags that have two numbers or more, the base's included: each number with the place of its row."""
+        found: dict[str, dict[float, int]] = {}
+        for place, one in enumerate(self.variants, 1):
             if len(one.changed) == 1 and one.number is not None:
                 flag = one.changed[0]
-                numbers.setdefault(flag, {self.own_number(flag)} - {None}).add(one.number)
-        return next((flag for flag, found in numbers.items() if len(found) >= 2), None)
+                own = {float(getattr(self.base.request, INPUTS[flag].field)): 0} if flag in OWN_NUMBERS else {}
+                found.setdefault(flag, own)[one.number] = place
+        return {flag: points for flag, points in found.items() if len(points) >= 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,17 +86,11 @@ class WhatIf:
             "for the same GPU: compare kinds of hardware with your own, --price NAME=USD."
         )
 
-    def sweeps(self, least: int) -> dict[str, list[Row]]:
-        """Rows of flags with ``least`` numbers or more, the base's included, in the order of the numbers, each number once."""
-        found: dict[str, dict[float, Row]] = {}
-        for row in self.rows:
-            if len(row.changed) == 1 and row.number is not None and ":" not in row.label:
-                found.setdefault(row.changed[0], {})[row.number] = row
-        for flag, points in found.items():
-            own = self.asked.own_number(flag)
-            if own is not None:
-                points.setdefault(own, dataclasses.replace(self.rows[0], number=own))
-        return {flag: [points[n] for n in sorted(points)] for flag, points in found.items() if len(points) >= least}
+    def sweeps(self, least: int) -> dict[str, list[tuple[float, Row]]]:
+        """Rows of flags with ``least`` numbers or more, the base's included, in the order of the numbers."""
+        known = {flag: [one for one in sorted(points.items()) if one[1] < len(self.rows)]
+                 for flag, points in self.asked.sweeps.items()}  # fmt: skip
+        return {flag: [(n, self.rows[at]) for n, at in some] for flag, some in known.items() if len(some) >= least}
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""

@@ -61,8 +61,6 @@ class Row:
     """What was changed."""
     changed: tuple[str, ...]
     """The flags that were changed."""
-    number: float | None
-    """The changed number: the axis of a sweep."""
     model: str
     hardware: str
     num_gpus: int
@@ -94,7 +92,7 @@ class Row:
         """The row as the answer 'there is none'."""
         named = {name: getattr(self, name) for name in ("changed", "model", "hardware", "num_gpus", "sequence_length",
                                                         "global_batch_size", "rates")}  # fmt: skip
-        return Row(**named, label=f"{label}: none", why=why, number=None)
+        return Row(**named, label=f"{label}: none", why=why)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for --json."""
@@ -115,7 +113,7 @@ def row_of(variant: Variant, base: Best | None, pins: Pins | None, pricing: Pric
     """Search one variant and compare it with the base. A job that cannot be trained is a row that says why, not an error."""
     request = variant.request
     row = Row(
-        label=variant.label, changed=variant.changed, number=variant.number, hardware=str(request.hardware),
+        label=variant.label, changed=variant.changed, hardware=str(request.hardware),
         model=request.model if isinstance(request.model, str) else request.model.name, num_gpus=request.num_gpus,
         sequence_length=request.sequence_length or 0, global_batch_size=request.global_batch_size or 0, why="",
     )  # fmt: skip

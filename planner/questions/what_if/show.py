@@ -1,6 +1,7 @@
-"""What-if tables for the terminal: the same numbers that --json prints."""
+"""What-if tables for the terminal, the same numbers that --json prints, and the picture of a sweep."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
@@ -11,6 +12,7 @@ from planner.costs import LEFT_OUT
 from planner.explain import layout_text
 from planner.questions.what_if.numbers import WhatIf
 from planner.questions.what_if.rows import Row
+from planner.terminal.pictures import new_figure, write_picture
 from planner.terminal.tables import percent, seconds, table
 from planner.units import KILO, format_count
 
@@ -102,17 +104,17 @@ def print_reasons(console: Console, rows: Sequence[Row]) -> None:
         console.print(Text(f"   {row.why}", style="" if row.fits else "red"))
 
 
-def _print_sweep(console: Console, flag: str, members: Sequence[Row]) -> None:
+def _print_sweep(console: Console, flag: str, members: Sequence[tuple[float, Row]]) -> None:
     """Throughput per GPU over the numbers of a flag, as bars."""
     console.print()
     console.print(Text(f"Tokens/s/GPU over {flag.replace('_', ' ')}", style="italic"))
-    rates = [0.0 if one.prediction is None else one.prediction.tokens_per_second_per_gpu for one in members]
+    rates = [0.0 if one.prediction is None else one.prediction.tokens_per_second_per_gpu for _, one in members]
     best = max(rates) or 1.0
     width = max(min(console.width, 110) - 34, 12)
-    for row, rate in zip(members, rates, strict=True):
+    for (number, _), rate in zip(members, rates, strict=True):
         bar = "#" * round(width * rate / best)
         text = f"{rate:,.0f}" if rate else "no plan"
-        console.print(Text.assemble(f"{row.number:>12,g}  ", (f"{bar:<{width}}", "cyan"), f"  {text}"))
+        console.print(Text.assemble(f"{number:>12,g}  ", (f"{bar:<{width}}", "cyan"), f"  {text}"))
 
 
 def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> None:
@@ -135,3 +137,45 @@ def print_basis(console: Console, rows: Sequence[Row], with_energy: bool) -> Non
         console.print(Text(f"Power of {', '.join(names)}: {source}", style="dim"))
     if with_energy:
         console.print(Text(f"Left out. {'; '.join(LEFT_OUT)}.", style="dim"))
+
+
+def sweep_plot(found: WhatIf, path: Path) -> bool:
+    """Write the picture as PNG, whole or not at all: left tokens/s of the job with the ideal line, right per GPU.
+
+    Numbers at which nothing fits are crosses on the axis. False where fewer than two points were found. Raises PlannerError
+    without matplotlib.
+    """
+    flag, resolved = next(iter(found.asked.sweeps), ""), found.asked.resolved
+    rows = found.sweeps(least=2).get(flag)
+    if rows is None:
+        return False
+    figure = new_figure(10.0, 4.2, dpi=120)
+    left, right = figure.subplots(1, 2)
+    fit = [(number, row.prediction, row.num_gpus) for number, row in rows if row.prediction is not None]
+    numbers, per_gpu = [one[0] for one in fit], [one[1].tokens_per_second_per_gpu for one in fit]
+    total = [rate * gpus for rate, (*_, gpus) in zip(per_gpu, fit, strict=True)]
+    left.plot(numbers, total, "o-", color="C0", label="best plan")
+    if flag == "gpus" and fit:
+        left.plot(numbers, [total[0] * n / numbers[0] for n in numbers], ":", color="0.5", label="as the first per GPU")
+        left.legend(frameon=False)
+    right.plot(numbers, per_gpu, "o-", color="C1")
+    missing = [number for number, row in rows if row.prediction is None]
+    for axes, heading in ((left, "tokens/s of the job"), (right, "tokens/s per GPU")):
+        axes.set_xscale("log", base=2)
+        if axes is left and flag == "gpus" and fit:
+            axes.set_yscale("log", base=2)
+        else:
+            axes.set_ylim(0.0, 1.08 * max(per_gpu if axes is right else total, default=1.0))
+        if missing:
+            axes.plot(
+                missing, [axes.get_ylim()[0]] * len(missing), "x", color="C3", label="nothing fits", clip_on=False
+            )
+            axes.legend(frameon=False)
+        axes.set_xticks([number for number, _ in rows], [f"{number:,g}" for number, _ in rows], rotation=45)
+        axes.minorticks_off()
+        axes.set(xlabel=flag.replace("_", " "), ylabel=heading)
+        axes.grid(alpha=0.25)
+        axes.yaxis.set_major_formatter("{x:,.0f}")
+    figure.suptitle(f"{resolved.job.model.name}, {resolved.hardware}, {resolved.trainer}", fontsize=10)
+    write_picture(figure, path)
+    return True

@@ -3,6 +3,7 @@
 import json
 import os
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 from planner.trainers.checking.child import Answer, Request
@@ -41,7 +42,9 @@ def one(asked: Request, answer: Answer) -> None:
         answer.same("activation checkpointing", plugin.activation_checkpointing, layout["recompute"] == 2)
         answer.same("fsdp version", plugin.fsdp_version, 2)
         sizes = ParallelismConfig()
-        sizes._validate_accelerator(_accelerator(asked["world"], "FSDP"))
+        # What it asks an Accelerator of FSDP2, which cannot be made without its processes.
+        facts = {"is_fsdp2": True, "multi_device": False, "distributed_type": "FSDP", "is_main_process": True}
+        sizes._validate_accelerator(SimpleNamespace(num_processes=asked["world"], **facts))
         answer.same("product of the sizes", sizes.total_size, asked["world"])
     _arguments(asked, answer)
     answer.reached("validated")
@@ -52,15 +55,6 @@ def one(asked: Request, answer: Answer) -> None:
         group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
         answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
         answer.reached("groups built")
-
-
-def _accelerator(world: int, kind: str) -> Any:
-    """What ParallelismConfig asks an Accelerator of FSDP2, which cannot be made without its processes."""
-    from types import SimpleNamespace
-
-    return SimpleNamespace(
-        num_processes=world, is_fsdp2=True, multi_device=False, distributed_type=kind, is_main_process=True
-    )
 
 
 def _arguments(asked: Request, answer: Answer) -> None:

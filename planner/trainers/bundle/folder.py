@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -22,8 +23,6 @@ class Bundle:
 
     files: dict[str, str]
     """Name relative to the folder -> text."""
-    executable: tuple[str, ...]
-    """Files that get the permission to run."""
     rendered: Rendered
     """What the trainer's module gave."""
     warnings: tuple[str, ...]
@@ -38,18 +37,15 @@ def make_bundle(target: Target, job: ExportJob, launcher: str) -> Bundle:
     check_workload(job.workload, job.cluster, job.trainer)
     check(job.rules_job, job.layout)
     rendered = target.render(job)
-    scripts = launch(job, rendered, launcher)
     plan = library.dump_yaml(job.plan.to_dict())
-    warnings = tuple(_version_warning(target))
-    files = {**rendered.files, **scripts, "plan.yaml": plan}
+    files = {**rendered.files, **launch(job, rendered, launcher), "plan.yaml": plan}
     listed = [name for name in files if name.endswith((".sh", ".sbatch")) and name not in ("environment.sh", "arguments.sh")]
     files["README.md"] = filled_text(
         job, "README.md.j2", target=target, rendered=rendered, files=files, scripts=listed, layers=job.layers_per_chunk(),
         parameters=equal_neighbours(job.parameters(rendered.vocab_rows)),
         plan_hash=hashlib.sha256(plan.encode()).hexdigest()[:12],
     )  # fmt: skip
-    scripted = tuple(name for name, text in files.items() if text.startswith("#!"))
-    return Bundle(files=files, executable=scripted, rendered=rendered, warnings=warnings)
+    return Bundle(files=files, rendered=rendered, warnings=tuple(_version_warning(target)))
 
 
 def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
@@ -82,7 +78,7 @@ def write_bundle(bundle: Bundle, folder: Path, *, force: bool = False) -> None:
 
 
 def _fill(bundle: Bundle, folder: Path) -> None:
-    """All files below one folder, with the permissions of ordinary files."""
+    """All files below one folder, with the permissions of ordinary files; scripts may be run."""
     umask = os.umask(0)
     os.umask(umask)
     folder.chmod(0o777 & ~umask)
@@ -90,17 +86,15 @@ def _fill(bundle: Bundle, folder: Path) -> None:
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
-        path.chmod((0o777 if name in bundle.executable else 0o666) & ~umask)
+        path.chmod((0o777 if text.startswith("#!") else 0o666) & ~umask)
 
 
 def _version_warning(target: Target) -> list[str]:
-    try:
+    with suppress(metadata.PackageNotFoundError):
         version = metadata.version(target.package)
-    except metadata.PackageNotFoundError:
-        return []
-    if in_range(version, target.versions):
-        return []
-    return [
-        f"{target.package} {version} is installed here, but this export was checked against {target.versions}: "
-        f"install a version of that range, or look at every setting"
-    ]
+        if not in_range(version, target.versions):
+            return [
+                f"{target.package} {version} is installed here, but this export was checked against {target.versions}: "
+                f"install a version of that range, or look at every setting"
+            ]
+    return []

@@ -2,6 +2,7 @@
 
 from planner.layout import NAMES, Schedule
 from planner.model import ModelSpec
+from planner.trainers.bundle.quoting import refused
 from planner.trainers.bundle.target import ExportJob
 
 SCHEDULES = {
@@ -36,18 +37,4 @@ def beyond_llama(model: ModelSpec, **more: bool) -> list[str]:
 
 def shared_refusals(job: ExportJob) -> list[str]:
     """Sharding and schedules that torch itself does not have."""
-    layout, found = job.layout, []
-    schedule = layout.schedule
-    if layout.zero not in (2, 3):
-        found.append(f"zero {layout.zero}: fully_shard always shards the states; use 2 (never reshards) or 3 (always)")
-    if layout.zero == 3 and schedule in (Schedule.ZBV, Schedule.DUALPIPE_V):
-        found.append(
-            f"schedule {NAMES['schedule'][schedule]} with zero 3: weights that FSDP frees between the two halves of "
-            "the backward pass lose their gradient, without an error [measured, torch 2.13]; use zero 2"
-        )
-    if schedule not in SCHEDULES:
-        found.append(
-            f"schedule {NAMES['schedule'][schedule]} is not one of torch.distributed.pipelining that the planner prices; "
-            f"use one of {', '.join(NAMES['schedule'][int(one)] for one in SCHEDULES)}"
-        )
-    return found
+    return refused(job, "bundle", schedules=[NAMES["schedule"][one] for one in SCHEDULES])

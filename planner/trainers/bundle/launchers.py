@@ -9,10 +9,11 @@ hosts are known before the job runs and the trainer keeps the order (``has_host_
 import re
 from collections.abc import Iterable
 from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
+from planner.cluster import strides
 from planner.errors import PlannerError
-from planner.layout import Order
 from planner.trainers.bundle.quoting import filled_text, filled_yaml, shell_command, yaml_blocks
 from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
@@ -88,15 +89,10 @@ def has_host_order(job: ExportJob, rendered: Rendered, launcher: str) -> bool:
 
 def node_stages(job: ExportJob) -> list[tuple[int, int, str]]:
     """(first node, last node, pipeline stages that they hold) for runs of nodes that hold the same, in order of nodes."""
-    layout, gpus = job.layout, job.gpus_per_node
-    inner = {
-        Order.TP_CP_EP_DP_PP: layout.tp * layout.cp * layout.dp, Order.TP_CP_EP_PP_DP: layout.tp * layout.cp,
-        Order.TP_CP_DP_PP_EP: layout.tp * layout.cp * layout.dp // layout.ep,
-    }[Order(layout.order)]  # fmt: skip
-    texts = []
-    for node in range(job.num_nodes):
-        ranks = range(node * gpus, min((node + 1) * gpus, job.cluster.num_gpus))
-        held = sorted({rank // max(inner, 1) % layout.pp for rank in ranks})
+    layout, gpus, texts = job.layout, job.gpus_per_node, []
+    inner = int(strides(layout)["pp"])  # type: ignore[call-overload]
+    for first in range(0, job.cluster.num_gpus, gpus):
+        held = sorted({rank // inner % layout.pp for rank in range(first, min(first + gpus, job.cluster.num_gpus))})
         texts.append(f"pipeline stage {held[0]}" if len(held) == 1 else f"pipeline stages {held[0]} to {held[-1]}")
     found = equal_neighbours(texts)
     return found if len(found) <= MOST_LINES else [(0, job.num_nodes - 1, f"all {layout.pp} pipeline stages, in order")]
@@ -104,7 +100,7 @@ def node_stages(job: ExportJob) -> list[tuple[int, int, str]]:
 
 def equal_neighbours(values: Iterable[Any]) -> list[tuple[int, int, Any]]:
     """(first place, last place, value) of values that follow each other and are equal."""
-    groups = [list(group) for _, group in groupby(enumerate(values), key=lambda one: one[1])]
+    groups = [list(group) for _, group in groupby(enumerate(values), key=itemgetter(1))]
     return [(group[0][0], group[-1][0], group[0][1]) for group in groups]
 
 

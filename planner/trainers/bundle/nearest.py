@@ -2,12 +2,13 @@
 
 import dataclasses
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 
 from planner import library
 from planner.cost.estimate import estimate
 from planner.errors import PlannerError
-from planner.layout import BOOLEANS, FIELDS, NAMES, Layout, module_names
+from planner.layout import FIELDS, Layout
 from planner.plan_file import predict
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, search
@@ -56,7 +57,8 @@ def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
 def nearest(target: Target, job: ExportJob) -> ExportJob | None:
     """The plan that differs least: the search under the target's rules, with the plan's fields pinned; pins are dropped
     from the least important on until a layout fits that the target does not refuse. None when there is none."""
-    for trainer in _trainers(target, job):
+    own = library_trainer(job.plan.trainer)
+    for trainer in sorted(target.trainers, key=lambda one: one != own):
         rules = Job(workload=job.workload, cluster=job.cluster, trainer=load_trainer(trainer))
         try:
             check_workload(job.workload, job.cluster, rules.trainer)
@@ -70,23 +72,11 @@ def nearest(target: Target, job: ExportJob) -> ExportJob | None:
     return None
 
 
-def _trainers(target: Target, job: ExportJob) -> list[str]:
-    """The plan's own trainer first, where the target runs it."""
-    own = library_trainer(job.plan.trainer)
-    return sorted(target.trainers, key=lambda one: one != own)
-
-
 def _pins(layout: Layout) -> Iterator[dict[str, int]]:
     """All fields, then all but one group, then fewer and fewer."""
-    values = {name: int(value) for name, value in layout.columns().items()}
-    values.pop("num_microbatches")  # follows from the batch
-    yield dict(values)
-    for names in LEAST_IMPORTANT[1:]:
-        yield {name: value for name, value in values.items() if name not in names}
-    for names in LEAST_IMPORTANT:
-        for name in names:
-            values.pop(name, None)
-        yield dict(values)
+    values = {name: int(value) for name, value in layout.columns().items() if name != "num_microbatches"}  # of the batch
+    for dropped in ((), *LEAST_IMPORTANT[1:], *accumulate(LEAST_IMPORTANT)):
+        yield {name: value for name, value in values.items() if name not in dropped}
 
 
 def _candidates(job: Job, pins: dict[str, int]) -> list[Layout]:
@@ -131,18 +121,13 @@ def command(job: ExportJob, found: ExportJob, file: Path) -> str:
     words = [f"plan estimate {file}"]
     if found.plan.trainer != job.plan.trainer:
         words.append(f"--trainer {found.plan.trainer}")
-    mine, other = job.layout.columns(), found.layout.columns()
+    before, after = job.layout.to_dict(), found.layout.to_dict()
     for name in FIELDS:
-        value = int(other[name])
-        if value == int(mine[name]) or name == "num_microbatches":
+        if before[name] == after[name] or name == "num_microbatches":
             continue
-        flag = f"--{name.replace('_', '-')}"
-        if name in NAMES:
-            words.append(f"{flag} {NAMES[name][value]}")
-        elif name in BOOLEANS:
+        flag, value = f"--{name.replace('_', '-')}", after[name]
+        if isinstance(value, bool):
             words.append(flag if value else flag.replace("--", "--no-", 1))
-        elif name == "recompute_modules":
-            words.append(f"{flag} '{','.join(module_names(value))}'")
         else:
-            words.append(f"{flag} {value}")
+            words.append(f"{flag} '{','.join(value)}'" if isinstance(value, list) else f"{flag} {value}")
     return " ".join([*words, f"--output {file.with_name(f'{file.stem}-{found.plan.trainer}.yaml')}"])

@@ -11,14 +11,3 @@ def group_of(layout: Layout, name: str, rank: int) -> list[int]:
     number, stride = int(getattr(layout, name)), int(strides(layout)[name])  # type: ignore[call-overload]
     first = rank - (rank // stride % number) * stride
     return [first + index * stride for index in range(number)]
-
-
-def groups(layout: Layout, name: str) -> list[list[int]]:
-    """All groups of one kind, by their first rank."""
-    seen: set[int] = set()
-    found = []
-    for rank in range(int(layout.num_gpus)):
-        if rank not in seen:
-            found.append(group_of(layout, name, rank))
-            seen.update(found[-1])
-    return found

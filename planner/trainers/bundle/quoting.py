@@ -4,10 +4,9 @@ A name of a model may hold any sign. What a function here returns is a literal, 
 """
 
 import json
-import math
 import re
 import shlex
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -15,6 +14,9 @@ from typing import Any
 import yaml
 
 from planner.trainers.bundle.target import ExportJob
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def _template(trainer: str, file: str) -> str:
@@ -32,12 +34,17 @@ def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> Any:
 
     It may name the facts of the job and ``values``; @layout.tp@ and @NAME@ are short for {{ layout.tp }} and {{ name }}.
     """
-    return yaml.safe_load(_templates(_literal).get_template(f"{trainer}/{file}").render({**job.facts, **values}))
+    return yaml_from(trainer, file, {**job.facts, **values})
+
+
+def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> Any:
+    """The data in a YAML template that names these facts and no others."""
+    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render(facts), _LOADER)
 
 
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
-    """A file of the bundle from a template of jinja2 in this folder."""
-    return str(_templates(None).get_template(f"bundle/{file}").render({**job.facts, **values}))
+    """A file of the bundle from a template of jinja2, in this folder or in that of a trainer."""
+    return str(_templates(None).get_template(file if "/" in file else f"bundle/{file}").render({**job.facts, **values}))
 
 
 def refused(job: ExportJob, trainer: str, **values: Any) -> list[str]:
@@ -62,8 +69,8 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
 
     found = jinja2.Environment(
         loader=jinja2.FunctionLoader(source), undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
-        lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",
-    )  # fmt: skip  (bash has ${#name})
+        lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",  # bash has ${#name}
+    )  # fmt: skip
     found.filters |= {"shell_message": shell_message, "plain": Expression}
     return found
 
@@ -71,7 +78,9 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
 def _literal(value: Any) -> Any:
     if isinstance(value, Expression):
         return value
-    return yaml.safe_dump([value], default_flow_style=True, sort_keys=False, width=math.inf).strip()[1:-1]
+    if value is None or isinstance(value, int):
+        return json.dumps(value)
+    return yaml.dump([value], Dumper=_DUMPER, default_flow_style=True, sort_keys=False, width=2**30).strip()[1:-1]
 
 
 def shell_word(text: str) -> str:

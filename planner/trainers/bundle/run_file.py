@@ -16,7 +16,7 @@ def run_of(
     more: Mapping[str, Any] = MappingProxyType({}),
     **values: Any,
 ) -> Rendered:
-    """The run that run.txt describes, with the files; @VERSIONS@ are those of the folder's declarations, ``values`` other marks.
+    """The run that run.txt describes, with the files; it may name ``versions``, those of the folder, and ``values``.
 
     ``more``: fields of Rendered that depend on the plan; tuples follow those of the file, others replace them.
     """

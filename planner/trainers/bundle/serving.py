@@ -14,9 +14,12 @@ from dataclasses import dataclass
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.rules import divisors
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.model_config import config_text
+from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, layer_parameters
 from planner.units import GIB
 
+VENDORS = ("NVIDIA", "AMD")
 UTILISATION = 0.90
 """Part of the device memory that the server may use: --gpu-memory-utilization and, for SGLang, what mem-fraction aims at."""
 WEIGHT_BYTES = 2.0
@@ -124,15 +127,7 @@ def _layout(job: ExportJob, tp: int, pp: int, dp: int, nodes: int, sequences: in
 def weight_bytes(model: ModelSpec, tp: int, pp: int, dp: int, ep: int) -> float:
     """Bytes of weights on the fullest GPU. Without expert parallelism experts are cut over all tp dp ranks."""
     counts = count_parameters(model)
-    repeat = max(tp / model.num_kv_heads, 1.0) - 1.0
-    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
-    dense = attention + counts.mlp_sharded / tp + counts.mlp_replicated
-    sparse = (
-        attention
-        + counts.shared_experts / tp
-        + counts.router
-        + model.num_experts * counts.expert / (ep if ep > 1 else tp * dp)
-    )
+    dense, sparse = layer_parameters(model, tp, ep if ep > 1 else tp * dp)
     stages = [range(rank * model.num_layers // pp, (rank + 1) * model.num_layers // pp) for rank in range(pp)]
     layers = [sum(sparse if model.is_moe_layer(i) else dense for i in stage) for stage in stages]
     layers[0] += counts.input_embedding / tp + counts.position_embedding
@@ -160,3 +155,26 @@ def _step_bytes(model: ModelSpec, tp: int, dp: int, ep: int, sequences: int) -> 
         visits = model.top_k * dp / ep if ep > 1 else float(model.top_k)
         mlp = max(mlp, visits * (2.0 * model.hidden_size + 3.0 * model.expert_ffn_size / (1 if ep > 1 else tp * dp)))
     return 2.0 * tokens * (2.0 * model.hidden_size + mlp) + 4.0 * 2.0 * sequences * model.vocab_size
+
+
+def serving_refusals(job: ExportJob, name: str) -> list[str]:
+    """What neither server can serve: no room, no device, layers that are no whole part of a node."""
+    hardware = job.cluster.hardware
+    if hardware.vendor not in VENDORS:
+        return [f"{name} is exported for {' and '.join(VENDORS)} GPUs, and {hardware.name} is from {hardware.vendor}"]
+    if serving(job) is None:
+        return [
+            f"{job.cluster.num_gpus} x {hardware.usable_memory / GIB:.0f} GiB do not hold the bf16 weights of "
+            f"{job.model.name} and the KV cache of one sequence of {job.workload.sequence_length} tokens with a tensor "
+            f"parallel degree that divides its {job.model.num_heads} heads; plan for more GPUs"
+        ]
+    return []
+
+
+def served(job: ExportJob, server: str) -> Rendered:
+    """How one server is started, once with the trained weights and once with random ones: run.txt in its folder."""
+    config = config_text(job.model)
+    return run_of(
+        job, server, {"model/config.json": config} if config else {}, one=serving(job), config=config, step_tokens=STEP_TOKENS,
+        utilisation=UTILISATION,
+    )  # fmt: skip

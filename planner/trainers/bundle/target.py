@@ -140,13 +140,9 @@ class ExportJob:
         tokens up in; with such modules the final norm follows the last layer, not the head.
         """
         model, layout, counts = self.model, self.layout, count_parameters(self.model)
-        tp, experts = int(layout.tp), int(layout.ep) * int(layout.etp)
-        rows = model.vocab_size if vocab_rows is None else vocab_rows
-        table = rows * model.hidden_size / tp
-        repeat = max(tp / model.num_kv_heads, 1.0) - 1.0
-        attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
-        dense = attention + counts.mlp_sharded / tp + counts.mlp_replicated
-        sparse = attention + counts.shared_experts / tp + counts.router + model.num_experts * counts.expert / experts
+        tp = int(layout.tp)
+        table = (model.vocab_size if vocab_rows is None else vocab_rows) * model.hidden_size / tp
+        dense, sparse = layer_parameters(model, tp, int(layout.ep) * int(layout.etp))
         held, stages = [0.0] * int(layout.pp), self.virtual_stages()
         for rank, _, layers in stages:
             held[rank] += sum(sparse if model.is_moe_layer(i) else dense for i in layers)
@@ -159,6 +155,18 @@ class ExportJob:
         held[ending[0]] += counts.final_norm
         held[stages[-1][0]] += model.mtp_layers * (counts.mtp_sharded / tp + counts.mtp_replicated + last)
         return [round(value) for value in held]
+
+
+def layer_parameters(model: ModelSpec, tp: int, expert_ranks: int) -> tuple[float, float]:
+    """Parameters that one GPU holds of a dense layer, and of one with experts, which are spread over ``expert_ranks``.
+
+    Key-value heads are repeated above their number of ranks.
+    """
+    counts = count_parameters(model)
+    repeat = max(tp / model.num_kv_heads, 1.0) - 1.0
+    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
+    experts = counts.shared_experts / tp + counts.router + model.num_experts * counts.expert / expert_ranks
+    return attention + counts.mlp_sharded / tp + counts.mlp_replicated, attention + experts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,19 +278,10 @@ def library_trainer(name: str) -> str:
 
 def in_range(version: str, versions: str) -> bool:
     """Whether a version such as '0.19.2' lies in a range such as '>=0.17,<0.20'; what follows the numbers is ignored."""
-    number = _numbers(version)
-    for condition in versions.split(","):
-        sign, bound = re.fullmatch(r"\s*(>=|<=|<|>|==)\s*([\w.]+)\s*", condition).groups()  # type: ignore[union-attr]
-        width = len(_numbers(bound))
-        left, right = (number + (0,) * width)[: max(width, len(number))], _numbers(bound)
-        right += (0,) * (len(left) - width)
-        holds = {">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right,
-                 "==": left[:width] == right[:width]}[sign]  # fmt: skip
-        if not holds:
-            return False
-    return True
+    low, _, high = versions.removeprefix(">=").partition(",<")
+    return _numbers(low) <= _numbers(version) and (not high or _numbers(version) < _numbers(high))
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _numbers(version: str) -> list[int]:
     found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found.group().split(".")) if found else (0,)
+    return [int(part) for part in found.group().split(".")] if found else []

@@ -3,7 +3,7 @@
 check.py of a trainer holds NEEDED, the packages without which nothing is checked; ``one(asked, answer)``, which the child runs on
 every request; and where it needs them ``prepare()``, run once in the child, ``asks(job)``, more facts for a request, and
 ``environment(job)``, variables of the child. One that runs no code of the trainer has the names of its settings instead
-(checking.setting_names); Megatron-LM's has a protocol of its own, ``check_many``.
+(checking.setting_names).
 """
 
 import contextlib
@@ -42,9 +42,6 @@ def check_many(name: str, pairs: Sequence[tuple[ExportJob, Path]], **options: An
     if name not in having("check"):
         return [Checked(target=name, missing="planner has no check for this trainer") for _ in pairs]
     module = load(name, "check")
-    if hasattr(module, "check_many"):
-        found: list[Checked] = module.check_many([(job, module.words_of(folder)) for job, folder in pairs])
-        return found
     if not hasattr(module, "one"):
         return [check_names(name, folder) for _, folder in pairs]
     groups: dict[str, list[int]] = {}

@@ -3,8 +3,8 @@
 import dataclasses
 from typing import Any
 
-from planner.layout import CpMethod, Recompute
-from planner.trainers.bundle.quoting import json_text
+from planner.layout import Recompute
+from planner.trainers.bundle.quoting import filled_yaml, json_text, refused
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 from planner.trainers.deepspeed import VERSIONS
 from planner.trainers.transformers.training_run import OPTIMIZERS, family, rendered, shared_refusals, training_arguments
@@ -18,96 +18,18 @@ LEARNING_RATE = 3e-4
 
 def refusals(job: ExportJob) -> list[str]:
     """What DeepSpeed's JSON cannot say or DeepSpeed cannot run, with its rule."""
-    layout, work = job.layout, job.workload
-    tp, cp, ep, found = layout.tp, layout.cp, layout.ep, unknown_choices(job, "DeepSpeed", OPTIMIZERS, PRECISIONS)
-    if layout.pp > 1:
-        found.append(
-            f"pp {layout.pp}: pipelines do not stand in the JSON; the code builds PipelineModule(layers, num_stages={layout.pp}, "
-            "partition_method='parameters') [deepspeed/pipe], and its JSON block 'pipeline' only tunes it; use pp 1"
-        )
-    if tp > 1 and cp > 1:
-        found.append(
-            f"tp {tp} with cp {cp}: AutoTP's mesh is data x tensor, Ulysses' data x sequence, and there is none of all three "
-            "[deepspeed/utils/groups.py]; use one of them"
-        )
-    if cp > 1 and layout.cp_method != CpMethod.A2A:
-        found.append(f"cp {cp}: DeepSpeed's sequence parallelism is Ulysses; use cp_method a2a")
-    if layout.dp_shard not in (0, layout.dp):
-        found.append(
-            f"dp_shard {layout.dp_shard}: MiCS was removed in 0.19 and hpZ keeps a second copy; leave dp_shard at 0"
-        )
-    found += _expert_refusals(job, ep)
-    if 0 < layout.offload_optimizer < 100 and layout.zero != 3:
-        found.append(
-            f"offload_optimizer {layout.offload_optimizer} with zero {layout.zero}: a part of the states goes to the host with "
-            "ZeRO 3 only [DeepSpeedZeroConfig.offload_ratio_check]; use 100, or zero 3"
-        )
-    if layout.offload_optimizer and layout.zero == 0:
-        found.append("offload_optimizer with zero 0: it is a part of ZeRO [runtime/zero]; use zero 1")
-    if layout.offload_optimizer and work.optimizer != "adam":
-        found.append(
-            f"offload_optimizer with {work.optimizer}: on the host DeepSpeed steps with its CPU Adam; use adam"
-        )
-    return found + shared_refusals(job)
-
-
-def _expert_refusals(job: ExportJob, ep: int) -> list[str]:
-    layout, model, found = job.layout, job.model, []
-    if not model.is_moe:
-        return []
-    if layout.etp > 1:
-        found.append(
-            f"etp {layout.etp}: expert_tensor_parallel_size is reserved [auto_ep_folding.validate_folding_global]; use 1"
-        )
-    if layout.tp > 1 and ep == 1:
-        found.append(
-            f"tp {layout.tp} with ep 1: AutoEP with AutoTP needs autoep_size > 1 [the same]; use ep > 1 or tp 1"
-        )
-    if layout.tp > 1 and layout.offload_optimizer:
-        found.append("offload_optimizer with AutoEP and AutoTP is not supported [the same]; use tp 1")
-    if ep > 1 and not model.is_mla and family(model) not in EXPERT_PRESETS:
-        found.append(
-            f"ep {ep}: AutoEP has presets for Mixtral, Qwen3-MoE and DeepSeek [auto_ep_presets], none for {model.name}; use ep 1"
-        )
-    return found
+    unknown = unknown_choices(job, "DeepSpeed", OPTIMIZERS, PRECISIONS)
+    own = refused(job, "deepspeed", family=family(job.model), presets=EXPERT_PRESETS)
+    return unknown + own + shared_refusals(job)
 
 
 def config(job: ExportJob) -> dict[str, Any]:
     """ds_config.json. DeepSpeed counts every AutoTP rank as a replica in its batch rule, train = micro x steps x world / sp."""
-    layout, work = job.layout, job.workload
-    zero: dict[str, Any] = {"stage": layout.zero, "overlap_comm": True, "contiguous_gradients": True,
-                            "reduce_bucket_size": 500_000_000}  # fmt: skip
-    if layout.zero in (1, 2):
-        zero |= {"reduce_scatter": True, "allgather_partitions": True, "allgather_bucket_size": 500_000_000}
-    if layout.zero == 3:
-        zero |= {"stage3_prefetch_bucket_size": 50_000_000, "stage3_param_persistence_threshold": 100_000,
-                 "stage3_max_live_parameters": 1_000_000_000, "stage3_max_reuse_distance": 1_000_000_000,
-                 "stage3_gather_16bit_weights_on_model_save": False}  # fmt: skip
-    if layout.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True, "ratio": layout.offload_optimizer / 100}
-    data: dict[str, Any] = {
-        "train_batch_size": work.global_batch_size * layout.tp,
-        "train_micro_batch_size_per_gpu": layout.micro_batch_size,
-        "gradient_accumulation_steps": layout.num_microbatches,
-        "gradient_clipping": 1.0,
-        "bf16": {"enabled": work.precision == "bf16"},
-        "fp16": {"enabled": work.precision == "fp16"},
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "wall_clock_breakdown": False,
-    }
-    if layout.offload_optimizer:  # DeepSpeed's own AdamW, which steps on the host
-        params = {"lr": LEARNING_RATE, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0}
-        data["optimizer"] = {"type": "AdamW", "params": params}
-    if layout.cp > 1:
-        data["sequence_parallel_size"] = layout.cp
-    if layout.tp > 1:
-        data["tensor_parallel"] = {"autotp_size": layout.tp}
-    if layout.ep > 1:
-        data["expert_parallel"] = {"enabled": True, "autoep_size": layout.ep, "expert_tensor_parallel_size": 1}
-        if family(job.model) in EXPERT_PRESETS:
-            data["expert_parallel"]["preset_model"] = family(job.model)
-    return data
+    preset = family(job.model)
+    found: dict[str, Any] = filled_yaml(
+        job, "deepspeed", "ds_config.txt", rate=LEARNING_RATE, preset=preset if preset in EXPERT_PRESETS else None
+    )
+    return found
 
 
 def render(job: ExportJob) -> Rendered:

@@ -28,16 +28,11 @@ def one(asked: Request, answer: Answer) -> None:
     stand_in("aqt")  # deprecated quantisation, imported and not used by any setting of an export
     from maxtext.configs import pyconfig
 
-    words = [
-        "",
-        "maxtext.yml",
-        "skip_jax_distributed_system=true",
-        "hardware=cpu",
-        "attention=dot_product",
-        "run_name=check",
-    ]
-    words += ["enable_checkpointing=false", "base_output_directory=/tmp", "dataset_type=synthetic", "steps=3"]
-    found = pyconfig.initialize(words)
+    words = (
+        "maxtext.yml skip_jax_distributed_system=true hardware=cpu attention=dot_product run_name=check steps=3 "
+        "enable_checkpointing=false base_output_directory=/tmp dataset_type=synthetic"
+    )
+    found = pyconfig.initialize(["", *words.split()])
     answer.reached("validated")
     if asked["world"] > MOST_DEVICES:
         answer.missing = f"{asked['world']} devices are more than the {MOST_DEVICES} that are pretended"

@@ -1,131 +1,280 @@
 """Megatron-LM's own code on an exported folder: arguments, validation, process groups, layers, parameters."""
 
-import json
+import contextlib
+import io
+import os
 import shlex
-from concurrent.futures import ThreadPoolExecutor
+import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
-from planner.errors import PlannerError
 from planner.trainers.bundle.process_groups import GROUPS, group_of
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
-from planner.trainers.checking.child import run_child
-from planner.trainers.megatron.core_settings import environment, vocab_rows
+from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
+from planner.trainers.megatron.core_settings import environment as core_environment
+from planner.trainers.megatron.core_settings import vocab_rows
 
+NEEDED = ("torch", "megatron.core", "megatron.training")
 CAPABILITY = {"Volta": (7, 0), "Ampere": (8, 0), "Ada": (8, 9), "Hopper": (9, 0), "Blackwell": (10, 0)}
 """Compute capability by architecture: the validator's rules depend on it."""
-MANY = 24
-"""Cases from which two processes share the work."""
 MODEL_RANKS = 4
 """Pipeline stages whose model is built: first, last and some between."""
+TE_VERSION = "2.17.0"
+"""Transformer Engine's version that the validator sees: it asks for it, and cannot ask where no GPU is."""
+NEED_KERNELS = {"--moe-permute-fusion"}
+"""Arguments that a machine without Transformer Engine refuses; left out of the check, and only of the check."""
+MODEL_ONLY = (
+    "--transformer-impl", "local", "--no-gradient-accumulation-fusion", "--no-persist-layer-norm", "--no-initialization",
+)  # fmt: skip
+"""Layers of plain torch in place of Transformer Engine's: as many parameters."""
+DATA = ("--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-5")
 
 
-def check_many(cases: list[tuple[ExportJob, list[str]]], *, level: str = "model built") -> list[Checked]:
-    """Megatron's code on many argument lists in one process, which imports it once."""
-    if len(cases) >= MANY:
-        with ThreadPoolExecutor(2) as pool:  # two processes of their own
-            halves = pool.map(lambda part: _check_here(part, level), (cases[0::2], cases[1::2]))
-        first, second = (iter(half) for half in halves)
-        return [next(first if number % 2 == 0 else second) for number in range(len(cases))]
-    return _check_here(cases, level)
-
-
-def dump_arguments(cases: list[tuple[ExportJob, list[str]]]) -> list[str]:
-    """What rank 0 prints of its arguments at the start of a log, after Megatron's own validation. Raises RuntimeError."""
-    asked = [{**_question(job, words, "validated"), "rank": 0, "dump": True} for job, words in cases]
-    answers = _answers(asked)
-    if isinstance(answers, str):
-        raise RuntimeError(answers)
-    for one in answers:
-        if one["problem"]:
-            raise RuntimeError(one["problem"])
-    return [one["dump"] for one in answers]
-
-
-def _check_here(cases: list[tuple[ExportJob, list[str]]], level: str) -> list[Checked]:
-    answers = _answers([_question(job, words, level) for job, words in cases])
-    if isinstance(answers, str):
-        return [Checked(target="megatron", missing=answers) for _ in cases]
-    return [_judged(job, answer, level) for (job, _), answer in zip(cases, answers, strict=True)]
-
-
-def _answers(questions: list[dict[str, Any]]) -> list[dict[str, Any]] | str:
-    """What the worker answers, or why it does not."""
-    done = run_child(("planner.trainers.megatron.check_worker",), json.dumps(questions), len(questions))
-    if isinstance(done, str):
-        return done
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-        if "No module named" in said:
-            return f"{said.split(': ', 1)[-1]}; install megatron-core, or set PYTHONPATH to a Megatron-LM checkout"
-        return said
-    answers: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answers
-
-
-def words_of(folder: Path) -> list[str]:
-    """The words of the array ARGUMENTS in a folder that the export wrote. Raises PlannerError."""
-    path = folder / "arguments.sh"
-    try:
-        words = shlex.split(path.read_text(encoding="utf-8"), comments=True)
-    except (OSError, ValueError) as error:
-        raise PlannerError(f"{path}: cannot be read ({error})") from error
-    if "ARGUMENTS=(" not in words or ")" not in words:
-        raise PlannerError(f"{path}: the array ARGUMENTS is missing")
-    start = words.index("ARGUMENTS=(") + 1
-    return words[start : words.index(")", start)]
-
-
-def _question(job: ExportJob, words: list[str], level: str) -> dict[str, Any]:
-    arch = job.cluster.hardware.arch
-    if job.model.is_mla and not job.model.q_lora_rank and level == "model built":
-        level = "groups built"  # Megatron's plain layers cannot build it: its query norm needs Transformer Engine
-    capability = next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0))
+def asks(job: ExportJob) -> dict[str, Any]:
+    """Groups of a rank whose place in each is neither first nor last where they are large enough; layers per virtual stage,
+    parameters per rank of some stages."""
+    arch, rank = job.cluster.hardware.arch, int(job.layout.num_gpus) * 5 // 8
+    # Without experts Megatron calls all ranks of a stage expert data parallel, whatever tp is; edp 0: degrees that do not divide.
+    names = [name for name in GROUPS if getattr(job.layout, name) and (job.model.is_moe or name not in ("etp", "ep", "edp"))]
+    ranks, pp = group_of(job.layout, "pp", 0), job.layout.pp
+    counts = job.parameters(vocab_rows(job))
+    built = sorted({0, pp - 1, pp // 2, min(1, pp - 1)})[:MODEL_RANKS]
+    plain = not job.model.is_mla or job.model.q_lora_rank  # its query norm needs Transformer Engine
     return {
-        "arguments": [*words, "--mock-data", "--tokenizer-type", "NullTokenizer", "--train-iters", "10", "--lr", "1e-5"],
-        "environment": {name: one.value for name, one in environment(job).items()},
-        "world": job.cluster.num_gpus, "rank": probe_rank(job), "capability": capability, "level": level,
-        "model_ranks": [stage * _stage_stride(job) for stage in model_stages(job)],
+        "environment": {name: one.value for name, one in core_environment(job).items()}, "rank": rank,
+        "capability": next((value for name, value in CAPABILITY.items() if arch.startswith(name)), (9, 0)),
+        "groups": {name: group_of(job.layout, name, rank) for name in names}, "layers": job.layers_per_chunk(),
+        "parameters": {ranks[stage]: counts[stage] for stage in built} if plain else {},
     }  # fmt: skip
 
 
-def probe_rank(job: ExportJob) -> int:
-    """A rank whose place in every group is neither first nor last where the group is large enough."""
-    return int(job.layout.num_gpus) * 5 // 8
+def prepare() -> None:
+    """Once, before the first folder."""
+    warnings.simplefilter("ignore")
+    settle_torch()
+    modern_typing()
+    stand_in("triton")
+    pretend_gpu(9, 0)
+    import megatron.core.utils as utils
+    from packaging.version import Version
+
+    utils._te_version = Version(TE_VERSION)
+    _read_help_once()
 
 
-def model_stages(job: ExportJob) -> list[int]:
-    """Pipeline stages whose model is built."""
-    pp = job.layout.pp
-    return sorted({0, pp - 1, pp // 2, min(1, pp - 1)})[:MODEL_RANKS]
+def _read_help_once() -> None:
+    """Megatron parses its sources anew for the help texts of every parser, 9/10 of a case's time: remembered by class."""
+    from functools import cache
+
+    from megatron.training.argument_utils import ArgumentGroupFactory
+
+    read = ArgumentGroupFactory._get_field_docstrings
+    remembered = cache(lambda source: read(object.__new__(ArgumentGroupFactory), source))
+    ArgumentGroupFactory._get_field_docstrings = lambda self, source: dict(remembered(source))
 
 
-def _stage_stride(job: ExportJob) -> int:
-    ranks = group_of(job.layout, "pp", 0)
-    return ranks[1] - ranks[0] if len(ranks) > 1 else 0
+def one(asked: Request, answer: Answer) -> None:
+    """How far the trainer goes with one folder; ``dump`` asks for what rank 0 prints of its arguments, ``deep`` for models."""
+    known = {"WORLD_SIZE": str(asked["world"]), "RANK": str(0 if asked.get("dump") else asked["rank"]), "LOCAL_RANK": "0"}
+    before = dict(os.environ)
+    os.environ.pop("CUDA_DEVICE_MAX_CONNECTIONS", None)
+    os.environ.update({**known, **asked["environment"]})
+    try:
+        _check(asked, answer)
+    finally:
+        _forget()
+        os.environ.clear()  # building a model leaves choices of kernels there
+        os.environ.update(before)
 
 
-def _judged(job: ExportJob, answer: dict[str, Any], level: str) -> Checked:
-    """The trainer's answers against the planner's: groups of a rank, layers per virtual stage, parameters per rank."""
-    if answer["problem"]:
-        return Checked(target="megatron", level=answer["level"], problem=answer["problem"])
-    problems = []
-    expected: dict[str, Any] = {"microbatches": job.layout.num_microbatches}
-    expected["groups"] = {name: group_of(job.layout, name, probe_rank(job)) for name in GROUPS}
-    if not job.model.is_moe:  # Megatron then calls all ranks of a stage expert data parallel, whatever tp is
-        for name in ("etp", "ep", "edp"):
-            expected["groups"].pop(name)
-            answer.get("groups", {}).pop(name, None)
-    expected["layers"] = job.layers_per_chunk()
-    counts = job.parameters(vocab_rows(job))
-    expected["parameters"] = [counts[stage] for stage in model_stages(job)]
-    details = []
-    for name, mine in expected.items():
-        if name in answer and answer[name] != mine:
-            problems.append(f"{name}: the trainer has {answer[name]}, the plan {mine}")
-        elif name in answer:
-            details.append(f"{name} as planned")
-    if problems:
-        return Checked(target="megatron", level=answer["level"], problem="; ".join(problems))
-    return Checked(target="megatron", level=answer["level"], details=tuple(details))
+def _check(asked: Request, answer: Answer) -> None:
+    pretend_gpu(*asked["capability"])
+    words = shlex.split(Path(asked["folder"], "arguments.sh").read_text(encoding="utf-8"), comments=True)
+    start = words.index("ARGUMENTS=(") + 1
+    words = [*words[start : words.index(")", start)], *DATA]
+    args = _parsed(words)
+    answer.reached("parsed")
+    config = _validated(args)
+    answer.same("microbatches", _microbatches(args), asked["layout"]["num_microbatches"])
+    answer.reached("validated")
+    if asked.get("dump"):
+        answer.details.append(_dump(args))
+        return
+    groups = _groups(args, asked["rank"], asked["world"])
+    answer.same("groups", {name: groups[name] for name in asked["groups"]}, asked["groups"])
+    chunks = args.virtual_pipeline_model_parallel_size
+    layers = [
+        [_layers(config, chunk, rank) for chunk in (range(chunks) if chunks else (None,))]
+        for rank in range(args.pipeline_model_parallel_size)
+    ]
+    answer.same("layers", layers, asked["layers"])
+    answer.reached("groups built")
+    if asked.get("deep") and asked["parameters"]:
+        found = {rank: _parameters(words, int(rank), asked["world"]) for rank in asked["parameters"]}
+        answer.same("parameters", found, asked["parameters"])
+        answer.reached("model built")
+
+
+def _parsed(words: list[str]) -> Any:
+    from megatron.training.arguments import parse_args
+
+    sys.argv = ["pretrain_gpt.py", *(word for word in words if word not in NEED_KERNELS), "--no-rope-fusion"]
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return parse_args()
+    except SystemExit as error:
+        said = errors.getvalue().strip().splitlines()
+        raise ValueError(said[-1] if said else "the parser refused the arguments") from error
+
+
+def _validated(args: Any) -> Any:
+    from megatron.training.argument_utils import core_transformer_config_from_args
+    from megatron.training.arguments import validate_args
+
+    validate_args(args)
+    return core_transformer_config_from_args(args)
+
+
+def _dump(args: Any) -> str:
+    """The block of arguments at the head of a training log, as Megatron prints it."""
+    from megatron.training import arguments
+
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        arguments._print_args("arguments", args)
+    return text.getvalue()
+
+
+def _microbatches(args: Any) -> int:
+    from megatron.core import num_microbatches_calculator as calculator
+
+    calculator.unset_num_microbatches_calculator()
+    calculator.init_num_microbatches_calculator(
+        args.rank, args.rampup_batch_size, args.global_batch_size, args.micro_batch_size, args.data_parallel_size, False
+    )
+    return int(calculator.get_num_microbatches())
+
+
+def _build_groups(args: Any, rank: int, world: int) -> Any:
+    from megatron.core import parallel_state
+
+    parallel_state.destroy_model_parallel()
+    pretend_ranks(rank, world)
+    parallel_state.initialize_model_parallel(
+        args.tensor_model_parallel_size, args.pipeline_model_parallel_size, args.virtual_pipeline_model_parallel_size,
+        context_parallel_size=args.context_parallel_size,
+        hierarchical_context_parallel_sizes=args.hierarchical_context_parallel_sizes,
+        expert_model_parallel_size=args.expert_model_parallel_size,
+        expert_tensor_parallel_size=args.expert_tensor_parallel_size,
+        order="tp-cp-ep-pp-dp" if args.use_tp_pp_dp_mapping else "tp-cp-ep-dp-pp",
+        create_gloo_process_groups=False,
+    )  # fmt: skip
+    return parallel_state
+
+
+def _groups(args: Any, rank: int, world: int) -> dict[str, list[int]]:
+    """Ranks of the groups of one rank."""
+    import torch.distributed as dist
+
+    state = _build_groups(args, rank, world)
+    found = {
+        "tp": state.get_tensor_model_parallel_group(), "cp": state.get_context_parallel_group(),
+        "dp": state.get_data_parallel_group(), "pp": state.get_pipeline_model_parallel_group(),
+        "etp": state.get_expert_tensor_parallel_group(), "ep": state.get_expert_model_parallel_group(),
+        "edp": state.get_expert_data_parallel_group(),
+    }  # fmt: skip
+    return {name: sorted(dist.get_process_group_ranks(one)) for name, one in found.items()}
+
+
+def _layers(config: Any, chunk: int | None, rank: int) -> int:
+    """Layers of one virtual stage. With a layout Megatron's function asks it for this process's rank, whatever is given."""
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    if config.pipeline_model_parallel_layout is not None:
+        return int(config.pipeline_model_parallel_layout.get_num_layers_to_build(vp_stage=chunk, pp_rank=rank))
+    return int(get_num_layers_to_build(config, vp_stage=chunk, pp_rank=rank))
+
+
+def _parameters(words: list[str], rank: int, world: int) -> int:
+    """Parameters that Megatron's model gives to one rank, all its virtual stages together; on the meta device."""
+    import torch
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.transformer.dot_product_attention import DotProductAttention
+    from megatron.training.argument_utils import gpt_config_from_args
+    from megatron.training.models.gpt import GPTModelBuilder
+
+    words = [word for word in _weights_only(words) if word not in ("--moe-grouped-gemm", "--sequence-parallel")]
+    args = _parsed([*words, "--micro-batch-size", "1", "--global-batch-size", str(world), *MODEL_ONLY])
+    config = _validated(args)
+    _build_groups(args, rank, world)
+    # The plain core attention has no weights, and its constructor does not know MLA's head sizes.
+    DotProductAttention.__init__ = lambda self, *_, **__: torch.nn.Module.__init__(self)
+    _duplicate_down_projections()
+    torch.cuda.current_device = lambda: torch.device("meta")  # type: ignore[assignment, return-value, unused-ignore]
+    torch.Tensor.cuda = lambda self, *_, **__: self  # type: ignore[assignment, method-assign, unused-ignore]
+    torch.cuda.Stream = torch.cuda.Event = lambda *_, **__: None  # type: ignore[assignment, misc, unused-ignore]
+    builder = GPTModelBuilder(gpt_config_from_args(args, config))
+    chunks, total = args.virtual_pipeline_model_parallel_size, 0
+    for chunk in range(chunks or 1):
+        with torch.device("meta"):
+            model = builder.build_model(
+                ProcessGroupCollection.use_mpu_process_groups(), vp_stage=chunk if chunks else None
+            )
+        total += sum(parameter.numel() for parameter in model.parameters())
+    return total
+
+
+def _duplicate_down_projections() -> None:
+    """MLA's down projections whole on every tensor-parallel rank, as in the specification with Transformer Engine
+    (backend.linear(), parallel_mode 'duplicated'); the plain one splits them."""
+    import torch
+    from megatron.core.models.gpt import gpt_layer_specs as specs
+    from megatron.core.transformer import multi_latent_attention as mla
+
+    if getattr(mla.TELinear, "planner", False):
+        return
+
+    class Duplicated(torch.nn.Linear):  # type: ignore[misc, unused-ignore]
+        planner = True
+
+        def __init__(self, inputs: int, outputs: int, *, bias: bool = False, **_: Any) -> None:
+            super().__init__(inputs, outputs, bias=bias)
+
+    original = specs.get_gpt_layer_local_submodules
+
+    def with_duplicated(*some: Any, **more: Any) -> Any:
+        found = original(*some, **more)
+        inside = getattr(found.self_attention, "submodules", None)
+        for name in ("linear_q_down_proj", "linear_kv_down_proj"):
+            if hasattr(inside, name):
+                setattr(inside, name, Duplicated)
+        return found
+
+    mla.TELinear, specs.get_gpt_layer_local_submodules = Duplicated, with_duplicated
+
+
+def _weights_only(words: list[str]) -> list[str]:
+    """Recompute and precision do not change parameters, and some need kernels; nor does context parallelism, whose ranks
+    then count as data parallel ones: tensor, pipeline and expert groups stay the same."""
+    kept, inside = [], False
+    for word in words:
+        if word.startswith("--"):
+            inside = word.startswith(
+                ("--recompute-", "--fp8-", "--fp4-", "--context-parallel-", "--cp-", "--attention-backend")
+            )
+        if not inside:
+            kept.append(word)
+    return kept
+
+
+def _forget() -> None:
+    import torch.distributed as dist
+    from megatron.core import parallel_state
+
+    with contextlib.suppress(Exception):
+        parallel_state.destroy_model_parallel()
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -30,6 +30,10 @@ RECIPES = {
 }  # fmt: skip
 """Precision -> format and recipe of the low-precision linear layers."""
 PRECISIONS = ("bf16", "fp16", "fp32", *RECIPES)
+ACTIVATION_FLAGS = {
+    ("silu", True): "swiglu", ("gelu", True): "quick_geglu", ("gelu", False): "", ("relu2", False): "squared_relu",
+}  # fmt: skip
+"""(activation, gated) -> flag; GELU without gate is Megatron's default and has none."""
 NEED_FUSED_ATTENTION = ("Hopper", "Blackwell")
 FLEX_BACKENDS = {"deduplicated": "hybridep", "deepep": "deepep"}
 """Dispatch of experts that sends a token once per place -> back end of the flex dispatcher."""

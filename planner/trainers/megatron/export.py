@@ -1,7 +1,5 @@
 """Megatron-LM: the arguments of ``pretrain_gpt.py``, grouped, every dimension written out."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from planner import library
@@ -18,17 +16,11 @@ SMOKE_STEPS = 10
 """Steps of the smoke run: past the first ones, which allocate."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """Arguments that belong together."""
-
-    title: str
-    """What they say."""
-    words: tuple[Words, ...]
-    """Flags with their values, in order."""
+Groups = dict[str, list[Words]]
+"""What arguments say together -> flags with their values, in order."""
 
 
-def arguments(job: ExportJob) -> tuple[Group, ...]:
+def arguments(job: ExportJob) -> Groups:
     """All arguments that follow from the plan; data, learning rate and checkpoints are the user's."""
     batch = {"micro_batch_size": job.layout.micro_batch_size, "global_batch_size": job.workload.global_batch_size}
     groups = {
@@ -37,16 +29,16 @@ def arguments(job: ExportJob) -> tuple[Group, ...]:
         "Data parallel states and optimizer": _optimizer(job), "Precision": _precision(job),
         "Kernels that the plan was priced with": _kernels(job),
     }  # fmt: skip
-    return tuple(Group(title=title, words=words) for title, fields in groups.items() if (words := _words(fields)))
+    return {title: words for title, fields in groups.items() if (words := _words(fields))}
 
 
-def _words(fields: mcore.Fields) -> tuple[Words, ...]:
+def _words(fields: mcore.Fields) -> list[Words]:
     """Fields of Megatron Core as flags: True is a bare flag, False and None are the default and left out."""
-    return tuple(
+    return [
         (f"--{FLAGS.get(name, name).replace('_', '-')}", *_values(value))
         for name, value in fields.items()
         if value is not None and value is not False
-    )
+    ]
 
 
 def _values(value: Any) -> list[str]:
@@ -65,18 +57,12 @@ def _model(job: ExportJob) -> mcore.Fields:
     m, fields = job.model, mcore.sizes(job)
     if m.clamped_activation:  # gpt-oss: x sigmoid(1.702 x) of the clamped gate times the clamped rest plus one
         fields |= {"quick_geglu": True, "activation_func_clamp_value": 7.0, "glu_linear_offset": 1.0}
-    elif _ACTIVATIONS.get((m.activation, m.gated)):
-        fields[_ACTIVATIONS[m.activation, m.gated]] = True
+    elif flag := mcore.ACTIVATION_FLAGS.get((m.activation, m.gated)):
+        fields[flag] = True
     return fields | {
         "disable_bias_linear": not m.linear_bias, "add_qkv_bias": m.qkv_bias,
         "untie_embeddings_and_output_weights": not m.tied_embeddings, "mtp_num_layers": m.mtp_layers or None,
     }  # fmt: skip
-
-
-_ACTIVATIONS = {
-    ("silu", True): "swiglu", ("gelu", True): "quick_geglu", ("gelu", False): "", ("relu2", False): "squared_relu",
-}  # fmt: skip
-"""(activation, gated) -> flag; GELU without gate is Megatron's default and has none."""
 
 
 def _parallelism(job: ExportJob) -> mcore.Fields:
@@ -119,30 +105,15 @@ def _kernels(job: ExportJob) -> mcore.Fields:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-LM cannot run, with its rule."""
-    m, found = job.model, core_refusals(job, "Megatron-LM")
-    if (m.activation, m.gated) not in _ACTIVATIONS:
-        found.append(
-            f"{m.name} has {'gated ' if m.gated else ''}{m.activation}, for which Megatron-LM has no flag; use --to megatron-bridge"
-        )
-    if m.position == "learned" and job.workload.sequence_length > m.num_position_embeddings:
-        found.append(
-            f"sequences of {job.workload.sequence_length} tokens, but {m.name} learned {m.num_position_embeddings} positions "
-            "(--max-position-embeddings); use shorter sequences"
-        )
-    if mcore.fused_loss(job):  # arguments.py: "disabled due to stability issues"
-        found.append(
-            f"loss_passes {job.trainer.kernels.loss_passes:g} of trainer {job.trainer.name}: the loss was priced as Transformer "
-            "Engine's fused cross entropy, which Megatron-LM refuses; use --to megatron-bridge, or plan with trainer megatron"
-        )
-    return found
+    return core_refusals(job, "Megatron-LM")
 
 
-def shell_array(name: str, groups: Sequence[Group]) -> list[str]:
+def _shell_array(name: str, groups: Groups) -> list[str]:
     """Lines of a bash array, one flag a line."""
     lines = [f"{name}=("]
-    for group in groups:
-        lines.append(f"    # {group.title}")
-        lines += [f"    {' '.join([words[0], *map(shell_word, words[1:])])}" for words in group.words]
+    for title, flags in groups.items():
+        lines.append(f"    # {title}")
+        lines += [f"    {' '.join([words[0], *map(shell_word, words[1:])])}" for words in flags]
     return [*lines, ")"]
 
 
@@ -153,13 +124,12 @@ def smoke_batch(job: ExportJob) -> int:
     return rounds * layout.micro_batch_size * layout.dp
 
 
-def _smoke(job: ExportJob) -> tuple[Group, ...]:
-    words: tuple[Words, ...] = (
-        ("--mock-data",), ("--tokenizer-type", "NullTokenizer"), ("--train-iters", str(SMOKE_STEPS)),
-        ("--global-batch-size", str(smoke_batch(job))), ("--eval-iters", "0"), ("--lr", "1e-5"),
-        ("--log-interval", "1"), ("--log-throughput",), ("--seed", "1234"),
-    )  # fmt: skip
-    return (Group(title="Synthetic data, a few steps; the batch replaces the one above", words=words),)
+def _smoke(job: ExportJob) -> Groups:
+    fields = {
+        "mock_data": True, "tokenizer_type": "NullTokenizer", "train_iters": SMOKE_STEPS, "global_batch_size": smoke_batch(job),
+        "eval_iters": 0, "lr": "1e-5", "log_interval": 1, "log_throughput": True, "seed": 1234,
+    }  # fmt: skip
+    return {"Synthetic data, a few steps; the batch replaces the one above": _words(fields)}
 
 
 def header(job: ExportJob) -> str:
@@ -177,12 +147,12 @@ def _script(job: ExportJob) -> str:
         header(job),
         "",
     ]
-    return "\n".join([*head, *shell_array("ARGUMENTS", arguments(job)), "", *shell_array("SMOKE", _smoke(job))]) + "\n"
+    return "\n".join([*head, *_shell_array("ARGUMENTS", arguments(job)), "", *_shell_array("SMOKE", _smoke(job))]) + "\n"
 
 
 def _yaml(job: ExportJob) -> str:
     """The arguments as a mapping, in the form of Megatron-LM's own test recipes: ENV_VARS and MODEL_ARGS."""
-    values = {words[0]: " ".join(words[1:]) or True for group in arguments(job) for words in group.words}
+    values = {words[0]: " ".join(words[1:]) or True for flags in arguments(job).values() for words in flags}
     variables = {name: one.value for name, one in mcore.environment(job).items()}
     document = {"ENV_VARS": variables, "MODEL_ARGS": values}
     head = (

@@ -102,17 +102,7 @@ def _program(job: ExportJob) -> str:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-Bridge cannot run, with its rule."""
-    m, found = job.model, core_refusals(job, "Megatron-Bridge", OPTIMIZERS)
-    if m.gated and m.activation.startswith("relu"):
-        found.append(f"{m.name} has a gated {m.activation}, which Megatron Core's fused MLP does not know")
-    length = job.workload.sequence_length
-    if m.position == "learned" and length != m.num_position_embeddings:
-        found.append(
-            f"sequences of {length} tokens, but {m.name} learned {m.num_position_embeddings} positions, and Megatron-Bridge makes "
-            f"the table as long as the sequences [GPTModelProvider.provide]; train with --sequence-length "
-            f"{m.num_position_embeddings}, or use --to megatron"
-        )
-    return found
+    return core_refusals(job, "Megatron-Bridge", OPTIMIZERS)
 
 
 def render(job: ExportJob) -> Rendered:

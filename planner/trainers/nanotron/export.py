@@ -3,9 +3,9 @@
 from typing import Any
 
 from planner import library
-from planner.layout import NAMES, Recompute, Schedule
+from planner.layout import Recompute, Schedule
 from planner.trainers.bundle.fully_shard import beyond_llama
-from planner.trainers.bundle.quoting import filled_yaml
+from planner.trainers.bundle.quoting import filled_yaml, refused
 from planner.trainers.bundle.run_file import run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
@@ -20,37 +20,11 @@ FACTORIES: dict[str, dict[str, Any]] = {
 
 def refusals(job: ExportJob) -> list[str]:
     """What nanotron cannot run, with its rule."""
-    layout, model, found = job.layout, job.model, unknown_choices(job, "nanotron", FACTORIES, DTYPES)
-    has = beyond_llama(model, experts=model.is_moe, MLA=model.is_mla, query_and_key_norms=model.qk_norm)
+    model = job.model
+    beyond = beyond_llama(model, experts=model.is_moe, MLA=model.is_mla, query_and_key_norms=model.qk_norm)
     if model.head_dim * model.num_heads != model.hidden_size:
-        has.append(f"heads of {model.head_dim}")
-    if has:
-        found.append(
-            f"{model.name} has {', '.join(has)}, and nanotron's LlamaConfig and Qwen2Config say dense layers with RMS norms, "
-            "rotary positions, SwiGLU and heads of hidden size / heads; use another trainer"
-        )
-    if model.num_kv_heads < layout.tp or model.num_kv_heads % layout.tp:
-        found.append(
-            f"tp {layout.tp}: num_key_value_heads ({model.num_kv_heads}) must be >= tp and divide by it [Config]"
-        )
-    if layout.cp > 1 or layout.ep > 1:
-        found.append(f"cp {layout.cp}, ep {layout.ep}: the plan's trainer has neither; use 1")
-    if layout.vpp > 1 or layout.schedule not in ENGINES:
-        found.append(
-            f"schedule {NAMES['schedule'][layout.schedule]} with vpp {layout.vpp}: pp_engine is afab (gpipe) or 1f1b, without "
-            "virtual stages"
-        )
-    if layout.first_stage_layers or layout.last_stage_layers:
-        found.append(
-            "first_stage_layers and last_stage_layers: nanotron deals blocks by its own cost estimate; leave both at 0"
-        )
-    if layout.zero not in (0, 1):
-        found.append(
-            f"zero {layout.zero}: zero_stage is 0 or 1; larger numbers are accepted and shard no more [optimizer/zero.py]"
-        )
-    if layout.recompute == Recompute.SELECTIVE or layout.recompute_layers:
-        found.append("recompute of a part: recompute_layer covers every layer whole; use full or none")
-    return found
+        beyond.append(f"heads of {model.head_dim}")
+    return unknown_choices(job, "nanotron", FACTORIES, DTYPES) + refused(job, "nanotron", beyond=beyond)
 
 
 def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:

@@ -1,81 +1,36 @@
 """torchtitan: a Python module with one function per run, and the command line that starts it."""
 
+import json
+
 from planner.layout import Module, Schedule
 from planner.model import ModelSpec
-from planner.trainers.bundle.fully_shard import beyond_llama, shared_refusals
-from planner.trainers.bundle.quoting import Expression
+from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
+from planner.trainers.bundle.quoting import Expression, comment, filled_text, refused
 from planner.trainers.bundle.run_file import run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
-from planner.trainers.torchtitan.config_module import CONVERTERS, config_module
+from planner.trainers.torchtitan import VERSIONS
 
 OPTIMIZERS = ("adam",)
+CONVERTERS = {"fp8": "Float8LinearConverter", "mxfp8": "MXFP8LinearConverter"}
+"""Converters of torchtitan.components.quantization, by precision."""
+_CONVERTER_ARGUMENTS = {
+    "fp8": 'recipe_name="rowwise", filter_fqns=["lm_head", "router.gate"]',
+    "mxfp8": 'fqns=["layers"]',
+}
 MASK_BLOCK = 128
 """Tokens of a block of FlexAttention's mask (_DEFAULT_SPARSE_BLOCK_SIZE of torch), which context-parallel ranks share out whole."""
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What torchtitan 0.3 cannot run, with its rule."""
-    return [*_model_refusals(job.model), *_layout_refusals(job), *_batch_refusals(job)]
-
-
-def _model_refusals(model: ModelSpec) -> list[str]:
-    """Its decoder layers: RMS norms, rotary positions, SwiGLU, no biases; GQA or MLA; experts with or without shared ones."""
-    found = beyond_llama(model, biases=model.linear_bias or model.qkv_bias or model.expert_bias or model.router_bias,
-                         query_and_key_norms_with_MLA=model.qk_norm and model.is_mla)  # fmt: skip
-    if not found:
-        return []
-    return [
-        f"{model.name} has {', '.join(found)}, and the decoder layers that this export builds from torchtitan.models.common "
-        "have RMS norms, rotary positions, SwiGLU and no biases; write its model module, or plan for another trainer"
-    ]
-
-
-def _layout_refusals(job: ExportJob) -> list[str]:
-    layout, model, found = job.layout, job.model, []
-    tp, cp, shard = layout.tp, layout.cp, job.shard
-    if layout.pp > 1 and model.tied_embeddings:
-        found.append(
-            f"{model.name} ties its embeddings, and with pp {layout.pp} they lie on two stages: weight tying is not "
-            "supported with pipeline parallelism [Decoder.Config.update_from_config]; use pp 1"
-        )
-    if tp > 1 and not model.is_mla and model.num_kv_heads % tp:
-        found.append(
-            f"tp {tp} must divide the {model.num_kv_heads} key-value heads [Decoder.Config.update_from_config]; use a divisor"
-        )
-    if model.is_moe and layout.ep == 1 and tp > 1:
-        found.append(
-            f"ep 1 with tp {tp} splits every expert over tp [moe_sharding.expert_param_placement_dense], which the plan did "
-            "not price (etp 1); use ep > 1 or tp 1"
-        )
-    if model.is_moe and shard * cp * tp % layout.ep:
-        found.append(
-            f"ep {layout.ep} must divide dp_shard {shard} x cp {cp} x tp {tp} = {shard * cp * tp}, whose ranks it borrows "
-            "[ParallelDims]; choose a larger dp_shard"
-        )
-    return [*found, *_sequence_refusals(job), *shared_refusals(job)]
-
-
-def _sequence_refusals(job: ExportJob) -> list[str]:
-    """Parts of the sequence: blocks of FlexAttention's mask over cp, and both halves of a rank's chunks over tp."""
-    tp, cp, length = job.layout.tp, job.layout.cp, job.workload.sequence_length
-    found = []
-    if cp > 1 and length % (MASK_BLOCK * cp):
-        found.append(
-            f"{length} tokens are not a multiple of cp {cp} x {MASK_BLOCK}, the blocks that FlexAttention's mask is shared out in "
-            f"[torch.distributed.tensor, _create_cp_block_mask]; use {-(-length // (MASK_BLOCK * cp)) * MASK_BLOCK * cp} tokens, "
-            "or a smaller cp"
-        )
-    split = tp if job.layout.sequence_parallel else 1
-    if cp > 1 and length % (2 * cp * split):
-        found.append(
-            f"{length} tokens are not a multiple of 2 x cp {cp} x tp {split} [Trainer.__init__]; use a multiple of {2 * cp * split}"
-        )
-    return found
-
-
-def _batch_refusals(job: ExportJob) -> list[str]:
-    layout, work = job.layout, job.workload
-    found = unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
+    m, layout, work = job.model, job.layout, job.workload
+    beyond = beyond_llama(m, biases=m.linear_bias or m.qkv_bias or m.expert_bias or m.router_bias,
+                          query_and_key_norms_with_MLA=m.qk_norm and m.is_mla)  # fmt: skip
+    found = refused(
+        job, "torchtitan", beyond=beyond, length=work.sequence_length, mask_block=MASK_BLOCK,
+        split=layout.tp if layout.sequence_parallel else 1,
+    )  # fmt: skip
+    found += shared_refusals(job) + unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
     found += unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
     if work.lora_rank:
         found.append(f"lora_rank {work.lora_rank}: the plan trains adapters, and this export trains every weight")
@@ -88,10 +43,41 @@ def _batch_refusals(job: ExportJob) -> list[str]:
     return found
 
 
+def _family(model: ModelSpec) -> dict[str, str]:
+    """Package of torchtitan.models, prefix of its classes, its parallelize function."""
+    if model.is_mla:
+        return {"package": "deepseek_v3", "prefix": "DeepSeekV3", "apply": "parallelize_deepseekv3"}
+    if model.is_moe or model.qk_norm:
+        return {"package": "qwen3", "prefix": "Qwen3", "apply": "parallelize_qwen3"}
+    return {"package": "llama3", "prefix": "Llama3", "apply": "parallelize_llama"}
+
+
+def _config_module(job: ExportJob) -> str:
+    """Text of plan_config.py: model, training and parallelism, every dimension written out."""
+    m, precision = job.model, job.workload.precision
+    stages = [[f"layers.{i}" for i in layers] for _, _, layers in job.virtual_stages()]
+    stages[0].insert(0, "tok_embeddings")
+    stages[-1] += ["norm", "lm_head"]
+    has_experts = f"index >= {m.num_dense_layers}"
+    if m.moe_layer_interval > 1:
+        interval = m.moe_layer_interval
+        has_experts += f" and (index - {m.num_dense_layers}) % {interval} == {interval - 1}"
+
+    def feed_forward(width: int) -> str:
+        return f"make_ffn_config(dim={m.hidden_size}, hidden_dim={width}, w1_param_init=INIT, w2w3_param_init=out)"
+
+    return filled_text(
+        job, "torchtitan/plan_config.py.j2", name=comment(m.name), literal=repr(m.name), stages=map(json.dumps, stages),
+        title=comment(f"{m.name} on {job.cluster.num_gpus} GPUs, for torchtitan {VERSIONS}."), feed_forward=feed_forward,
+        has_experts=has_experts, schedule_name=SCHEDULES[Schedule(job.layout.schedule)], converter=CONVERTERS.get(precision),
+        converter_arguments=_CONVERTER_ARGUMENTS.get(precision), **_family(m),
+    )  # fmt: skip
+
+
 def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
     precision = job.workload.precision
     note = "0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer."
     extra = Expression(" torchao" if precision in CONVERTERS else "")
-    files = {"plan_config.py": config_module(job)}
+    files = {"plan_config.py": _config_module(job)}
     return run_of(job, "torchtitan", files, {"notes": (note,) if precision == "fp8" else ()}, extra=extra)

@@ -12,24 +12,19 @@ from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Module, Recompute, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES
 from planner.trainers.reading.configuration import Reading
-from planner.trainers.reading.values import json_mapping, quotient, read_text, uneven, whole_number
-from planner.trainers.torchtitan.config_module import CONVERTERS
+from planner.trainers.reading.values import json_mapping, left_over, quotient, read_text, uneven, whole_number
+from planner.trainers.torchtitan.export import CONVERTERS
 
-PARALLELISM = {
-    "data_parallel_replicate_degree": 1,
-    "data_parallel_shard_degree": -1,
-    "fsdp_reshard_after_forward": "default",
-    "tensor_parallel_degree": 1,
-    "context_parallel_degree": 1,
-    "pipeline_parallel_degree": 1,
-    "pipeline_parallel_schedule": "1F1B",
-    "pipeline_parallel_microbatch_size": 1,
-    "pipeline_parallel_layers_per_stage": None,
-    "expert_parallel_degree": 1,
-    "module_fqns_per_model_part": None,
-}
-"""Keys of the section parallelism that decide the layout, with torchtitan's defaults."""
-TRAINING = {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048}
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "parallelism": {
+        "data_parallel_replicate_degree": 1, "data_parallel_shard_degree": -1, "fsdp_reshard_after_forward": "default",
+        "tensor_parallel_degree": 1, "context_parallel_degree": 1, "pipeline_parallel_degree": 1,
+        "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1,
+        "pipeline_parallel_layers_per_stage": None, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
+    },
+    "training": {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048},
+}  # fmt: skip
+"""Keys that decide the layout and the batch, with torchtitan's defaults."""
 QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_backend", "steps", "dtype",
          "mixed_precision_param", "mixed_precision_reduce", "disable_cuda_graphs", "max_norm", "gc_freq",
          "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers")  # fmt: skip
@@ -38,27 +33,11 @@ QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_bac
 
 def read(path: Path, num_gpus: int | None = None) -> Reading:
     """The layout of a torchtitan configuration; ``num_gpus`` where data_parallel_shard_degree is -1. Raises PlannerError."""
-    text = read_text(path)
-    sections = _sections(path, text)
-    parallel = {**PARALLELISM, **sections.get("parallelism", {})}
-    training = {**TRAINING, **sections.get("training", {})}
-    unknown = [
-        f"{name}.{key}"
-        for name, known in (("parallelism", PARALLELISM), ("training", TRAINING))
-        for key in sections.get(name, {})
-        if key not in known and key not in QUIET
-    ]
-    return _found(path, parallel, training, sections.get("other", {}), num_gpus, unknown)
+    given = _sections(path, read_text(path))
+    other = given.get("other", {})
+    parallel, training = ({**known, **given.get(name, {})} for name, known in DEFAULTS.items())
+    unread = [one for name, known in DEFAULTS.items() for one in left_over(given.get(name, {}), (*known, *QUIET), f"{name}.")]
 
-
-def _found(
-    path: Path,
-    parallel: Mapping[str, Any],
-    training: Mapping[str, Any],
-    other: Mapping[str, Any],
-    num_gpus: int | None,
-    unknown: list[str],
-) -> Reading:
     def degree(key: str) -> int:
         return whole_number(parallel[key], f"{path}: parallelism.{key}")
 
@@ -77,7 +56,6 @@ def _found(
     micro = degree("pipeline_parallel_microbatch_size") if pp > 1 else local
     schedule, chunks, split = _pipeline(path, parallel, pp)
     recompute = other.get("recompute", Recompute.SELECTIVE)
-    notes = [f"recompute: {one}" for one in other.get("notes", ())]
     kept = parallel["fsdp_reshard_after_forward"]
     if kept == "default":  # torchtitan: never with a pipeline, else always
         kept = "never" if pp > 1 else "always"
@@ -93,7 +71,7 @@ def _found(
         trainer="torchtitan", fields=fields, num_gpus=tp * cp * pp * dp, global_batch_size=batch,
         sequence_length=whole_number(training["seq_len"], f"{path}: training.seq_len"),
         precision=other.get("precision", "fp32" if training.get("mixed_precision_param") == "float32" else "bf16"),
-        optimizer="adam", unread=tuple(unknown), notes=tuple(notes),
+        optimizer="adam", unread=tuple(unread), notes=tuple(f"recompute: {one}" for one in other.get("notes", ())),
     )  # fmt: skip
 
 
@@ -165,19 +143,16 @@ def _python(path: Path, text: str) -> dict[str, dict[str, Any]]:
     }
     found: dict[str, dict[str, Any]] = {"other": {}}
     wanted = {"ParallelismConfig": "parallelism", "TrainingConfig": "training"}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        name = ast.unparse(node.func).split(".")[-1]
-        if name in wanted and wanted[name] not in found:
-            found[wanted[name]] = {
-                one.arg: _constant(path, one.value, constants, one.arg) for one in node.keywords if one.arg
-            }
-        for one in node.keywords:
-            if one.arg == "activation_checkpoint":
-                found["other"]["recompute"] = _policy(path, one.value)
+    for node in (one for one in ast.walk(tree) if isinstance(one, ast.Call)):
+        function = ast.unparse(node.func)
+        given = {one.arg: one.value for one in node.keywords if one.arg}
+        section = wanted.get(function.split(".")[-1])
+        if section and section not in found:
+            found[section] = {key: _constant(path, value, constants, key) for key, value in given.items()}
+        if "activation_checkpoint" in given:
+            found["other"]["recompute"] = _policy(path, given["activation_checkpoint"])
         for precision, converter in CONVERTERS.items():
-            if ast.unparse(node.func).startswith(f"{converter}."):
+            if function.startswith(f"{converter}."):
                 found["other"]["precision"] = precision
     if "parallelism" not in found:
         raise PlannerError(

@@ -10,6 +10,7 @@ from planner.trainers.deepspeed import export as deepspeed
 SMOKE_STEPS = 3
 """Optimizer steps of a smoke run."""
 
+
 def on_deepspeed(job: ExportJob) -> bool:
     """Whether DeepSpeed is the library below the front end; else it is FSDP by accelerate."""
     return library_trainer(job.plan.trainer) == "deepspeed"

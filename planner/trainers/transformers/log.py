@@ -43,8 +43,6 @@ def read(text: str) -> Log:
 
 
 def _state(text: str) -> dict[str, Any] | None:
-    if not text.lstrip().startswith("{\n") and not text.lstrip().startswith('{"'):
-        return None
     try:
         state = json.loads(text)
     except (ValueError, RecursionError):

@@ -1,7 +1,9 @@
-"""Files of runs as they are written: the schema of ``profiles/runs``, every value checked."""
+"""Files of runs, every value checked by the schema of ``profiles/runs``; what a row's texts stand for, by frameworks.yaml."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -43,6 +45,30 @@ _FILE = {
 }  # fmt: skip
 
 
+class UnsupportedError(Exception):
+    """The reason why a row cannot be priced."""
+
+
+@cache
+def frameworks() -> dict[str, list[dict[str, Any]]]:
+    """The table of frameworks, GPUs and families, its expressions compiled."""
+    table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
+    # A GPU's number ends where the text says so: H100 is not the beginning of H1000.
+    whole = {"hardware": r"(?:{})(?!\d)"}
+    return {
+        kind: [
+            {**entry, "match": re.compile(whole.get(kind, "{}").format(entry["match"]), re.IGNORECASE)} for entry in entries
+        ]
+        for kind, entries in table.items()
+    }
+
+
+@cache
+def _matching(kind: str, text: str) -> tuple[Mapping[str, Any], ...]:
+    """Entries of the table that match a text."""
+    return tuple(entry for entry in frameworks().get(kind, []) if entry["match"].search(text))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """One row of a file as it is written, defaults merged in; every value has its type or is None."""
@@ -73,6 +99,43 @@ class Row:
     def notes(self) -> str:
         """What the source says in addition to the numbers; empty when nothing."""
         return str(self.data.get("notes") or "")
+
+    @cached_property
+    def entry(self) -> Mapping[str, Any]:
+        """What the table says about its framework: the first entry that matches; every row matches one."""
+        texts = {"framework": self.framework, "notes": self.notes, "id": self.id, "source": self.source}
+        entry = next(one for one in frameworks()["trainers"] if one["match"].search(texts[one["in"]]))
+        if entry.get("unknown") and self.framework in library.names("trainers"):  # as a trainer's log reader says it
+            return {**entry, "trainer": self.framework, "unknown": False}
+        return entry
+
+    @cached_property
+    def recipe(self) -> Mapping[str, Any]:
+        """What the published recipe of the release, GPU and model says and the row does not."""
+        recipes = _matching("recipes", f"{self.source} {self.framework} {self.hardware.get('gpu', '')}")
+        return next((one for one in recipes if re.search(one["id"], self.id)), {})
+
+    @cached_property
+    def remarks(self) -> str:
+        """The row's notes and what its recipe adds to them."""
+        return "; ".join(text for text in (self.notes, self.recipe.get("notes", "")) if text)
+
+    def note(self, pattern: str) -> re.Match[str] | None:
+        """The first match of an expression in the notes."""
+        return re.search(pattern, self.remarks)
+
+    def fact(self, key: str, default: Any) -> Any:
+        """What the recipe says, else the framework, else the default."""
+        return self.recipe.get(key, self.entry.get(key, default))
+
+    def family(self, network: str) -> str:
+        """Group of sources that it belongs to; split by precision, model or network where the table says so."""
+        found = next(iter(_matching("families", self.source)), None)
+        if found is None:
+            return "other"
+        low = "bf16" if self.get("precision") in (None, "bf16", "fp16") else "fp8"
+        suffix = {"precision": low, "moe": "MoE" if self.get("model.experts") else low, "network": network}
+        return f"{found['family']} {suffix.get(found.get('split', ''), '')}".rstrip()
 
 
 def shipped() -> list[Path]:
