@@ -170,7 +170,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
     parts["stragglers"] = _stragglers(priced, parts)
     sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("forward", "backward")]
                      for one in (computed, predicted_of(priced).computed)])  # fmt: skip
-    longer = np.divide(*sums, out=np.ones((2, 3)), where=sums[1] > 0)
+    longer = np.divide(sums[0], sums[1], out=np.ones((2, 3)), where=sums[1] > 0)
     parts |= _ends(priced, longer, whole.update * ratios["optimizer"], seen)
     if pp == 1:
         parts["compute"] += parts["once_per_step"]
@@ -199,7 +199,7 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     missing = [kind for kind in range(3) if kind not in measured]
     for pair in sums.values():
         pair[:, missing] = pair.sum(axis=1, keepdims=True)
-    ratios = {name: np.divide(*pair, out=np.ones(3), where=(pair > 0).all(axis=0)) for name, pair in sums.items()}
+    ratios = {name: np.divide(pair[0], pair[1], out=np.ones(3), where=(pair > 0).min(axis=0)) for name, pair in sums.items()}
     ratios["weight"] = np.where(sums["weight"][0] > 0, ratios["weight"], ratios["backward"])
     others = " and ".join(POSITIONS[kind] for kind in measured)
     return ratios, tuple(

@@ -93,14 +93,11 @@ def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
         unit: Any = partial(replicate, mp_policy=policy)
     else:
         unit = partial(fully_shard, mp_policy=policy, reshard_after_forward=split.zero == 3)
-    ends = [one for one in (part.norm, part.head) if one is not None]
-    if part.embedding is not None and part.head is not None and part.head.weight is part.embedding.weight:
-        unit([part.embedding, *ends], mesh=meshes.dense)
-    else:
-        if part.embedding is not None:
-            unit(part.embedding, mesh=meshes.dense)
-        if ends:
-            unit(ends, mesh=meshes.dense)
+    first, ends = ([one for one in many if one is not None] for many in ((part.embedding,), (part.norm, part.head)))
+    tied = part.embedding is not None and part.head is not None and part.head.weight is part.embedding.weight
+    for modules in ([*first, *ends],) if tied else (first, ends):
+        if modules:
+            unit(modules, mesh=meshes.dense)
     for layer in part.layers.values():
         if isinstance(layer.mlp, Mixture):
             placed = _expert_placement(split, meshes) if split.zero else {}

@@ -168,8 +168,9 @@ def _smaller(model: ModelSpec, layout: Layout, degrees: Layout, layers: int) -> 
     if layers != model.num_layers:
         sizes["num_dense_layers"] = min(model.num_dense_layers, max(layers - model.moe_layer_interval, 0))
     smaller = dataclasses.replace(model, **sizes, num_layers=layers)
-    published = {"published_parameters": 0.0, "published_active_parameters": 0.0}
-    return model if smaller == model else dataclasses.replace(smaller, **published)
+    if smaller == model:
+        return model
+    return dataclasses.replace(smaller, published_parameters=0.0, published_active_parameters=0.0)
 
 
 def _changes(job: Job, layout: Layout, smaller: Job, small: Layout) -> tuple[str, ...]:
