@@ -21,7 +21,7 @@ from planner.trainers.bundle.process_groups import GROUPS, group_of
 from planner.trainers.bundle.target import ExportJob, in_range
 from planner.trainers.megatron.core_settings import moe_layer_pattern, pipeline_layout, vocab_rows
 from planner.trainers.megatron.readback import parse as read_megatron
-from planner.trainers.targets import TARGETS, load_target, targets_of
+from planner.trainers.targets import TARGETS, load_target
 from planner.workload import Workload
 
 SMALL = Wanted(model="llama-3.1-8b", gpus=8, top=8)
@@ -236,7 +236,7 @@ def test_gradients_are_summed_as_they_were_priced(tmp_path: Path) -> None:
 
 
 def test_targets_of_a_trainer() -> None:
-    assert "megatron" in targets_of("megatron") and "megatron" not in targets_of("torchtitan")
+    assert "megatron" in load_target("megatron").trainers and "torchtitan" not in load_target("megatron").trainers
 
 
 # ------------------------------------------------------------------------------------------------ and back

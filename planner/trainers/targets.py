@@ -16,11 +16,6 @@ def load_target(name: str) -> Target:
     facts, exporter = having("export")[name], load(name, "export")
     return Target(
         name=name, title=facts.TITLE, trainers=facts.TRAINERS or tuple(library.names("trainers")),
-        versions=facts.VERSIONS, package=facts.PACKAGE, level=facts.LEVEL, source=facts.SOURCE,
+        versions=facts.VERSIONS, package=facts.PACKAGE, level=facts.LEVEL,
         writes=getattr(facts, "WRITES", ()), refusals=exporter.refusals, render=exporter.render,
     )  # fmt: skip
-
-
-def targets_of(trainer: str) -> list[str]:
-    """Names of the targets that run a trainer's plans as they were priced."""
-    return [name for name in TARGETS if trainer in load_target(name).trainers]

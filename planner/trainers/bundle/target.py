@@ -220,8 +220,6 @@ class Target:
     """Name on the package index."""
     level: str
     """Of LEVELS: how far the tests take the trainer's own code."""
-    source: str
-    """Where its rules were read."""
     refusals: Callable[[ExportJob], list[str]]
     """What this trainer cannot run in this job: sentences with the numbers and the remedy; empty = it can."""
     render: Callable[[ExportJob], Rendered]
