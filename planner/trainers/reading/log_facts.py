@@ -113,8 +113,8 @@ def scan(log: Log, text: str, patterns: Mapping[str, Sequence[re.Pattern[str]]],
             values: dict[str, Any] = {key: number(value) for key, value in found.items() if key != "unit"}
             if "milliseconds" in values:
                 values["seconds"] = values.pop("milliseconds") * units.parse("1 ms", "seconds")
-            whole = {key: int(values[key]) for key in ("number", "batch") if key in values}
-            log.steps.append(Step(**{**values, **whole}))
+            values |= {key: int(values[key]) for key in ("number", "batch") if key in values}
+            log.steps.append(Step(**values))
     log.other_memory_gib = {kind: peak for kind, peak in peaks.items() if peak}
     if log.other_memory_gib:
         log.memory_kind = next(iter(log.other_memory_gib))
