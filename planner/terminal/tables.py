@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -62,6 +62,15 @@ def table(*headings: str, title: str | None = None, least: int | None = None, ro
     for row in rows:
         found.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
     return found
+
+
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
+    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
 
 
 def plain_table(title: str | None, *justify: Any) -> Table:

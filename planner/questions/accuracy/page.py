@@ -13,7 +13,6 @@ from planner import library
 from planner.questions.accuracy.floor import KINDS
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import statistics
-from planner.questions.report.markdown import table as markdown_table
 from planner.terminal import tables
 from planner.terminal.pictures import new_figure, write_picture
 
@@ -227,7 +226,7 @@ def headline(summary: Mapping[str, Any]) -> str:
 
 def markdown(one: Table) -> str:
     """A table in Markdown: the first column left, the others right."""
-    return markdown_table(one.headings, one.rows, "---:")
+    return tables.markdown_table(one.headings, one.rows, "---:")
 
 
 def link(where: str) -> str:

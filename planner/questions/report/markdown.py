@@ -1,9 +1,8 @@
 """The report as Markdown: for an issue, a wiki or a mail; the same document as the page."""
 
-from collections.abc import Iterable, Sequence
-
 from planner.costs import LEFT_OUT
 from planner.questions.report.document import Chart, Document
+from planner.terminal.tables import markdown_table as table
 
 MOST_ROWS = 40
 """Rows of a table; longer ones say how many are left out."""
@@ -42,12 +41,3 @@ def _chart_table(chart: Chart) -> str:
     text = table([column.title for column in columns], cells[:MOST_ROWS])
     left = len(chart.table_rows) - MOST_ROWS
     return text if left <= 0 else f"{text}\n\n{left:,} more rows are in `--format json`."
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
-    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
-
-    def line(cells: Sequence[str]) -> str:
-        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
-
-    return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
