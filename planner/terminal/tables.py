@@ -64,6 +64,15 @@ def table(*headings: str, title: str | None = None, least: int | None = None, ro
     return found
 
 
+def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], rule: str = "---") -> str:
+    """A Markdown table, ``rule`` below the headings but the first; a bar in a cell is escaped."""
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+    return "\n".join([line(headings), line(["---", *[rule] * (len(headings) - 1)]), *map(line, rows)])
+
+
 def plain_table(title: str | None, *justify: Any) -> Table:
     """A table without headings, its columns to the left or to the right."""
     found = Table(title=title, box=box.SIMPLE, show_header=False, title_justify="left", pad_edge=False)

@@ -78,8 +78,8 @@ def page(document: Document, code: str) -> str:
     tables = {one.name: _table(one) for one in (*document.charts, document.alternatives)}
     mine = next((number for number, row in enumerate(document.alternatives.rows) if "this plan" in str(row[0])), None)
     return _template("page.html.j2", autoescape=True).render(
-        doc=document, tables=tables, mine=mine, summaries={one.name: _summary(one) for one in document.charts},
-        tied=_tied, ticked=lambda text: Markup(_ticked(text)), left_out="; ".join(LEFT_OUT),
+        doc=document, tables=tables, mine=mine, most_rows=TABLE_ROWS, tied=_tied, left_out="; ".join(LEFT_OUT),
+        ticked=lambda text: Markup(_ticked(text)),
         assumed=[[one["what"], one["value"], one["why"], one["flag"]] for one in document.assumptions],
         rates=[[one["what"], one["value"], one["source"], one["date"]] for one in document.basis],
         code=Markup(_script(code)), charts=Markup(_json(drawn)),
@@ -131,14 +131,6 @@ def _table(chart: Chart) -> tuple[list[str], list[list[str]], list[str]]:
     words = ["long" if any(len(row[at]) > LONG for row in cells) else "text" for at in range(len(columns))]
     kinds = ["number" if one.kind not in ("text", "flag") else word for one, word in zip(columns, words, strict=True)]
     return [column.title for column in columns], cells, kinds
-
-
-def _summary(chart: Chart) -> str:
-    rows = len(chart.table_rows)
-    some = (
-        f"{rows:,} row{'' if rows == 1 else 's'}" if rows <= TABLE_ROWS else f"the first {TABLE_ROWS} of {rows:,} rows"
-    )
-    return f"The numbers ({some})"
 
 
 def _ticked(text: str) -> str:

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from planner.plan_file import Plan
 
 FORMATS = {
-    "html": (".html", ".htm"), "trace": (), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",),
+    "html": (".html", ".htm"), "trace": (".trace.json",), "markdown": (".md", ".markdown"), "json": (".json",), "png": (".png",),
 }  # fmt: skip
-"""Formats and the endings that mean them; a trace is JSON as well and must be asked for (or end in .trace.json)."""
+"""Formats and the endings that mean them; the first that fits counts, as a trace is JSON as well."""
 CHARTS = (
     "waterfall", "memory", "memory-timeline", "pipeline", "heatmap", "pareto", "scaling", "sensitivity", "accuracy",
 )  # fmt: skip
@@ -37,11 +37,8 @@ def format_of(kind: str | None, output: Path | None, chart: str | None) -> str:
 def _by_ending(output: Path | None, chart: str | None) -> str:
     if output is None:
         return "html" if chart is None else "png"
-    name = output.name.lower()
-    if name.endswith(".trace.json"):
-        return "trace"
     for known, endings in FORMATS.items():
-        if name.endswith(endings):
+        if output.name.lower().endswith(endings):
             return known
     raise PlannerError(
         f"{output}: the ending does not say what to write; end it in .html, .md, .json or .png, or give --format"
