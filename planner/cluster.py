@@ -35,17 +35,13 @@ class Cluster:
     @property
     def domain(self) -> float:
         """GPUs that reach each other over the fast local link (NVLink domain; the node where there is only PCIe)."""
-        return max(self.hardware.scale_up_domain, self.hardware.gpus_per_node if self._pcie_box else 1)
-
-    @property
-    def _pcie_box(self) -> bool:
-        return self.hardware.scale_up_domain <= 2
+        linked = self.hardware.scale_up_domain
+        return max(linked, self.hardware.gpus_per_node) if linked <= 2 else linked
 
     def ranks_per_domain(self, n: object, stride: object) -> Floats:
         """Ranks of a group of ``n``, ``stride`` apart, that share one scale-up domain: D / stride, from 1 to n."""
         inside = np.floor(self.domain / np.maximum(np.asarray(stride, dtype=float), 1.0))
-        ranks: Floats = np.clip(inside, 1.0, np.asarray(n, dtype=float))
-        return ranks
+        return np.clip(inside, 1.0, np.asarray(n, dtype=float))
 
     def collective_time(self, op: str, size: object, n: object, stride: object) -> Floats:
         """Seconds of one collective of ``n`` ranks ``stride`` apart; ``size`` bytes as nccl-tests counts them.

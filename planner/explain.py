@@ -30,9 +30,8 @@ def layout_text(layout: Layout) -> str:
 
 def degrees_text(layout: Layout) -> str:
     """The degrees of a layout, as flags are named; what is at its default is left out."""
-    words = [
-        f"{name} {getattr(layout, name)}" for name in ("tp", "pp", "dp", "cp", "ep", "etp") if _shown(layout, name)
-    ]
+    degrees = {name: getattr(layout, name) for name in ("tp", "pp", "dp", "cp", "ep", "etp")}
+    words = [f"{name} {value}" for name, value in degrees.items() if value != 1 or name in ("tp", "pp", "dp")]
     words += [f"vpp {layout.vpp}"] if layout.vpp != 1 else []
     words += [f"b {layout.micro_batch_size}", f"m {layout.num_microbatches}"]
     words += [f"zero {layout.zero}"] if layout.zero else []
@@ -42,10 +41,6 @@ def degrees_text(layout: Layout) -> str:
     if layout.first_stage_layers or layout.last_stage_layers:
         words.append(f"ends {layout.first_stage_layers or 'even'}/{layout.last_stage_layers or 'even'} layers")
     return ", ".join(words)
-
-
-def _shown(layout: Layout, name: str) -> bool:
-    return name in ("tp", "pp", "dp") or getattr(layout, name) != 1
 
 
 def memory_options(layout: Layout) -> list[str]:
@@ -91,9 +86,8 @@ def _against_runner_up(first: Estimate, layout: Layout, second: Estimate) -> str
 
 def differences(one: Estimate, other: Estimate) -> tuple[list[str], list[str]]:
     """What ``one`` pays more for than ``other`` and what it saves, in seconds by part, largest first."""
-    gaps = sorted(
-        ((float(one.time[part][0] - other.time[part][0]), part) for part in PARTS), key=lambda gap: -abs(gap[0])
-    )
+    gaps = [(float(one.time[part][0] - other.time[part][0]), part) for part in PARTS]
+    gaps.sort(key=lambda gap: -abs(gap[0]))
     least = 0.002 * float(other.step_time[0])
     pays = [f"{gap:.3g} s more for {PART_TEXT[part]}" for gap, part in gaps if gap > least]
     saves = [f"{-gap:.3g} s of {PART_TEXT[part]}" for gap, part in gaps if gap < -least]

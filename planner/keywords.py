@@ -102,9 +102,8 @@ def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
         whole = name in WHOLE_NUMBERS
         kinds = (int,) if whole else NUMBERS.get(name, (str, ModelSpec) if name == "model" else (str,))
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
-            raise PlannerError(
-                f"{name} is {shown(value)}; it must be a {'whole number' if whole else 'text or a number'}"
-            )
+            right = "whole number" if whole else "text or a number"
+            raise PlannerError(f"{name} is {shown(value)}; it must be a {right}")
         fields["num_gpus" if name == "gpus" else name] = value
     rate = fields["network_bandwidth"]
     if rate is not None:

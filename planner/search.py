@@ -291,3 +291,6 @@ def _near_even(total: int, pp: int) -> list[tuple[int, int]]:
 def plan_key(layout: Layout) -> tuple[int, ...]:
     """What makes a plan a different one: all but vpp, layers of the end stages, schedule and the like."""
     return tuple(int(getattr(layout, name)) for name in PLAN_FIELDS)
+
+
+__all__ = ["SAFE", "Finding", "Pins", "best_splits", "fits", "plan_key", "search"]

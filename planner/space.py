@@ -13,7 +13,7 @@ from planner.model import ModelSpec
 from planner.rules import Job, absent_modules, divisors
 from planner.trainer import Trainer
 
-LARGEST_MICRO_BATCH = 16
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 LEAST_TOKENS = 512
 """Context parallelism leaves every rank at least this many tokens of a sequence: smaller pieces only add latency."""
 LARGEST_VPP = 16
@@ -52,7 +52,9 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     for number, name in enumerate(_VARIED):  # a pin on something that a degree of 1 or the model fixes leaves nothing
         rows = rows[rows[:, number] == pins.values[name]] if name in pins.values else rows
     values: dict[str, Any] = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
-    return Layout(**{**_constant(job, pins), **values})
+    options = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")  # varied by the search
+    pinned = {name: value for name, value in pins.values.items() if name not in (*options, *_VARIED)}
+    return Layout(**{"order": int(Order.TP_CP_EP_DP_PP), **pinned, **values})
 
 
 _VARIED = (
@@ -61,29 +63,19 @@ _VARIED = (
 )  # fmt: skip
 
 
-def _constant(job: Job, pins: Pins) -> dict[str, int]:
-    """Fields that one search does not vary at this level."""
-    options = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")
-    pinned = {name: value for name, value in pins.values.items() if name not in (*options, *_VARIED)}
-    return {"order": int(Order.TP_CP_EP_DP_PP)} | pinned
-
-
 def _combinations(job: Job, pins: Pins, tp: int, pp: int, cp: int) -> NDArray[np.int64]:
     """Rows of _VARIED for one tp, pp, cp."""
     trainer, batch = job.trainer, job.workload.global_batch_size
     dp = job.cluster.num_gpus // (tp * pp * cp)
     if dp != pins.values.get("dp", dp) or batch % dp:
         return np.zeros((0, len(_VARIED)), dtype=np.int64)
-    micro = [b for b in (1, 2, 4, 8, 16) if b <= LARGEST_MICRO_BATCH and batch % (dp * b) == 0]
+    micro = [b for b in MICRO_BATCHES if batch % (dp * b) == 0]
     batches = [(b, batch // (dp * b)) for b in pins.options("micro_batch_size", micro) if batch % (dp * b) == 0]
     shards = pins.options("dp_shard", _shards(job, dp))
     methods = [n for n, name in NAMES["cp_method"].items() if name in trainer.legal.cp_methods] if cp > 1 else [0]
     always = {"optional": [0, 1], "always": [1], "never": [0]}[trainer.legal.sequence_parallel] if tp > 1 else [0]
-    zero = (
-        [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
-        if dp * cp > 1
-        else [min(trainer.legal.zero)]
-    )
+    levels = [level for level in trainer.legal.zero if pp == 1 or level in trainer.legal.zero_with_pp]
+    zero = levels if dp * cp > 1 else [min(trainer.legal.zero)]
     rows = [
         (tp, pp, cp, dp, shard, b, m, ep, etp, vpp, schedule, first, last, level, method, split)
         for shard, (b, m), (ep, etp), (vpp, schedule, first, last), level, method, split in itertools.product(
@@ -180,9 +172,8 @@ def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
     """What 'selective' means when no module is named: the score matrix where it is stored, else norms and activations,
     else the MLP, else the first module that the trainer knows."""
     known = module_mask(list(trainer.legal.recompute_modules)) & ~absent_modules(model, trainer)
-    wanted = int(
-        Module.CORE_ATTENTION if trainer.kernels.attention == "unfused" else Module.NORM | Module.MLP_ACTIVATION
-    )
+    stored = trainer.kernels.attention == "unfused"
+    wanted = int(Module.CORE_ATTENTION if stored else Module.NORM | Module.MLP_ACTIVATION)
     if wanted & known == wanted:
         return wanted
     if known & Module.MLP:
@@ -237,8 +228,7 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
     ]
     others = [one for one in Module if not one & COMBINED]
     sets += others + [one | cheap for one in others]
-    unique = {int(one): None for one in sets if one}
-    return list(unique)
+    return list(dict.fromkeys(int(one) for one in sets if one))
 
 
 def stack(layouts: list[Layout]) -> Layout:

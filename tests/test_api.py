@@ -16,8 +16,8 @@ import pytest
 
 import planner
 from planner import api
-from planner.commands.plan_estimate import estimate as estimate_command
-from planner.commands.plan_search import search as search_command
+from planner.commands.plans import estimate as estimate_command
+from planner.commands.plans import search as search_command
 from planner.keywords import JOB, SEARCHED, Keywords
 from planner.layout import FIELDS
 from planner.model import load_model

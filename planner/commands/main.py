@@ -9,8 +9,8 @@ import click
 from planner.errors import PlannerError
 
 COMMANDS = {
-    "search": ("commands.plan_search", "Search every legal layout, print the best plans (default)."),
-    "estimate": ("commands.plan_estimate", "Price one explicit layout, with the whole breakdown."),
+    "search": ("commands.plans", "Search every legal layout, print the best plans (default)."),
+    "estimate": ("commands.plans", "Price one explicit layout, with the whole breakdown."),
     "report": ("questions.report.command", "A plan as one page to look at; also Markdown, JSON, a trace, pictures."),
     "compare": ("questions.compare.command", "Plan files side by side: what differs, and what each difference does."),
     "what-if": ("questions.what_if.command", "The same job with one thing changed; fewest GPUs, cheapest hardware."),
@@ -21,15 +21,15 @@ COMMANDS = {
         "questions.doctor.command",
         "What was measured against a plan: what would explain the gap, and the check that shows it.",
     ),
-    "export": ("commands.export", "Write a plan as a folder that a trainer runs."),
-    "import": ("commands.import_", "Read a trainer's configuration as a plan."),
+    "export": ("commands.plans", "Write a plan as a folder that a trainer runs."),
+    "import": ("commands.plans", "Read a trainer's configuration as a plan."),
     "profile": ("lab.profile.command", "Measure this machine and write a hardware profile."),
     "validate": ("lab.run.command", "Run a plan, or its memory alone, and compare with the prediction."),
     "calibrate": ("questions.calibrate.command", "Correct a hardware profile with your own measured runs."),
     "accuracy": ("questions.accuracy.command", "Predict published runs and print the errors."),
-    "models": ("commands.listings", "List the model presets."),
+    "models": ("commands.plans", "List the model presets."),
     "hardware": ("questions.hardware.command", "List the hardware profiles, or look into them."),
-    "trainers": ("commands.listings", "List the trainers."),
+    "trainers": ("commands.plans", "List the trainers."),
 }  # fmt: skip
 """Command -> module of planner that holds it, imported when it is asked for; and its line in ``plan --help``."""
 
@@ -64,8 +64,7 @@ class PlanGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if args and args[0] not in COMMANDS and args[0] not in ("--help", "--version"):
-            looks_like_command = not args[0].startswith("-")
-            if looks_like_command:
+            if not args[0].startswith("-"):
                 from planner.errors import nearest_first
 
                 nearest = ", ".join(nearest_first(args[0], COMMANDS)[:3])

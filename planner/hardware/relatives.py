@@ -112,7 +112,7 @@ def filled(data: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         families["pcie"] = families.pop("scale_up")
     taken = [key for key in plain if key not in data and key != "device"]
     note = f"a datasheet: curves of {name} scaled by peak, bandwidth and link, and {len(taken)} figures of it that the sheet lacks"
-    options = {key: relative[key] for key in ("precise_accumulation", "block_scaling") if key in relative}
+    options = {key: value for key, value in relative.items() if key in ("precise_accumulation", "block_scaling")}
     marks = {"filled_from": name, "measured": dict.fromkeys(FAMILIES, f"scaled from {name}"), "curves_from": families}
     said = {"notes": [note, *data.get("notes", ())], "unverified": [*data.get("unverified", ()), *taken]}
     return {**options, **plain, **data, **marks, **said}

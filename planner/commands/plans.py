@@ -1,0 +1,174 @@
+"""Commands that are one call of the API each: search, estimate, export, import; and what the library holds."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from planner.errors import listed
+from planner.layout import FIELDS
+from planner.terminal.flags import console, emit, job_options, layout_options, progress
+from planner.trainers import having
+
+NOTHING_FITS = 1
+"""Exit code when no layout of the space fits."""
+READERS = listed(having("readback"))
+YAML_FILE = click.Path(dir_okay=False, path_type=Path)
+OUTPUT = click.option("--output", type=YAML_FILE, help="Write the plan to this YAML file.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output instead of tables.")
+
+
+@click.command()
+@job_options(required=True)
+@layout_options(tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations")))
+@click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
+@click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
+@JSON
+def search(top: int, output: Path | None, as_json: bool, **flags: Any) -> None:
+    """Search every legal layout and print the best plans (the default command).
+
+    Any flag of a layout (--tp, --pp, --recompute, ...) pins that value; the search varies the others.
+
+    \b
+    Examples:
+      plan --model llama-70b --gpus 8
+      plan --model qwen3-235b-a22b --gpus 256 --hardware b200-sxm --top 10
+      plan --model llama-8b --gpus 8 --trainer torchtitan --sequence-length 32768 --json
+      plan --model llama-70b --gpus 64 --tp 8 --micro-batch-size 1 --output plan.yaml
+    """
+    from planner import api
+
+    with progress("searching") as say:
+        plans = api.plan(top=top, progress=say, **flags)
+    if output is not None and plans:  # before the tables, whose reader may have seen enough: plan ... | head
+        plans[0].save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(plans, as_json)
+    if not plans:
+        if output is not None:
+            click.echo(f"nothing fits, so {output} was not written", err=True)
+        sys.exit(NOTHING_FITS)
+
+
+@click.command()
+@click.argument("file", required=False, type=YAML_FILE)
+@job_options(required=False)
+@layout_options(FIELDS)
+@OUTPUT
+@JSON
+def estimate(file: Path | None, output: Path | None, as_json: bool, **flags: Any) -> None:
+    """Price one explicit layout, with the whole breakdown.
+
+    FILE is a plan written by --output, or a YAML mapping of layout fields; flags replace what it says. What is left out:
+    dp follows from the number of GPUs, the number of microbatches from the batch, sharding and sequence parallelism
+    from the trainer.
+
+    \b
+    Examples:
+      plan estimate --model llama-70b --gpus 64 --tp 4 --pp 4 --vpp 5
+      plan estimate plan.yaml --micro-batch-size 2
+      plan estimate layout.yaml --model llama-8b --gpus 8 --json
+    """
+    from planner import api
+
+    plan = api.estimate(file, **flags)
+    if output is not None:
+        plan.save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(plan, as_json)
+
+
+@click.command()
+@click.argument("file", metavar="PLAN", required=False, type=YAML_FILE)
+@click.option("--to", "to", metavar="NAME", help="Trainer to write for; --list names them.")
+@click.option("--output", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Folder to write.")
+@click.option("--launcher", metavar="NAME", default="torchrun", show_default=True, help="How processes are started.")
+@click.option("--check", is_flag=True, help="Run the trainer's own parser on the result, where it is installed.")
+@click.option("--force", is_flag=True, help="Replace a folder that is not empty.")
+@click.option("--list", "list_", is_flag=True, help="List the trainers and launchers, and stop.")
+def export(
+    file: Path | None, to: str | None, output: Path | None, launcher: str, check: bool, force: bool, list_: bool
+) -> None:
+    """Write a plan as a folder that a trainer runs: configuration, launch script, environment, smoke run, README.
+
+    PLAN is a file written by --output of `plan` or `plan estimate`.
+
+    \b
+    Examples:
+      plan --model llama-70b --gpus 64 --output plan.yaml
+      plan export plan.yaml --to megatron --output run/
+      plan export plan.yaml --to megatron --output run/ --check
+      plan export --list
+    """
+    if list_:
+        from planner.terminal.library_tables import target_lines
+
+        click.echo("\n".join(target_lines()))
+        return
+    if file is None or to is None or output is None:
+        raise click.UsageError(
+            "give the plan file, --to and --output, like: plan export plan.yaml --to megatron --output run/"
+        )
+    from planner import api
+
+    written = api.load(file).export(to, output, launcher=launcher, force=force)
+    for warning in written.warnings:
+        click.secho(f"warning: {warning}", fg="yellow", err=True)
+    click.echo(f"wrote {output}: {', '.join(written.files)}")
+    for note in written.notes:
+        click.echo(f"note: {note}")
+    if check:
+        click.echo(written.check())
+
+
+@click.command("import")
+@click.argument("file", type=YAML_FILE)
+@click.option("--from", "from_", metavar="NAME", help=f"{READERS}. [by its content]")
+@click.option("--model", metavar="NAME", help="Model, where the file does not say it.")
+@click.option("--gpus", type=int, metavar="N", help="GPUs of the job, where the file does not say.")
+@click.option("--hardware", metavar="NAME", help="Profile or YAML file ('plan hardware').")
+@click.option("--trainer", metavar="NAME", help="Trainer to price it for. [the one of the file]")
+@click.option("--sequence-length", type=int, metavar="S", help="Tokens per sequence, where the file does not say.")
+@click.option("--global-batch-size", type=int, metavar="B", help="Sequences per step, where the file does not say.")
+@OUTPUT
+def import_(file: Path, from_: str | None, output: Path | None, **said: Any) -> None:
+    """Read a trainer's configuration as a plan, and price it.
+
+    FILE holds arguments of Megatron-LM (a script, a YAML mapping, or a training log with its dump of arguments), a
+    configuration of torchtitan (Python, TOML, JSON or a command line), DeepSpeed's JSON, or nanotron's YAML. Settings that
+    a plan does not hold are listed. What is said with flags goes before what is read.
+
+    \b
+    Examples:
+      plan import train.sh --gpus 64 --hardware h100-sxm --output plan.yaml
+      plan import slurm-1234.log --hardware a100-sxm-80gb
+      plan import ds_config.json --model llama-8b --gpus 16 --sequence-length 4096
+    """
+    from planner import api
+
+    plan = api.import_config(file, format=from_, **said)
+    for one in plan.unread:
+        click.secho(f"not in the plan: {one}", fg="yellow", err=True)
+    for note in plan.notes:
+        click.echo(f"note: {note}", err=True)
+    if output is not None:
+        plan.save(output)
+        click.echo(f"wrote {output}", err=True)
+    emit(plan, as_json=False)
+
+
+@click.command()
+def models() -> None:
+    """List the model presets."""
+    from planner.terminal.library_tables import models_table
+
+    console().print(models_table())
+
+
+@click.command()
+def trainers() -> None:
+    """List the trainers."""
+    from planner.terminal.library_tables import trainers_table
+
+    console().print(trainers_table())
