@@ -47,7 +47,6 @@ STREAM: dict[str, Any] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
 product down, a neighbour on the core, slows memory less."""
 OPTIMIZER_STATES = 8192 * 512
 """Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
-LARGEST_CHAIN = 2**22  # Elements of a chain's tensor at most: beyond the caches the time of an element stays the same
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8  # On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide
@@ -67,7 +66,6 @@ def compute_points(
     dtype, largest = ("fp32", CPU_TRAFFIC) if cpu else (None, units.GIB)
     shapes = with_kernels(weighed(named, GPUS[device], hardware_guess, length, dtype, largest), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
-    chains = [point for name in named for point in chain_points(name, length)] if cpu else []
     if cpu:
         shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
         layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
@@ -85,8 +83,7 @@ def compute_points(
     most = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     last = spanning(device)
     classes = [point for point in last if point.family == "memory_bound"]
-    needed = [*facts(device), *anchors.values(), *chains, *classes]
-    return unique([*needed, *rest[:most], *layers, *machine(device), *rest[most:], *last])
+    return unique([*facts(device), *anchors.values(), *classes, *rest[:most], *layers, *machine(device), *rest[most:], *last])
 
 
 def check_device(device: str) -> None:
@@ -182,26 +179,6 @@ def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
 
 def _sequence(model: Any, sequence_length: int | None) -> int:
     return sequence_length or min(model.max_sequence_length, 4096)
-
-
-def chain_points(model: str, sequence_length: int | None) -> list[Point]:
-    """The chains of plain kernels that a layer and the loss of a model are where nothing is compiled, at their own sizes: on a
-    processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
-    spec = load_model(model)
-    seq = _sequence(spec, sequence_length)
-    columns = {"cross_entropy": spec.vocab_size}
-    if spec.norm == "rmsnorm":
-        columns["norm"] = spec.hidden_size
-    if spec.gated:
-        columns["swiglu"] = spec.ffn_size
-    if spec.position == "rope" and not spec.is_mla:
-        columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    more: dict[str, Any] = {"head_dim": spec.head_dim, "dtype": "fp32"}
-    return [
-        Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
-        for op, width in columns.items()
-        for pass_ in BOTH
-    ]
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
@@ -350,7 +327,7 @@ class Shapes:
 
 
 def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
-    """On a GPU what torch.compile makes of a chain of plain operations stands before the chain itself. Weight gradients of experts
+    """On a GPU what torch.compile makes of plain operations stands before these themselves. Weight gradients of experts
     also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
     def changed(point: Point, **values: Value) -> Point:

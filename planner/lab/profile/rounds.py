@@ -19,7 +19,7 @@ from planner.lab.profile.points import Identity, Measured, Point
 
 ROUNDS = {"cpu": 5, "cuda": 3}
 """Times that each point is measured where the budget lasts; the time of a visit leaves that much for the others."""
-IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer", "chain")
+IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer")
 """Families that are measured in rounds; clocks, launches, copies and facts of the memory are measured once."""
 WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}  # Seconds after which measuring begins whether rates are steady or not
 WARM_UP_SHARE = 0.1  # Part of the budget that the warm-up takes at most

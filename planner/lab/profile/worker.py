@@ -44,11 +44,11 @@ GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library
 OVERLAP_LARGEST = 16.0 * units.MIB
 NEEDED: dict[str, tuple[str, ...]] = {
     "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
-    "yardstick": ("kind",), "layer": ("pass",), "chain": ("op", "pass"),
+    "yardstick": ("kind",), "layer": ("pass",),
 }  # fmt: skip
 """Without one point of each of these a profile is none, whatever the budget: families, and the values in which points differ.
-Memory, launches, a product, attention both ways, a stream, a whole layer both ways, which says how far off the sum of its operators
-is, and the chains of its plain kernels."""
+Memory, launches, a product, attention both ways, a stream, and a whole layer both ways, which says how far off the sum of its
+operators is."""
 
 
 @dataclass(kw_only=True)
