@@ -25,7 +25,7 @@ from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import COMPILED, EAGER, GEMM_PASSES, Heads
 from planner.lab.profile.layer_check import HOST_LAYER, first, shard_point
-from planner.lab.profile.points import Identity, Point, Value, unique
+from planner.lab.profile.points import Point, Value
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job
@@ -78,12 +78,13 @@ def compute_points(
     for point in shapes:
         names = ("pass", "dtype", "op", "head_dim", "kernel")
         kinds.setdefault((point.family, *(point.values.get(name) for name in names)), point)
-    anchors = {point.identity: point for point in kinds.values()}
-    rest = [point for point in shapes if point.identity not in anchors]
+    anchors = set(kinds.values())
+    rest = [point for point in shapes if point not in anchors]
     most = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     last = spanning(device)
     classes = [point for point in last if point.family == "memory_bound"]
-    return unique([*facts(device), *anchors.values(), *classes, *rest[:most], *layers, *machine(device), *rest[most:], *last])
+    first = [*facts(device), *kinds.values(), *classes, *rest[:most], *layers]
+    return list(dict.fromkeys([*first, *machine(device), *rest[most:], *last]))
 
 
 def check_device(device: str) -> None:
@@ -215,7 +216,7 @@ def weighed(
         found = search(job, top=BEST)
         for layout, estimate in zip(found.layouts, found.estimates, strict=True):
             points += layout_points(job, layout, estimate, dtype, largest)
-    return unique(sorted(points, key=lambda point: -point.weight))
+    return list(dict.fromkeys(sorted(points, key=lambda point: -point.weight)))
 
 
 def layout_points(
@@ -234,7 +235,7 @@ def layout_points(
         (head(shard)[0], 1.0 / stages),
     ]
     shapes = Shapes(shard=shard, hardware=hardware, dtype=dtype, largest=largest)
-    summed: dict[Identity, Point] = {}
+    weights: dict[Point, float] = {}
     for operators, count in parts:
         if not count or not operators:
             continue
@@ -243,9 +244,8 @@ def layout_points(
             seconds = {name: first(getattr(work[operator.name], name)) for name in ("forward", "dgrad", "wgrad")}
             for point in shapes.of(operator, seconds):
                 share = point.weight * count * first(layout.num_microbatches) / first(estimate.step_time)
-                before = summed.get(point.identity)
-                summed[point.identity] = replace(point, weight=share + (before.weight if before else 0.0))
-    return [point for point in summed.values() if point.weight >= LEAST_SHARE]
+                weights[point] = weights.get(point, 0.0) + share
+    return [replace(point, weight=weight) for point, weight in weights.items() if weight >= LEAST_SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)
