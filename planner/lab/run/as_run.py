@@ -120,7 +120,7 @@ def _host(run: EagerRun) -> dict[str, Any] | None:
 
 def _yardstick(run: EagerRun) -> dict[str, float] | None:
     """Of the profile, and how much longer it took during the steps: the mean of ranks and steps."""
-    seconds = yardsticks(run.asked.cluster).product
+    seconds = yardsticks(run.asked.cluster).get("product")
     if not seconds or not run.slowed:
         return None
     slowed, update = statistics.fmean(run.slowed), statistics.fmean(run.update_slowed or run.slowed)

@@ -12,7 +12,6 @@ split like the plan's, less what the launches in the operators' own prices make 
 
 import dataclasses
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -190,24 +189,11 @@ def _priced_small(job: Job, layout: Layout, split: Split) -> Passes:
 # ------------------------------------------------------------------------------------------------ the profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class Yardsticks:
-    """Seconds that the profiler's yardsticks took when a profile was measured, at the rate that its figures have.
-
-    None where the profile has not kept them.
-    """
-
-    product: float | None
-    """Of the passes: products, attention and what lies between them."""
-    stream: float | None
-    """Of the update, which moves bytes."""
-
-
-def yardsticks(cluster: Cluster) -> Yardsticks:
-    """Those of a cluster's profile."""
+def yardsticks(cluster: Cluster) -> dict[str, float]:
+    """Seconds that the yardsticks took when the cluster's profile was measured, at the rate that its figures have, where it has
+    kept them: ``product`` of the passes, ``stream`` of the update, which moves bytes."""
     rows = cluster.hardware.measurements.get("yardstick", ())
-    seconds = {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
-    return Yardsticks(**{kind: seconds.get(kind) for kind in ("product", "stream")})
+    return {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
 
 
 def host_is_measured(cluster: Cluster, split: Split) -> bool:
