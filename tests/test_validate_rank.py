@@ -296,7 +296,8 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.lab.run.as_run import host_of, parts_as_run
+    from planner.lab.run.assembled_step import parts_as_run
+    from planner.lab.run.eager_pricing import host_of
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
@@ -344,6 +345,7 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
+    from planner.lab.run.learn import not_compared
     from planner.lab.run.levels import Machine, Task
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
@@ -356,11 +358,11 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     assert one_rank.obstacle(roomy) == ""
     with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
         one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
-    assert "not compared: on a CPU" in one_rank.other_device(task.asked, place)
+    assert "it ran on CPUs" in not_compared(task.asked.cluster.hardware, place)
     card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
-    assert one_rank.other_device(task.asked, card) == ""
+    assert not_compared(task.asked.cluster.hardware, card) == ""
     other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
-    assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+    assert "it ran on NVIDIA A100-SXM4-80GB (Ampere), and the plan is for" in not_compared(task.asked.cluster.hardware, other)
 
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
@@ -458,7 +460,7 @@ def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) 
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.lab.run.as_run import parts_as_run, predicted_as_run, priced_as_run
+    from planner.lab.run.assembled_step import parts_as_run, predicted_as_run, priced_as_run
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
