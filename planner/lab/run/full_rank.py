@@ -100,7 +100,7 @@ class OneRank:
         self.clock.between = self.core.look
         if host_is_measured(cluster, split):
             with self.doing("timing layers without work", SETTING_UP, 1):
-                self.entry["host_seconds"] = dict(host_seconds(split, self.core.kept.product))
+                self.entry["host_seconds"] = dict(host_seconds(split, self.core.product))
         self.put()
 
     def put(self) -> None:
@@ -211,9 +211,7 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
         total, median = [sum(one) for one in columns], [statistics.median(one) for one in columns]
         found["actions"].append({"stage": stage, "kind": kind, "total": total, "median": median})
     if slowed is not None:
-        found["slowed"], found["update_slowed"] = slowed.passes, slowed.update
-        for name in ("step", "passes"):
-            found[name][0] -= slowed.wall
+        found["slowed"], found["update_slowed"] = slowed
     return found
 
 
