@@ -13,7 +13,7 @@ from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
 from planner.runs.rows import Row, UnsupportedError
 from planner.trainer import Trainer, load_trainer, merge_changes
-from planner.trainer_records import OVERLAPS, PASSES
+from planner.trainer_records import PASSES, WORDS
 
 
 @cache
@@ -42,7 +42,7 @@ _NOTES: tuple[tuple[str, dict[str, Any]], ...] = (
         {"fused_experts": True, "-unfused": ["grouped_gemm", "expert_padding", "expert_bias", "clamp"]},
     ),
     (r"fp8 attention", {"+fp8": ["attention"]}),
-    (r"CUDA_LAUNCH_BLOCKING=1", {"-overlap": [*OVERLAPS]}),
+    (r"CUDA_LAUNCH_BLOCKING=1", {"-overlap": [*WORDS["overlap"]]}),
 )
 """What notes say about a trainer: facts, and members of its sets that are added (+) or taken away (-). Later ones count."""
 
