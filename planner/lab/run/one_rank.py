@@ -131,8 +131,7 @@ def other_device(asked: Question, machine: Machine) -> str:
     if machine.device == "cpu":
         return "" if hardware.is_cpu else f"not compared: on a CPU, and the plan is for {hardware.name}"
     here = detect.profile_of(machine.name)
-    known = {profile for _, profile in detect.NAMES}
-    if here is not None and hardware.name in known and here != hardware.name:
+    if here is not None and hardware.name in detect.devices().values() and here != hardware.name:
         return f"not compared: on {machine.name}, and the plan is for {hardware.name}"
     return ""
 
