@@ -55,10 +55,9 @@ class UnsupportedError(Exception):
 def frameworks() -> dict[str, list[dict[str, Any]]]:
     """The table of frameworks, recipes and families, its expressions compiled."""
     table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
-    return {
-        kind: [{**entry, "match": re.compile(entry["match"], re.IGNORECASE)} for entry in entries]
-        for kind, entries in table.items()
-    }
+    for entry in (one for entries in table.values() for one in entries if "match" in one):
+        entry["match"] = re.compile(entry["match"], re.IGNORECASE)
+    return table
 
 
 @cache
