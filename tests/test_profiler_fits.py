@@ -35,8 +35,7 @@ from planner.lab.profile.patterns import (
     plain_patterns,
     sizes,
 )
-from planner.lab.profile.points import Measured, Point
-from planner.lab.profile.settings import Settings
+from planner.lab.profile.points import Measured, Point, Settings
 from planner.lab.profile.timing import slowest_group, slowest_of
 from planner.schema import read
 
@@ -396,12 +395,12 @@ def test_a_slow_card_and_a_slow_link_stand_out(tmp_path: Path) -> None:
     journal = journal_of(wanted.journal, 16, 8, "cuda")
     journal.add(Measured(
         point=rank_point("cuda"), median=1e-3, low=1e-3, high=1e-3, repetitions=1,
-        details=(("host", "node9"), ("over_median", 1.3), ("ranks", 16), ("slowest", 9)),
+        details={"host": "node9", "over_median": 1.3, "ranks": 16, "slowest": 9},
     ))  # fmt: skip
     slow = collective_point("send_recv", Pattern(n=2, stride=1), 2**20, "bf16", 8)
     journal.add(Measured(
         point=slow, median=1e-2, low=1e-2, high=1e-2, repetitions=9,
-        details=(("over_median", 2.5), ("slowest_group", "4 5")),
+        details={"over_median": 2.5, "slowest_group": "4 5"},
     ))  # fmt: skip
     journal.write()
     notes = assemble.write_profile(wanted, 1.0).notes

@@ -143,7 +143,8 @@ def test_plain_operations_are_what_they_stand_for() -> None:
 
     for pass_ in ("forward", "backward"):
         for point in (
-            definitions.swiglu(pass_, 6, 10, "fp32", EAGER), definitions.rope(pass_, 6, (8, 4, 8), "fp32", EAGER)
+            definitions.memory_bound("swiglu", pass_, 6, 10, "fp32", kernel=EAGER),
+            definitions.rope(pass_, 6, (8, 4, 8), "fp32", EAGER)
         ):  # fmt: skip
             run = operator(point, "cpu")
             run()

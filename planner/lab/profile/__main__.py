@@ -4,7 +4,7 @@ import sys
 
 from planner.lab.launch.place import Place
 from planner.lab.launch.torchrun import as_rank
-from planner.lab.profile.settings import Settings
+from planner.lab.profile.points import Settings
 
 
 def measure(settings: str, place: Place) -> None:

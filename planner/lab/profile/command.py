@@ -20,7 +20,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, need_torch, run_here
-from planner.lab.profile.settings import PARTS, Settings
+from planner.lab.profile.points import PARTS, Settings
 from planner.model import load_model
 from planner.terminal.flags import console, this_program
 

@@ -172,7 +172,7 @@ def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
         if op not in ("swiglu", "rope", "optimizer") and (op != "quantize" or cuda)
     ]
     for kernel, pass_ in product((COMPILED, EAGER) if cuda else (EAGER,), BOTH):
-        points.append(definitions.swiglu(pass_, rows, width, dtype, kernel))
+        points.append(definitions.memory_bound("swiglu", pass_, rows, width, dtype, kernel=kernel))
         points.append(definitions.rope(pass_, rows, heads, dtype, kernel))
     states = rows if cuda else OPTIMIZER_STATES // width
     return [*points, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
@@ -301,7 +301,7 @@ class Shapes:
         if kind in ("norm", "swiglu"):
             size = self._rows(moved, (2.0 if kind == "norm" else 3.0) * e, columns), columns, dtype
             if kind == "swiglu":
-                return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
+                return [definitions.memory_bound(kind, name, *size, weights[name], kernel=EAGER) for name in weights]
             return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
         if kind == "rope":
             count = float(model.num_heads / first(shard.tp))

@@ -174,14 +174,9 @@ def rope(
     return memory_bound("rope", pass_, rows, (count + kv_heads) * size, dtype, weight, **more)
 
 
-def swiglu(pass_: str, rows: float, columns: float, dtype: str, kernel: str, weight: float = 0.0) -> Point:
-    """The point of silu(gate) * up; ``columns`` is the inner width."""
-    return memory_bound("swiglu", pass_, rows, columns, dtype, weight, kernel=kernel)
-
-
 def memory_bound(
     op: str, pass_: str, rows: float, columns: float, dtype: str, weight: float = 0.0, **more: Value
 ) -> Point:
-    """The point of one memory-bound operator over rows x columns elements; SwiGLU and RoPE have their own."""
+    """The point of one memory-bound operator over rows x columns elements, SwiGLU with its ``kernel``; RoPE has its own."""
     sizes: dict[str, Any] = {"rows": int(rows), "columns": int(columns), **more}
     return Point.of("memory_bound", weight=weight, op=op, pass_=pass_, dtype=dtype, **sizes)

@@ -260,8 +260,8 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
             ratios = of(mine, "overlap", of=name)
             if not ratios:
                 continue
-            over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")
-            own = median(float(one.more.get("spread", one.spread)) for one in ratios)
+            over = summarise([float(one.details["slowdown"]) for one in ratios], "wall")
+            own = median(float(one.details.get("spread", one.spread)) for one in ratios)
             value, spread = round(over.median, 3), round(100.0 * max(over.spread, own), 2)
             values |= {side: value, f"{side}_spread": spread}
             said = f"overlap {link}: {side} takes {value:.2f} times as long"
