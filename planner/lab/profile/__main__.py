@@ -1,5 +1,6 @@
 """One rank of a profile as torchrun starts it: ``torchrun ... -m planner.lab.profile settings.json``."""
 
+import json
 import sys
 
 from planner.lab.launch.place import Place
@@ -11,7 +12,7 @@ def measure(settings: str, place: Place) -> None:
     """Measures as this rank."""
     from planner.lab.profile.worker import work  # torch takes seconds; the process that started this knows it by now
 
-    work(Settings.from_json(settings), place)
+    work(Settings(**json.loads(settings)), place)
 
 
 if __name__ == "__main__":

@@ -139,7 +139,7 @@ def profile_here(settings: Settings, ranks: int, show: Callable[[State], object]
     Raises what ``run_here`` raises. No torch in this process.
     """
     with tempfile.TemporaryDirectory(prefix="plan-profile-") as name:
-        return run_here("planner.lab.profile", settings.to_json(), ranks, Path(name), show)
+        return run_here("planner.lab.profile", json.dumps(vars(settings)), ranks, Path(name), show)
 
 
 def _from_here(settings: Settings, ranks: int) -> HardwareProfile:

@@ -310,10 +310,8 @@ class Shapes:
             return [definitions.rope(name, rows, (count, kv, each), dtype, EAGER, weights[name]) for name in weights]
         if kind == "cross_entropy":
             width = float(model.vocab_size) / first(shard.tp)
-            size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
-            points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
-            op, pass_ = definitions.WHOLE_LOSS
-            return [*points, definitions.memory_bound(op, pass_, *size, 0.5 * both)]
+            size = self._rows(moved, 6.0, width), width, dtype
+            return [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]

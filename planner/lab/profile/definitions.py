@@ -52,8 +52,6 @@ EAGER_TENSORS: dict[tuple[str, str], tuple[float, float]] = {
 """(operator, pass) of plain torch operations: tensors of rows x columns read or written, and kernels (q and k apart)."""
 ATTENTION_HALVES = 2
 """Of context parallelism: a rank holds this many pieces of the sequence, one from each end, so that causal work is equal."""
-WHOLE_LOSS = ("cross_entropy_whole", "both")
-"""torch's own loss forward and backward, kept in addition to its kernels; no class of the profile is fitted to it."""
 
 
 def rows_columns_depth(point: Point) -> tuple[int, int, int]:
@@ -120,8 +118,6 @@ def moved_bytes(point: Point) -> float:
     kind, element = (point["op"], point["pass"]), ELEMENT[point["dtype"]]
     if kind in EAGER_TENSORS and point.values.get("kernel") == EAGER:
         each = EAGER_TENSORS[kind][0] * element
-    elif kind == WHOLE_LOSS:
-        each = 2.0 * element + 12.0
     elif kind in MEMORY_BYTES:
         multiples, further = MEMORY_BYTES[kind]
         each = multiples * element + further

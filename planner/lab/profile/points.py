@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -144,12 +143,3 @@ class Settings:
     def journal(self) -> Path:
         """Where the measurements are kept while they run, next to the profile."""
         return Path(self.output).with_suffix(".journal.json")
-
-    def to_json(self) -> str:
-        """Text that ``from_json`` reads back."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Settings:
-        """The settings that the first process handed to the ranks."""
-        return cls(**json.loads(text))
