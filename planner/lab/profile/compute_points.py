@@ -297,21 +297,16 @@ class Shapes:
         dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
-        size: tuple[float, float, str]
-        if kind in ("norm", "swiglu"):
-            size = self._rows(moved, (2.0 if kind == "norm" else 3.0) * e, columns), columns, dtype
-            if kind == "swiglu":
-                return [definitions.memory_bound(kind, name, *size, weights[name], kernel=EAGER) for name in weights]
-            return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
+        if bytes_each := {"norm": 2.0 * e, "swiglu": 3.0 * e, "cross_entropy": 6.0}.get(kind):
+            width = float(model.vocab_size) / first(shard.tp) if kind == "cross_entropy" else columns
+            size, more = (self._rows(moved, bytes_each, width), width, dtype), {"kernel": EAGER} if kind == "swiglu" else {}
+            names = {name: f"norm_{name}" if kind == "norm" else kind for name in weights}
+            return [definitions.memory_bound(names[name], name, *size, weights[name], **more) for name in weights]
         if kind == "rope":
             count = float(model.num_heads / first(shard.tp))
             kv, each = (count, model.qk_rope_head_dim) if model.is_mla else (first(shard.kv_heads), model.head_dim)
             rows = self._rows(2.0 * e * first(shard.tokens) * (count + kv) * each, 2.0 * e, (count + kv) * each)
             return [definitions.rope(name, rows, (count, kv, each), dtype, EAGER, weights[name]) for name in weights]
-        if kind == "cross_entropy":
-            width = float(model.vocab_size) / first(shard.tp)
-            size = self._rows(moved, 6.0, width), width, dtype
-            return [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]

@@ -41,13 +41,9 @@ LEFT_OUT = "left out: the budget was spent"
 MEMORY_FAMILIES = ("bytes", "host_copy", "host_stream", "cpu_adam")
 GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library does not know the device
 OVERLAP_LARGEST = 16.0 * units.MIB
-NEEDED: dict[str, tuple[str, ...]] = {
-    "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
-    "yardstick": ("kind",), "layer": ("pass",),
-}  # fmt: skip
-"""Without one point of each of these a profile is none, whatever the budget: families, and the values in which points differ.
-Memory, launches, a product, attention both ways, a stream, and a whole layer both ways, which says how far off the sum of its
-operators is."""
+NEEDED = ("gemm", "attention", "memory_bound", "launch", "bytes", "yardstick", "layer")
+"""Without one point of each kind of these families a profile is none, whatever the budget: memory, launches, products, attention,
+an addition (of what moves bytes), and a whole layer, which says how far off the sum of its operators is."""
 
 
 @dataclass(kw_only=True)
@@ -211,10 +207,12 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
 
 def _needed(point: Point, journal: Journal) -> bool:
     """Whether a profile needs a point like this one (NEEDED) and has none."""
-    if point.family not in NEEDED or (point.family == "memory_bound" and point["op"] != "elementwise"):
-        return False
-    wanted = point.each(*NEEDED[point.family])
-    return all(one.point.each(*NEEDED[point.family]) != wanted for one in journal.of(point.family))
+
+    def kind(one: Point) -> list[Value | None]:
+        return [one.values.get(name) for name in ("kind", "name", "op", "pass")]
+
+    wanted = point.family in NEEDED and point.values.get("op") in (None, "elementwise")
+    return wanted and all(kind(one.point) != kind(point) for one in journal.of(point.family))
 
 
 def _together(run: Run) -> None:
