@@ -132,32 +132,21 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
              ("optimizer", -1, -1): 0.04, ("step", -1, -1): 0.2}  # fmt: skip
 
-    class Clock:
-        cuda = False
-
-        def resolve(self, batch: Any) -> list[Timed]:
-            return [
-                Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, thread=t)
-                for (kind, stage, number), t in spans.items()
-            ]
-
-    class Core:
-        def ended(self) -> Slowed:
-            return Slowed(passes=2.0, update=1.25)
-
+    timed = [
+        Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, thread=t) for (kind, stage, number), t in spans.items()
+    ]
     split = combination("llama", pp=2, num_microbatches=4)
-    for core, by, update in ((Core(), 2.0, 1.25), (None, 1.0, 1.0)):
+    for slowed, by, update in ((Slowed(passes=2.0, update=1.25), 2.0, 1.25), (None, 1.0, 1.0)):
         lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, Pipe())
-        lone.clock, lone.core = Clock(), core  # type: ignore[assignment]
         lone.starts.append(0)
-        lone.took([])
+        lone.took(timed, slowed)
         found = lone.found
         assert found.samples == {
             ("forward", 0): [0.02 / by], ("backward", 0): [pytest.approx(0.03 / by)], ("weight", 0): [0.01 / by],
         }  # fmt: skip
         assert found.totals == [pytest.approx(0.07 / by)]
         assert found.updates == [pytest.approx(0.05 / update)]
-        assert (found.slowed, found.update_slowed) == (([2.0], [1.25]) if core else ([], []))
+        assert (found.slowed, found.update_slowed) == (([2.0], [1.25]) if slowed else ([], []))
 
 
 STANDS = """

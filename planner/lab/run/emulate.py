@@ -7,7 +7,6 @@ timed it does not. Time of the copies is taken off every pass: what is left is t
 
 from __future__ import annotations
 
-import gc
 import os
 import statistics
 from collections import defaultdict
@@ -22,13 +21,13 @@ import torch
 from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
-from planner.lab.run.clock import Clock, TimedSteps, memory, reset_memory
+from planner.lab.run.clock import Clock, Timed, memory
 from planner.lab.run.eager_pricing import UPDATE, Host
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
 from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
-from planner.lab.run.rate import Core, host_seconds
+from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
 from planner.lab.run.workers import Pipe
 from planner.units import KILO
 
@@ -221,35 +220,21 @@ class LoneRank:
     def time(self, alone: RankAlone) -> None:
         """Steps with the clock on; nothing follows them."""
         self.clock.attach(alone.run)
-        if self.core is not None:
-            self.clock.between = self.core.look
-        steps = TimedSteps(warmup=self.alone.warmup, steps=self.alone.steps, before=self.before, took=self.took)
-        steps.take(alone.run, self.clock, [alone.inputs()])
-
-    def before(self, number: int) -> Any:
-        """A step begins, or the wait for the last one."""
         warmup, steps = self.alone.warmup, self.alone.steps
-        if number == warmup + steps:
-            self.begin("the last step", self.alone.timeout)
-            return nullcontext()
-        timed = number >= warmup
-        phase = f"step {number - warmup + 1}" if timed else f"warm-up step {number + 1}"
-        self.begin(phase, self.alone.timeout * (FIRST if number == 0 else 1.0))
-        self.pipe(f"stage {self.found.stage}: {phase} of {steps if timed else warmup}")
-        if number == warmup:
-            gc.collect()
-            reset_memory(self.device)
-        if self.core is not None:
-            self.core.begin()
-        if timed:
+        timed = TimedSteps(warmup=warmup, steps=steps, core=self.core, before=self.before, took=self.took)
+        timed.take(alone.run, self.clock, [alone.inputs()])
+
+    def before(self, number: int, words: str) -> Any:
+        """A step begins, or the wait for the last one."""
+        self.begin(words, self.alone.timeout * (FIRST if number == 0 else 1.0))
+        if number >= self.alone.warmup:
             self.starts.append(len(self.fakes.log))
         return nullcontext()
 
-    def took(self, batch: list[Any]) -> None:
+    def took(self, timed: list[Timed], slowed: Slowed | None) -> None:
         """Keeps the times of one step, here and where this process was started: of the stream on a GPU, of the processor on a
         CPU, because on shared cores wall time says little, and at the rate of its profile."""
-        own = {(t.kind, t.stage, t.microbatch): t.thread for t in self.clock.resolve(batch)}
-        slowed = self.core.ended() if self.core is not None else None
+        own = {(t.kind, t.stage, t.microbatch): t.thread for t in timed}
         if slowed is not None:
             own = {key: t / (slowed.update if key[0] in UPDATE else slowed.passes) for key, t in own.items()}
             self.found.slowed.append(slowed.passes)
