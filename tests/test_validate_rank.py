@@ -79,7 +79,7 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
     for row in one.collectives:
         collectives[row["operation"]] = collectives.get(row["operation"], 0) + row["times"]
     whole = found.seen()
-    passes = sum(seconds for (name, _), seconds in whole.passes.items() if name != "weight")
+    passes = sum(seconds for (name, _), seconds in whole.passes.items() if name != "W")
     print("FOUND", json.dumps({
         "shapes": [seen["shapes"], every[rank]], "peak": [one.most.total, found.memory.most.total],
         "parts": [one.most.parts, found.memory.most.parts], "parameters": [one.parameters, found.memory.parameters],
@@ -142,7 +142,7 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
         lone.took(timed, slowed)
         found = lone.found
         assert found.samples == {
-            ("forward", 0): [0.02 / by], ("backward", 0): [pytest.approx(0.03 / by)], ("weight", 0): [0.01 / by],
+            ("F", 0): [0.02 / by], ("B", 0): [pytest.approx(0.03 / by)], ("W", 0): [0.01 / by],
         }  # fmt: skip
         assert found.totals == [pytest.approx(0.07 / by)]
         assert found.updates == [pytest.approx(0.05 / update)]
@@ -391,7 +391,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     machine = Machine(device=device, gpus=int(device == "cuda"), name="x", memory=1e9, cores=2, place=None)
     ran = dataclasses.replace(
         Emulation.of(1, asked.split), totals=[0.35], updates=[0.01],
-        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]}, **more,
+        samples={("F", 1): [0.03, 0.03, 0.04], ("B", 1): [0.07, 0.08, 0.07]}, **more,
     )  # fmt: skip
     return asked, one_rank.result(Task(plan=loaded, asked=asked, machine=machine), [ran])
 
@@ -438,9 +438,7 @@ def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) 
     asked, found = lone_rank(plan, "cuda")
     planned = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer), asked.layout)
     told = {row["kind"]: row["predicted_seconds"] for row in found["stages"]}
-    assert told == {
-        kind: float(predicted_of(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
-    }
+    assert told == {kind: float(predicted_of(planned).computed[kind][1]) for kind in ("F", "B")}
     times = {row["what"]: row for row in found["times"]}
     assert times["step"]["predicted_seconds"] == pytest.approx(planned.step_time) and found["as_run"] is None
     assert times["optimizer of rank 1"]["predicted_seconds"] == float(planned.shared.optimizer[2, 0])
@@ -458,8 +456,8 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     priced = priced_as_run(asked)
     told = predicted_as_run(priced, asked.split, None)
     computed, model = told.computed, predicted_of(priced).computed
-    assert computed["weight"][0] == computed["backward"][0] and 0 < computed["weight"][1] < computed["backward"][1]
-    for name in ("forward", "backward"):
+    assert computed["W"][0] == computed["B"][0] and 0 < computed["W"][1] < computed["B"][1]
+    for name in ("F", "B"):
         assert computed[name] == pytest.approx(model[name])
     parts, whole = parts_as_run(asked, None), priced.estimate.time
     more = told.update - priced.shared.optimizer[:, 0]
@@ -486,7 +484,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     )
     ran = dataclasses.replace(
         Emulation.of(2, asked.split), totals=[0.35], updates=[0.01],
-        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]},
+        samples={("F", 1): [0.03, 0.03, 0.04], ("B", 1): [0.07, 0.08, 0.07]},
     )  # fmt: skip
     full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "outcome": "out_of_memory"}
     ended = {"phase": "its step", "allocated_gib": None, "outcome": "failed"}

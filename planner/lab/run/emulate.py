@@ -21,7 +21,7 @@ import torch
 from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
-from planner.lab.run.clock import Clock, Timed, memory
+from planner.lab.run.clock import PASSES, Clock, Timed, memory
 from planner.lab.run.eager_pricing import UPDATE, Host
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
@@ -33,8 +33,6 @@ from planner.units import KILO
 
 Key = tuple[str, int, int]
 """Kind of a span, virtual stage, microbatch."""
-PASSES = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
-"""Spans that are passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ class Emulation:
     """Bytes: peaks of the GPU's allocator over the timed steps (allocated, reserved), and what the device had in use (device);
     of a CPU the peak of resident memory."""
     samples: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds by pass (forward, backward, weight) and virtual stage, local copies taken off: one for each microbatch of each
+    """Seconds by pass (F, B, W) and virtual stage, local copies taken off: one for each microbatch of each
     timed step."""
     totals: list[float] = field(default_factory=list)
     """Seconds of all passes of each timed step, local copies taken off."""
@@ -105,7 +103,7 @@ class Emulation:
     def seen(self) -> Seen:
         """Medians over the steps."""
         passes = {key: statistics.median(values) for key, values in self.samples.items()}
-        each = sum(seconds for (name, _), seconds in passes.items() if name != "weight")
+        each = sum(seconds for (name, _), seconds in passes.items() if name != "W")
         once = statistics.median(self.totals) - self.microbatches * each
         return Seen(stage=self.stage, passes=passes, once=once, optimizer=statistics.median(self.updates))
 
@@ -114,7 +112,7 @@ class Emulation:
         for (kind, stage, number), seconds in own.items():
             if kind in PASSES:
                 half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
-                self.samples[PASSES[kind], stage].append(seconds + half)
+                self.samples["B" if kind == "I" else kind, stage].append(seconds + half)
         self.totals.append(own["passes", -1, -1])
         self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 

@@ -135,8 +135,6 @@ class Level:
     """Of this package; has run(task, say) and obstacle(task)."""
     one_process: bool = False
     """No launcher may have started it."""
-    anywhere: bool = False
-    """Any machine can run it: its module has no ``obstacle``."""
     shows_itself: bool = True
     """It draws a progress bar of its own."""
 
@@ -147,7 +145,7 @@ class Level:
         """Why the machine cannot run it, a part of a sentence; "" when it can."""
         if self.one_process and task.machine.place is not None:
             return "it is one process; start it without torchrun or srun"
-        return "" if self.anywhere else str(self._module().obstacle(task))
+        return str(self._module().obstacle(task))
 
     def run(self, task: Task, say: Say) -> dict[str, Any]:
         """What was found, {} on a rank that does not report. Raises PlannerError for what is the user's to change; a run that
@@ -159,11 +157,8 @@ LEVELS = (
     Level(name="full", what="the plan itself on all its ranks", module="full"),
     Level(name="truncated", what="fewer layers and replicas", module="truncated"),
     Level(name="rank", what="some ranks, one after the other on one device", module="one_rank", one_process=True),
-    Level(
-        name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, anywhere=True,
-        shows_itself=False,
-    ),
-)  # fmt: skip
+    Level(name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, shows_itself=False),
+)
 """The highest first."""
 
 

@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +21,8 @@ from typing import Any
 from planner import library
 from planner.detect import local_device
 from planner.errors import PlannerError
-from planner.lab.launch.children import Ended, run_watched
 from planner.lab.launch.state import Pace, State
-from planner.lab.launch.torchrun import ask_torch
+from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.planned import columns
@@ -84,11 +84,10 @@ class TrainerRun:
 
 
 def run_trainer(
-    plan: Plan, file: Path, asked: TrainerRun, show: Callable[[State], object] = lambda _: None,
-    say: Callable[[str], object] = lambda _: None,
-) -> dict[str, Any]:  # fmt: skip
+    plan: Plan, file: Path, asked: TrainerRun, show: Callable[[State], object] = lambda _: None
+) -> dict[str, Any]:
     """What a trainer measures of a plan, as levels give it. Raises PlannerError before anything starts where it cannot run;
-    after that every end is a result. ``say`` gets the limits before the start, ``show`` each new step."""
+    after that every end is a result. The limits are said before the start; ``show`` gets each new step."""
     target = _target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
@@ -97,7 +96,7 @@ def run_trainer(
     require_expressible(target, job, file)
     if not asked.command:
         require_runnable(target, job)
-    say(limits(plan, asked))
+    print(limits(plan, asked), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)

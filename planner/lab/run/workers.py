@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.children import interrupts_ignored, termination_interrupts
+from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
