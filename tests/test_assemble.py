@@ -9,7 +9,7 @@ from samples import TRAINERS, job
 
 from planner.lab.run import assembled_step as assemble
 from planner.lab.run.assembled_step import Seen, predicted_of
-from planner.lab.run.plan_question import position
+from planner.lab.run.levels import position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced, price
 

@@ -126,7 +126,6 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     from planner.lab.run import emulate
     from planner.lab.run.clock import Timed
     from planner.lab.run.rate import Slowed
-    from planner.lab.run.workers import Pipe
     from tests.proofs.parity import combination
 
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
@@ -137,7 +136,7 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
     ]
     split = combination("llama", pp=2, num_microbatches=4)
     for slowed, by, update in ((Slowed(passes=2.0, update=1.25), 2.0, 1.25), (None, 1.0, 1.0)):
-        lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, Pipe())
+        lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, lambda *_: None)
         lone.starts.append(0)
         lone.took(timed, slowed)
         found = lone.found
@@ -287,7 +286,7 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
     from planner.lab.run.assembled_step import parts_as_run
     from planner.lab.run.eager_pricing import host_of
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import question
     from planner.plan_file import load_plan
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
@@ -335,8 +334,7 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
     from planner.lab.run.learn import not_compared
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
@@ -356,8 +354,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
-    from planner.lab.run.levels import Machine, Task, choose
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, choose, question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
@@ -382,8 +379,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     loaded = load_plan(plan)
@@ -448,7 +444,7 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
     from planner.lab.run.assembled_step import parts_as_run, predicted_as_run, priced_as_run
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
@@ -473,8 +469,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))

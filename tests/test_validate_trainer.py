@@ -168,5 +168,5 @@ def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
 
 def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path) -> None:
     words = ["sh", "-c", "trap '' TERM; echo on; sleep 30"]
-    ended = run_watched(words, lambda _: None, lambda: 0.0, folder=tmp_path)
+    ended = run_watched(words, lambda _: 0.0, folder=tmp_path)
     assert ended.hung and ended.code != 0

@@ -75,14 +75,13 @@ def run_here(module: str, settings: str, ranks: int, directory: Path, show: Call
         "--max-restarts=0", f"--monitor-interval={POLL}", "-m", module, str(directory / "settings.json"),
     ]  # fmt: skip
 
-    def deadline() -> float:
+    def look(_: str) -> float:
+        show(from_file(state))
         with contextlib.suppress(OSError):
             return time.monotonic() - time.time() + words.stat().st_mtime + AFTER_LAST_WORDS
         return math.inf
 
-    ended = run_watched(
-        command, lambda _: show(from_file(state)), deadline, environment=_environment(directory), ask=signal.SIGINT
-    )
+    ended = run_watched(command, look, environment=_environment(directory), ask=signal.SIGINT)
     if ended.interrupted:
         raise InterruptedRunError("stopped")
     missing = [rank for rank in range(ranks) if not (directory / f"done-{rank}").is_file()]
@@ -127,12 +126,13 @@ class Ended:
 
 
 def run_watched(
-    words: list[str], look: Callable[[str], object], deadline: Callable[[], float] = lambda: math.inf, *,
-    folder: Path | None = None, environment: Mapping[str, str] | None = None, ask: signal.Signals = signal.SIGTERM,
+    words: list[str], look: Callable[[str], float], *, folder: Path | None = None,
+    environment: Mapping[str, str] | None = None, ask: signal.Signals = signal.SIGTERM,
 ) -> Ended:  # fmt: skip
-    """Run a command until it ends, or until ``deadline`` (monotonic seconds) has passed.
+    """Run a command until it ends, or until its deadline has passed.
 
-    ``look`` is given what it has printed since, whole lines, often none. ``ask`` is the signal that asks it to end after Ctrl-C.
+    ``look`` is given what it has printed since, whole lines, often none, and gives the deadline in monotonic seconds. ``ask`` is
+    the signal that asks it to end after Ctrl-C.
     Raises OSError when it cannot be started. Nothing that was started stays behind, after Ctrl-C neither.
     """
     mark = os.urandom(8).hex()
@@ -149,8 +149,8 @@ def run_watched(
                 new = os.pread(log.fileno(), 1 << 20, seen)
                 end = new.rfind(b"\n") + 1
                 seen += end
-                look(new[:end].decode("utf-8", errors="replace"))
-                hung = process.poll() is None and time.monotonic() > deadline()
+                deadline = look(new[:end].decode("utf-8", errors="replace"))
+                hung = process.poll() is None and time.monotonic() > deadline
         except KeyboardInterrupt:
             interrupted = True
             with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired, KeyboardInterrupt):

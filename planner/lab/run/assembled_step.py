@@ -19,7 +19,7 @@ from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.lab.reference.split import Split
 from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
-from planner.lab.run.plan_question import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question, position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced
 

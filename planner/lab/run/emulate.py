@@ -28,7 +28,7 @@ from planner.lab.run.full_rank import facts, in_words
 from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
 from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
-from planner.lab.run.workers import Pipe
+from planner.lab.run.workers import Tell
 from planner.units import KILO
 
 Key = tuple[str, int, int]
@@ -145,13 +145,13 @@ class _Event(torch.cuda.Event):
         return float(super().elapsed_time(end_event)) - seconds_of(copies) * KILO
 
 
-def emulate(alone: Alone, split: Split, rank: int, pipe: Pipe | None = None) -> Emulation:
+def emulate(alone: Alone, split: Split, rank: int, tell: Tell) -> Emulation:
     """Run one rank by itself, once per process.
 
     Running out of memory is a result: what was known until then, and the phase.
     """
     torch.set_flush_denormal(True)  # on a CPU numbers near 0 cost a matrix product up to 180 times its time
-    one = LoneRank(alone, split, rank, pipe or Pipe())
+    one = LoneRank(alone, split, rank, tell)
     try:
         with pretended(split, rank), one.fakes:
             one.run()
@@ -179,8 +179,8 @@ def _device(alone: Alone) -> torch.device:
 class LoneRank:
     """One rank that is run by itself: where it is, named when it fails, and what it has found."""
 
-    def __init__(self, alone: Alone, split: Split, rank: int, pipe: Pipe) -> None:
-        self.alone, self.split, self.pipe, self.device = alone, split, pipe, _device(alone)
+    def __init__(self, alone: Alone, split: Split, rank: int, tell: Tell) -> None:
+        self.alone, self.split, self.tell, self.device = alone, split, tell, _device(alone)
         self.found = Emulation.of(rank, split)
         self.fakes = FakeCollectives(self.device)
         self.clock = OwnClock(self.device, self.fakes)
@@ -192,7 +192,7 @@ class LoneRank:
     def begin(self, phase: str, seconds: float) -> None:
         """What comes next, and after how long it has hung."""
         self.phase = phase
-        self.pipe.begin(phase, seconds)
+        self.tell("begin", (phase, seconds))
 
     def snapshot(self) -> Emulation:
         """All that was found so far."""
@@ -203,10 +203,10 @@ class LoneRank:
         """The step that is followed, then the timed ones."""
         self.begin("building the model", SETTING_UP)
         torch.manual_seed(self.found.rank)
-        followed = RankAlone(self.split, self.pipe, self.device)
+        followed = RankAlone(self.split, self.tell, self.device)
         self.begin("first step", self.alone.timeout * FIRST)
         self.found.memory = followed.tracked(self.found.rank)
-        self.pipe.keep(self.snapshot())
+        self.tell("kept", self.snapshot())
         for hook in followed.hooks:
             hook.remove()
         if self.core is not None and self.alone.host:
@@ -240,4 +240,4 @@ class LoneRank:
         begun, ended = [*self.starts, None][len(self.found.totals) :][:2]
         self.found.stand_ins = by_operation(self.fakes.log[begun:ended])
         self.found.add(own)
-        self.pipe.keep(self.snapshot())
+        self.tell("kept", self.snapshot())

@@ -27,8 +27,7 @@ from planner.lab.run.assembled_step import (
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, SETTING_UP, Say, Task, kills, step_limits
-from planner.lab.run.plan_question import position
+from planner.lab.run.levels import FIRST, SETTING_UP, Say, Task, kills, position, step_limits
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.units import GIB, format_seconds

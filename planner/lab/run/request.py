@@ -23,8 +23,7 @@ from planner.explain import layout_text
 from planner.lab.launch.place import commands
 from planner.lab.launch.state import Bar, Course, State
 from planner.lab.run.learn import learned, other_device, step_of, time_of
-from planner.lab.run.levels import Task, choose, machine_here
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import Task, choose, machine_here, question
 from planner.lab.run.record import complete, head
 from planner.lab.run.show import finalist_tables, learned_lines, validation_tables
 from planner.lab.run.trainer_run import LEAST_WARM_UP, TrainerRun, run_trainer
