@@ -12,37 +12,12 @@ import click
 
 from planner.errors import listed
 from planner.keywords import flag_of
-from planner.layout import BOOLEANS, NAMES
+from planner.layout import BOOLEANS, NAMES, Layout
+from planner.schema import fields_of
 from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
-
-LAYOUT_HELP = {
-    "tp": "Tensor parallel degree.",
-    "pp": "Pipeline parallel degree.",
-    "dp": "Data parallel degree.",
-    "cp": "Context parallel degree.",
-    "ep": "Expert parallel degree.",
-    "etp": "Expert tensor parallel degree.",
-    "vpp": "Virtual stages per pipeline rank.",
-    "dp_shard": "Data parallel ranks that share states (HSDP); 0 = all.",
-    "micro_batch_size": "Sequences per forward pass and replica.",
-    "num_microbatches": "Microbatches per step and replica.",
-    "sequence_parallel": "Split norms and dropout in the tensor parallel group.",
-    "cp_method": "How attention sees the whole sequence.",
-    "zero": "State sharding level, 0 to 3.",
-    "schedule": "Pipeline schedule.",
-    "order": "Rank order, innermost first.",
-    "recompute": "What the backward pass computes again.",
-    "recompute_layers": "Layers per stage under full recompute; 0 = all.",
-    "recompute_modules": "Modules of selective recompute, separated by commas.",
-    "offload_optimizer": "Percent of the optimizer states in host memory.",
-    "offload_activations": "Keep activations in host memory between the passes.",
-    "first_stage_layers": "Layers of the first pipeline stage; 0 = even share.",
-    "last_stage_layers": "Layers of the last pipeline stage; 0 = even share.",
-}
-
 
 class Result(Protocol):
     """What a command prints: a result of planner.api."""
@@ -58,8 +33,9 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     """Flags for fields of Layout, all optional: what is not given is None."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        kinds, _ = fields_of(Layout)
         for name in reversed(names):
-            flag, text = flag_of(name), LAYOUT_HELP[name]
+            flag, text = flag_of(name), kinds[name].__metadata__[0]
             if name in NAMES:
                 option = click.option(flag, type=click.Choice(list(NAMES[name].values())), help=text)
             elif name in BOOLEANS:

@@ -120,7 +120,7 @@ class Asked:
             job, self.layout, estimate(job.workload, job.cluster, job.trainer, one), "fp32", largest=TRAFFIC
         )
         copy = memory_bound("copy", "forward", 512, 512, "fp32")
-        return [*found, *([] if any(one.identity == copy.identity for one in found) else [copy])]
+        return [*found, *([] if copy in found else [copy])]
 
 
 TRAFFIC = 16.0 * MIB

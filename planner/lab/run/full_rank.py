@@ -142,7 +142,7 @@ class OneRank:
                         optimizer.step()
                         tracker.assign("optimizer_states", optimizer_states(optimizer))
             peak = tracker.peak
-            self.entry["memory"] |= {"held": dict(tracker.largest), "at_peak": peak.parts, "peak": peak.total}
+            self.entry["memory"] |= {"held": dict(peak.held), "at_peak": peak.parts, "peak": peak.total}
 
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""

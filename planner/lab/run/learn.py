@@ -15,7 +15,7 @@ from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.questions.doctor.numbers import Finding, diagnose
 from planner.runs import Measured
-from planner.runs.planned import document_of_plan
+from planner.runs.mapping import document_of_plan
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.units import GIB
 

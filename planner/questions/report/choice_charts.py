@@ -3,7 +3,7 @@
 from collections import Counter
 
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
-from planner.questions.report.document import Chart, Value, columns, shown
+from planner.questions.report.document import Chart, Value, chart, shown
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
 from planner.questions.report.subject import Subject
 from planner.search import SAFE
@@ -35,19 +35,7 @@ def heatmap_chart(about: Subject) -> Chart:
         layout = layout_text(cell.best.layout) if cell.best else ""
         behind = None if time is None else time / min(times) - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
-    return Chart(
-        "heatmap", "Best step time by tensor and pipeline degree", _heatmap_reading(about, rows),
-        columns(
-            "tp count, pp count, -state text, step_s seconds best step time, behind share behind the best, "
-            "-label text, why text why not, layout text, -plan flag this plan"
-        ),
-        rows,
-        notes=(
-            "Each cell is the best of all layouts with these two degrees: data, context and expert parallel, micro batch, "
-            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind have even stages "
-            "and may be priced with the closed form: 8 % too fast to 12 % too slow.",
-        ),
-    )  # fmt: skip
+    return chart("heatmap", _heatmap_reading(about, rows), rows)
 
 
 def _cell(cell: Cell, limit: float) -> tuple[str, str, str]:
@@ -103,10 +91,6 @@ def pareto_chart(about: Subject) -> Chart:
     """Throughput against memory: all legal layouts, the front, the plan."""
     land = about.landscape
     front = {id(one) for one in land.front}
-    drawn = columns(
-        "memory_gib gib memory of the worst stage, rate rate tokens/s/GPU, step_s seconds step, "
-        "chance share runs out, -group text, layout text"
-    )  # fmt: skip
 
     def row(one: Point) -> tuple[Value, ...]:
         group = "this plan" if one is land.plan else "front" if id(one) in front else "fits" if one.fits else UNSAFE
@@ -124,10 +108,8 @@ def pareto_chart(about: Subject) -> Chart:
         f"{100 * LEAST_SPEED:.0f} % of the best throughput nothing is drawn. A layout fits where its chance of running out of "
         f"memory is at most {100 * SAFE:.0f} %, which needs some room below the limit."
     ]
-    return Chart(
-        "pareto", "Throughput against memory", _pareto_reading(about), drawn, [row(one) for one in points], facts=facts,
-        notes=tuple(notes), table=[row(one) for one in land.front], table_columns=drawn,
-    )  # fmt: skip
+    table = [row(one) for one in land.front]
+    return chart("pareto", _pareto_reading(about), [row(one) for one in points], notes, facts=facts, table=table)
 
 
 def _pareto_reading(about: Subject) -> str:
@@ -176,11 +158,4 @@ def alternatives_chart(about: Subject) -> Chart:
             float(found.step_time[0]), float(found.step_time[0]) / first - 1.0, float(found.mfu[0]),
             float(found.memory_peak[0]) / GIB, float(found.out_of_memory_probability[0]),
         ))  # fmt: skip
-    return Chart(
-        "alternatives", "The best plans of this job", "",
-        columns(
-            "rank text #, layout text, levers text to save memory, step_s seconds step, behind share, mfu share MFU, "
-            "memory_gib gib memory, chance share runs out"
-        ),
-        rows,
-    )  # fmt: skip
+    return chart("alternatives", "", rows)

@@ -7,7 +7,7 @@ import numpy as np
 
 from planner.explain import layout_text
 from planner.questions.report.choice_charts import plural
-from planner.questions.report.document import Chart, Value, columns, shown
+from planner.questions.report.document import Chart, Value, chart, shown
 from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
@@ -39,20 +39,8 @@ def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
             sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
             rows.append((kind, *sizes, *values, layout, one.why_not))
     counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
-    return Chart(
-        "scaling", "From one node to beyond the cluster",
-        _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"]),
-        columns(
-            "kind text batch, gpus count GPUs, -nodes count, sequences count sequences per step, "
-            "rate rate tokens/s/GPU, efficiency share, total_rate number tokens/s, step_s seconds step, "
-            "mfu share MFU, -memory_gib gib memory, layout text best layout, why text why not"
-        ),
-        rows, facts={"gpus": about.plan.num_gpus},
-        notes=(
-            "Each point is a search of its own: the best layout at that size. Strong: the same batch at every size. Weak: the "
-            "batch grows with the GPUs. Efficiency: throughput per GPU over that of the smallest size that fits.",
-        ),
-    )  # fmt: skip
+    reading = _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"])
+    return chart("scaling", reading, rows, facts={"gpus": about.plan.num_gpus})
 
 
 def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak: dict[int, float]) -> str:
@@ -104,14 +92,8 @@ def sensitivity_chart(about: Subject) -> Chart:
                 side.factor < 1, side.fits or not about.fits,
                 "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
             ))  # fmt: skip
-    return Chart(
-        "sensitivity", "What the step time and the choice hang on", _sensitivity_reading(about, found),
-        columns(
-            "what text number of the profile, origin text known from, factor text if it were, step_s seconds step, "
-            "change signed_share, -less flag, -fits flag, flip text choice changes at, winner text to, "
-            "measure text measured by"
-        ),
-        rows,
+    return chart(
+        "sensitivity", _sensitivity_reading(about, found), rows,
         notes=(
             f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
             f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
@@ -177,20 +159,11 @@ def accuracy_chart(about: Subject) -> Chart:
              "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
              "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
              "high": found.bar.high}  # fmt: skip
-    return Chart(
-        "accuracy", "How well runs like this were predicted", _accuracy_reading(found, facts),
-        columns("source text, error signed_share"),
-        rows, facts=facts, table=table,
-        table_columns=columns(
-            "source text, runs count, median share median error, bias signed_share, where text published in"
-        ),
-        notes=(
-            "Error: predicted / measured - 1 of the step time; positive is predicted too slow. One tick is one run, the diamond "
-            "the median of its source.",
-            f"The interval of the heading, {100 * (found.bar.low - 1):+.0f} % to {100 * (found.bar.high - 1):+.0f} %, is set so "
-            "that it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider.",
-        ),
-    )  # fmt: skip
+    note = (
+        f"The interval of the heading, {100 * (found.bar.low - 1):+.0f} % to {100 * (found.bar.high - 1):+.0f} %, is set so that "
+        "it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider."
+    )
+    return chart("accuracy", _accuracy_reading(found, facts), rows, [note], facts=facts, table=table)
 
 
 def _typical(errors: tuple[float, ...]) -> float:
