@@ -17,7 +17,7 @@ from planner.cost.memory.states import ALLOCATED, RESERVED
 from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.cost.price.compute import repeated
 from planner.cost.price.sharding import gathered_bytes, shard_groups, trained_parameters
-from planner.lab.run.plan_question import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question, position
 from planner.layout import Layout, Recompute
 from planner.units import GIB
 

@@ -24,7 +24,7 @@ from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.sharding import local_states
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
-from planner.lab.run.plan_question import Question
+from planner.lab.run.levels import Question
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
