@@ -3,17 +3,19 @@
 A name of a model may hold any sign. What a function here returns is a literal, a word or a comment, whatever stands in it.
 """
 
+import importlib
 import json
 import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
@@ -81,6 +83,33 @@ def _literal(value: Any) -> Any:
     if value is None or isinstance(value, int):
         return json.dumps(value)
     return yaml.dump([value], Dumper=_DUMPER, default_flow_style=True, sort_keys=False, width=2**30).strip()[1:-1]
+
+
+def run_of(
+    job: ExportJob,
+    trainer: str,
+    files: Mapping[str, str],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **values: Any,
+) -> Rendered:
+    """The run that run.txt describes, with the files; it may name ``versions``, those of the folder, and ``values``.
+
+    ``more``: fields of Rendered that depend on the plan; tuples follow those of the file, others replace them.
+    """
+    versions = Expression(getattr(importlib.import_module(f"planner.trainers.{trainer}"), "VERSIONS", ""))
+    data: dict[str, Any] = filled_yaml(job, trainer, "run.txt", versions=versions, **values)
+    for part in ("environment", "variables"):
+        data[part] = {name: Setting(*pair) for name, pair in data.get(part, {}).items()}
+    for part in ("entry", "smoke"):
+        data[part] = tuple(data[part].split() if isinstance(data[part], str) else data[part])
+    for part in ("prepare", "notes", "install"):
+        data[part] = tuple(data.get(part, ()))
+    for part, value in more.items():
+        if isinstance(value, tuple):
+            data[part] = (*data[part], *value)
+        else:
+            data[part] = {**data[part], **value} if isinstance(value, Mapping) else value
+    return Rendered(files=files, **data)
 
 
 def shell_word(text: str) -> str:

@@ -1,8 +1,7 @@
 """Colossal-AI: arguments of HybridParallelPlugin or, with experts, MoeHybridParallelPlugin, and a script around them."""
 
 from planner.trainers.bundle.model_config import config_text, family
-from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "gpt2", "opt")

@@ -4,11 +4,9 @@ from typing import Any
 
 from planner import library
 from planner.layout import Order
-from planner.trainers.bundle.quoting import comment, shell_word
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import comment, run_of, shell_word
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.megatron.core_refusals import refusals as core_refusals
 
 Words = tuple[str, ...]
 """A flag and its values."""
@@ -105,7 +103,7 @@ def _kernels(job: ExportJob) -> mcore.Fields:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-LM cannot run, with its rule."""
-    return core_refusals(job, "Megatron-LM")
+    return mcore.refusals(job, "Megatron-LM")
 
 
 def _shell_array(name: str, groups: Groups) -> list[str]:

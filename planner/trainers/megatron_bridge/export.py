@@ -1,11 +1,9 @@
 """Megatron-Bridge: a Python file that returns a ConfigContainer, every dimension written out."""
 
 from planner.layout import Order
-from planner.trainers.bundle.quoting import Expression, filled, python_fields
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import Expression, filled, python_fields, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.megatron.core_refusals import refusals as core_refusals
 from planner.trainers.megatron.export import SMOKE_STEPS, header, smoke_batch
 
 ACTIVATIONS = {"silu": "F.silu", "gelu": "F.gelu", "relu": "F.relu", "relu2": "squared_relu"}
@@ -102,7 +100,7 @@ def _program(job: ExportJob) -> str:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-Bridge cannot run, with its rule."""
-    return core_refusals(job, "Megatron-Bridge", OPTIMIZERS)
+    return mcore.refusals(job, "Megatron-Bridge", OPTIMIZERS)
 
 
 def render(job: ExportJob) -> Rendered:

@@ -5,8 +5,7 @@ from typing import Any
 from planner import library
 from planner.layout import Recompute, Schedule
 from planner.trainers.bundle.fully_shard import beyond_llama
-from planner.trainers.bundle.quoting import filled_yaml, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_yaml, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}

@@ -4,8 +4,7 @@ from typing import Any
 
 from planner.layout import Module, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
-from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 
 OPTIMIZERS = ("adam", "sgd")

@@ -5,8 +5,7 @@ import json
 from planner.layout import Module, Schedule
 from planner.model import ModelSpec
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
-from planner.trainers.bundle.quoting import Expression, comment, filled_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import Expression, comment, filled_text, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 from planner.trainers.torchtitan import VERSIONS
 

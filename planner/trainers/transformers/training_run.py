@@ -1,13 +1,14 @@
-"""What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script."""
+"""What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script, and what
+its front ends have below them."""
 
 from typing import Any
 
 from planner.layout import Recompute
 from planner.model import ModelSpec
+from planner.trainers import load
 from planner.trainers.bundle import model_config
-from planner.trainers.bundle.quoting import Expression, filled, json_text
-from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.bundle.quoting import Expression, filled, json_text, refused, run_of
+from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""
@@ -16,6 +17,8 @@ LAYERS = {
     "qwen3_moe": "Qwen3MoeDecoderLayer", "mixtral": "MixtralDecoderLayer",
 }  # fmt: skip
 """Class of one transformer layer, by model_type: the families that the script was run with."""
+SMOKE_STEPS = 3
+"""Optimizer steps of a smoke run."""
 
 
 def family(model: ModelSpec) -> str:
@@ -65,3 +68,27 @@ def rendered(job: ExportJob, own: dict[str, str], training: dict[str, Any], laun
         start="node" if launcher else "torchrun",
         options=Expression("--deepspeed ds_config.json" if "ds_config.json" in own else ""),
     )  # fmt: skip
+
+
+def on_deepspeed(job: ExportJob) -> bool:
+    """Whether DeepSpeed is the library below the front end; else it is FSDP by accelerate."""
+    return library_trainer(job.plan.trainer) == "deepspeed"
+
+
+def back_end(job: ExportJob) -> Any:
+    """The exporter of the library below."""
+    return load("deepspeed" if on_deepspeed(job) else "accelerate", "export")
+
+
+def front_end_refusals(job: ExportJob, name: str) -> list[str]:
+    """What no front end around transformers' Trainer can say, then what the library below it refuses."""
+    found = refused(job, "transformers", front_end=name)
+    said = {one.split(":")[0] for one in found}
+    return [*found, *(one for one in back_end(job).refusals(job) if one.split(":")[0] not in said)]
+
+
+def smoke_data(job: ExportJob) -> str:
+    """Script that writes enough random text for the smoke run: a word is at least one token."""
+    tokens = job.workload.tokens
+    return filled("transformers", "make_smoke_data.txt", steps=str(SMOKE_STEPS), tokens=str(tokens),
+                  lines=str(-(-SMOKE_STEPS * tokens // 512)))  # fmt: skip
