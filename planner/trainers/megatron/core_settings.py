@@ -115,7 +115,8 @@ def degrees(job: ExportJob) -> Fields:
 def recompute(job: ExportJob) -> Fields:
     """What is computed again in the backward pass."""
     if job.layout.recompute == Recompute.SELECTIVE:
-        return {"recompute_granularity": "selective", "recompute_modules": recompute_modules(job)}
+        names = [name for module, name in MODULES.items() if job.layout.recompute_modules & module]
+        return {"recompute_granularity": "selective", "recompute_modules": names}
     if job.layout.recompute == Recompute.FULL:
         number = layers_to_recompute(job)
         return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": number}
@@ -180,12 +181,6 @@ def vocab_rows(job: ExportJob) -> int:
     Megatron's padding to 128 tp."""
     rows, tp = job.model.vocab_size, job.layout.tp
     return rows if rows % (8 * tp) == 0 else -(-rows // (128 * tp)) * 128 * tp
-
-
-def recompute_modules(job: ExportJob) -> list[str]:
-    """Names after --recompute-modules, in the order of Module."""
-    mask = job.layout.recompute_modules
-    return [name for module, name in MODULES.items() if mask & module]
 
 
 def layers_to_recompute(job: ExportJob) -> int:
@@ -254,11 +249,6 @@ def environment(job: ExportJob) -> dict[str, Setting]:
         "program order and runs beside the GEMM that does not wait for it (validate_args asserts it)."
     )
     return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("1", why)}
-
-
-def fused_loss(job: ExportJob) -> bool:
-    """The plan was priced with the cross entropy as one kernel (Transformer Engine's), not in plain torch operations."""
-    return job.trainer.kernels.loss_passes < 2
 
 
 def refusals(

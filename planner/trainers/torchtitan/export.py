@@ -75,8 +75,6 @@ def _config_module(job: ExportJob) -> str:
 
 def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
-    precision = job.workload.precision
-    note = "0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer."
-    extra = Expression(" torchao" if precision in CONVERTERS else "")
+    extra = Expression(" torchao" if job.workload.precision in CONVERTERS else "")
     files = {"plan_config.py": _config_module(job)}
-    return run_of(job, "torchtitan", files, {"notes": (note,) if precision == "fp8" else ()}, extra=extra)
+    return run_of(job, "torchtitan", files, extra=extra)

@@ -7,7 +7,7 @@ from planner.layout import Recompute
 from planner.model import ModelSpec
 from planner.trainers import load
 from planner.trainers.bundle import model_config
-from planner.trainers.bundle.quoting import Expression, filled, json_text, refused, run_of
+from planner.trainers.bundle.quoting import Expression, filled_text, json_text, refused, run_of, template
 from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
@@ -49,24 +49,27 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
     }
 
 
-def rendered(job: ExportJob, own: dict[str, str], training: dict[str, Any], launcher: tuple[str, ...] = ()) -> Rendered:
+def rendered(
+    job: ExportJob, own: dict[str, str], training: dict[str, Any], *, launcher: tuple[str, ...] = (), deepspeed: str = ""
+) -> Rendered:
     """The script with training.json around a file of the target's own: what is behind transformers differs, this does not.
 
-    ``training``: settings of training.json; ``launcher``: words before the script, of one that starts a process per GPU itself.
+    ``training``: settings of training.json; ``launcher``: words before the script, of one that starts a process per GPU itself;
+    ``deepspeed``: its versions, where it is below.
     """
     work, kind = job.workload, family(job.model)
     settings = {
         "training_arguments": training.pop("training_arguments"), "sequence_length": work.sequence_length,
         "attention": "sdpa", "lora_rank": work.lora_rank, "offload_activations": False, **training,
     }  # fmt: skip
-    files = {**own, "training.json": json_text(settings), "train.py": filled("transformers", "transformers_train.txt")}
+    files = {**own, "training.json": json_text(settings), "train.py": template("transformers", "transformers_train.txt")}
     if kind:
         longest = max(job.model.max_sequence_length, work.sequence_length)
         files["model/config.json"] = json_text({**(model_config.model_config(job.model) or {}), "max_position_embeddings": longest})
     return run_of(
         job, "transformers", files, family=kind, launcher=Expression(" ".join(launcher)),
         start="node" if launcher else "torchrun",
-        options=Expression("--deepspeed ds_config.json" if "ds_config.json" in own else ""),
+        options=Expression("--deepspeed ds_config.json" if deepspeed else ""), deepspeed=Expression(deepspeed),
     )  # fmt: skip
 
 
@@ -89,6 +92,5 @@ def front_end_refusals(job: ExportJob, name: str) -> list[str]:
 
 def smoke_data(job: ExportJob) -> str:
     """Script that writes enough random text for the smoke run: a word is at least one token."""
-    tokens = job.workload.tokens
-    return filled("transformers", "make_smoke_data.txt", steps=str(SMOKE_STEPS), tokens=str(tokens),
-                  lines=str(-(-SMOKE_STEPS * tokens // 512)))  # fmt: skip
+    lines = -(-SMOKE_STEPS * job.workload.tokens // 512)
+    return filled_text(job, "transformers/make_smoke_data.txt", steps=SMOKE_STEPS, lines=lines)
