@@ -6,10 +6,12 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
+from planner import library
 from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES
@@ -18,30 +20,7 @@ from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
 
-LAYOUT_HELP = {
-    "tp": "Tensor parallel degree.",
-    "pp": "Pipeline parallel degree.",
-    "dp": "Data parallel degree.",
-    "cp": "Context parallel degree.",
-    "ep": "Expert parallel degree.",
-    "etp": "Expert tensor parallel degree.",
-    "vpp": "Virtual stages per pipeline rank.",
-    "dp_shard": "Data parallel ranks that share states (HSDP); 0 = all.",
-    "micro_batch_size": "Sequences per forward pass and replica.",
-    "num_microbatches": "Microbatches per step and replica.",
-    "sequence_parallel": "Split norms and dropout in the tensor parallel group.",
-    "cp_method": "How attention sees the whole sequence.",
-    "zero": "State sharding level, 0 to 3.",
-    "schedule": "Pipeline schedule.",
-    "order": "Rank order, innermost first.",
-    "recompute": "What the backward pass computes again.",
-    "recompute_layers": "Layers per stage under full recompute; 0 = all.",
-    "recompute_modules": "Modules of selective recompute, separated by commas.",
-    "offload_optimizer": "Percent of the optimizer states in host memory.",
-    "offload_activations": "Keep activations in host memory between the passes.",
-    "first_stage_layers": "Layers of the first pipeline stage; 0 = even share.",
-    "last_stage_layers": "Layers of the last pipeline stage; 0 = even share.",
-}
+_FLAGS = library.read_yaml(Path(__file__).with_name("flags.yaml"))
 
 
 class Result(Protocol):
@@ -59,7 +38,7 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name in reversed(names):
-            flag, text = flag_of(name), LAYOUT_HELP[name]
+            flag, text = flag_of(name), _FLAGS["layout"][name]
             if name in NAMES:
                 option = click.option(flag, type=click.Choice(list(NAMES[name].values())), help=text)
             elif name in BOOLEANS:
@@ -74,31 +53,15 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
-_JOB: tuple[tuple[str, Any, str, str], ...] = (
-    ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
-    ("gpus", int, "N", "GPUs in the job."),
-    ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
-    ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
-    ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
-    ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
-    ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
-    ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
-    ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
-    ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
-    ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
-    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
-    ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
-)
-"""Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""
-
-
 def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Flags that say what is trained and where; with ``required``, the model and the number of GPUs must be given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        for name, kind, value, text in reversed(_JOB):
-            needed = required and name in ("model", "gpus")
-            function = click.option(flag_of(name), required=needed, type=kind, metavar=value, help=text)(function)
+        names = {"precisions": PRECISIONS, "optimizers": OPTIMIZERS, "lora_targets": LORA_TARGETS}
+        known, kinds = {word: listed(some) for word, some in names.items()}, {"str": str, "int": int, "float": float}
+        for name, (kind, value, text) in reversed(_FLAGS["job"].items()):
+            said: dict[str, Any] = {"type": kinds[kind], "metavar": value, "help": text.format(**known)}
+            function = click.option(flag_of(name), required=required and name in ("model", "gpus"), **said)(function)
         return function
 
     return decorate
@@ -118,8 +81,6 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
     """This command as torchrun starts it, less some flags: the installed program, or the script of a checkout."""
-    from pathlib import Path
-
     script, *rest = sys.argv
     arguments: list[str] = []
     skip = False
