@@ -3,12 +3,14 @@
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
 from planner import library
 from planner.errors import PlannerError
+from planner.schema import value_of, within
 
-MAX_SIZE = 10**9
+_SIZE, _SIZE_OR_NONE = Annotated[int, within(1, 10**9)] | None, Annotated[int, within(0, 10**9)] | None
+_FLAG, _LIST = bool | None, list[Any] | None
 _LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
 # Parts of field names that announce layers other than attention and MLP; a count of parameters would be wrong.
 _FOREIGN = (
@@ -38,36 +40,21 @@ class Config:
 
     def size(self, *keys: str, default: int | None = None) -> int:
         """The first of the keys that has a value, an integer from 1 (from 0 where that is the default)."""
-        least = 0 if default == 0 else 1
-        for key in keys:
-            value = self.data.get(key)
-            if value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_SIZE:
-                shown = str(value)[:40] if not isinstance(value, int) or value.bit_length() < 200 else "far too large"
-                raise self.error(f"{key} is {shown}; it must be an integer from {least} to 1e9")
-            return value
-        if default is None:
+        kind = _SIZE_OR_NONE if default == 0 else _SIZE
+        found = (value_of(kind, self.data.get(key), self.where, key) for key in keys)
+        value: int | None = next((one for one in found if one is not None), default)
+        if value is None:
             raise self.error(f"missing {' or '.join(keys)}")
-        return default
+        return value
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A yes-or-no field."""
-        value = self.data.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.error(f"{key} is {str(value)[:40]}; it must be true or false")
-        return value
+        value = value_of(_FLAG, self.data.get(key), self.where, key)
+        return default if value is None else bool(value)
 
     def items(self, key: str) -> list[Any]:
         """A list, empty when absent."""
-        value = self.data.get(key)
-        if value is None:
-            return []
-        if not isinstance(value, list) or len(value) > 100_000:
-            raise self.error(f"{key} must be a list")
-        return value
+        return value_of(_LIST, self.data.get(key), self.where, key) or []
 
     def activation(self, keys: list[str], default: str) -> str:
         """The non-linearity, without the variants of its approximation."""

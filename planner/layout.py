@@ -96,53 +96,35 @@ LARGEST = 2**24
 class Layout:
     """Every degree and option of one way to run a job; ``num_gpus = tp * pp * dp * cp``.
 
-    Each field is an integer, or an integer column: then all columns have the same length and row i is candidate i.
+    Each field is an integer, or an integer column: then all columns have the same length and row i is candidate i. The text
+    beside its type says what it is, also in ``--help``.
     """
 
-    tp: Column = 1
-    """Tensor parallel degree."""
-    pp: Column = 1
-    """Pipeline parallel degree."""
-    dp: Column = 1
-    """Data parallel degree: replicas times shards."""
-    cp: Column = 1
-    """Context parallel degree."""
-    ep: Column = 1
-    """Expert parallel degree; re-tiles the same ranks: etp * ep * edp * pp = num_gpus."""
-    etp: Column = 1
-    """Expert tensor parallel degree."""
-    vpp: Column = 1
-    """Virtual stages per pipeline rank; 1 = none."""
-    dp_shard: Column = 0
-    """Data parallel ranks over which states are sharded (HSDP when less than dp); 0 = all of dp."""
-    micro_batch_size: Column = 1
-    """Sequences per forward pass and replica, before context parallelism splits them."""
-    num_microbatches: Column = 1
-    """Microbatches per optimizer step and replica."""
-    sequence_parallel: Column = 0
-    """1 = norms and dropout are split in the tensor parallel group."""
-    cp_method: Column = CpMethod.RING
-    """Context parallel method."""
-    zero: Column = 0
-    """State sharding: 0 none, 1 optimizer, 2 and gradients, 3 and weights."""
-    schedule: Column = Schedule.ONE_F_ONE_B
-    """Pipeline schedule."""
-    order: Column = Order.TP_CP_EP_DP_PP
-    """Rank order."""
-    recompute: Column = Recompute.NONE
-    """Recompute mode."""
-    recompute_layers: Column = 0
-    """With full recompute: layers of each pipeline stage that are recomputed; 0 = all."""
-    recompute_modules: Column = 0
-    """With selective recompute: the modules, as a bit mask of Module."""
-    offload_optimizer: Column = 0
-    """Percent of the optimizer states kept and updated in host memory."""
-    offload_activations: Column = 0
-    """1 = the inputs of the layers wait in host memory between forward and backward."""
-    first_stage_layers: Column = 0
-    """Layers of the first pipeline stage; 0 = an even share."""
-    last_stage_layers: Column = 0
-    """Layers of the last pipeline stage; 0 = an even share."""
+    tp: Annotated[Column, "Tensor parallel degree."] = 1
+    pp: Annotated[Column, "Pipeline parallel degree."] = 1
+    dp: Annotated[Column, "Data parallel degree: replicas times shards."] = 1
+    cp: Annotated[Column, "Context parallel degree."] = 1
+    ep: Annotated[Column, "Expert parallel degree."] = 1
+    """Re-tiles the same ranks: etp * ep * edp * pp = num_gpus."""
+    etp: Annotated[Column, "Expert tensor parallel degree."] = 1
+    vpp: Annotated[Column, "Virtual stages per pipeline rank; 1 = none."] = 1
+    dp_shard: Annotated[Column, "Data parallel ranks that share states (HSDP); 0 = all."] = 0
+    micro_batch_size: Annotated[Column, "Sequences per forward pass and replica."] = 1
+    """Before context parallelism splits them."""
+    num_microbatches: Annotated[Column, "Microbatches per step and replica."] = 1
+    sequence_parallel: Annotated[Column, "Split norms and dropout in the tensor parallel group."] = 0
+    cp_method: Annotated[Column, "How attention sees the whole sequence."] = CpMethod.RING
+    zero: Annotated[Column, "State sharding: 0 none, 1 optimizer, 2 and gradients, 3 and weights."] = 0
+    schedule: Annotated[Column, "Pipeline schedule."] = Schedule.ONE_F_ONE_B
+    order: Annotated[Column, "Rank order, innermost first."] = Order.TP_CP_EP_DP_PP
+    recompute: Annotated[Column, "What the backward pass computes again."] = Recompute.NONE
+    recompute_layers: Annotated[Column, "Layers per stage under full recompute; 0 = all."] = 0
+    recompute_modules: Annotated[Column, "Modules of selective recompute, separated by commas."] = 0
+    """A bit mask of Module."""
+    offload_optimizer: Annotated[Column, "Percent of the optimizer states in host memory."] = 0
+    offload_activations: Annotated[Column, "Keep activations in host memory between the passes."] = 0
+    first_stage_layers: Annotated[Column, "Layers of the first pipeline stage; 0 = even share."] = 0
+    last_stage_layers: Annotated[Column, "Layers of the last pipeline stage; 0 = even share."] = 0
 
     @property
     def num_gpus(self) -> Column:

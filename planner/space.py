@@ -153,8 +153,8 @@ class MemoryOption:
     """A way to save memory in the layers, at the price of time."""
 
     recompute: int
-    recompute_modules: int
-    recompute_layers_share: float
+    recompute_modules: int = 0
+    recompute_layers_share: float = 1.0
     """Part of each stage's layers under full recompute; 1 = all."""
 
     def apply(self, layout: Layout, model: ModelSpec) -> Layout:
@@ -183,24 +183,15 @@ def usual_modules(trainer: Trainer, model: ModelSpec) -> int:
 
 def recompute_options(job: Job, pins: Pins) -> list[MemoryOption]:
     """Recompute options other than 'none', cheapest first: modules, then a part of the layers, then all of them."""
-    trainer, model = job.trainer, job.model
+    legal, model = job.trainer.legal, job.model
     if {"recompute", "recompute_modules", "recompute_layers"} & set(pins.values):
         return []
-    options = []
-    if "selective" in trainer.legal.recompute:
-        known = module_mask(list(trainer.legal.recompute_modules))
-        options = [
-            MemoryOption(recompute=Recompute.SELECTIVE, recompute_modules=mask, recompute_layers_share=1.0)
-            for mask in _module_sets(model, trainer)
-            if mask and mask & known == mask
-        ]
-    if "full" in trainer.legal.recompute:
-        shares = (0.25, 0.5, 0.75, 1.0) if trainer.legal.recompute_layers else (1.0,)
-        options += [
-            MemoryOption(recompute=Recompute.FULL, recompute_modules=0, recompute_layers_share=share)
-            for share in shares
-        ]
-    return options
+    known = module_mask(list(legal.recompute_modules))
+    sets = [mask for mask in _module_sets(model, job.trainer) if mask & known == mask]
+    shares = (0.25, 0.5, 0.75, 1.0) if legal.recompute_layers else (1.0,)
+    return [MemoryOption(recompute=Recompute.SELECTIVE, recompute_modules=mask) for mask in sets] + [
+        MemoryOption(recompute=Recompute.FULL, recompute_layers_share=share) for share in shares
+    ]
 
 
 COMBINED = (

@@ -23,14 +23,13 @@ M = 2**20
 
 
 def states(name: str, layout: Layout, **parameters: float) -> dict[str, Any]:
-    """STATE_PARTS of the first stage, of given parameters, and of the last one's head and embedding."""
+    """``state_parts`` of the first stage, of given parameters, and of the last one's head and embedding."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
     sizes = {"adapters": 0.0, **parameters}
     held = StageParameters(**{key: np.full((1, 1 if "unit" in key else 3), value) for key, value in sizes.items()})
     found = peak_points.state_parts(work, TITAN, layout, stages, held)
-    rows = dict(zip(peak_points.STATE_PARTS, found[:, 0, 0].tolist(), strict=True))
-    last = dict(zip(peak_points.STATE_PARTS, found[:, 2, 0].tolist(), strict=True))
-    return {**rows, "last": (last["head_weights"], last["table_weights"])}
+    rows = {key: float(value[0, 0]) for key, value in found.items()}
+    return {**rows, "last": (found["head_weights"][2, 0], found["table_weights"][2, 0])}
 
 
 def test_states_of_experts_without_a_pipeline_by_hand() -> None:
@@ -62,12 +61,12 @@ def test_states_of_a_pipeline_by_hand() -> None:
 
 
 def shapes(name: str, layout: Layout) -> dict[str, float]:
-    """SHAPE_PARTS of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
+    """``shape_parts`` of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
     stored, working, head = (np.full((3, 1), value * float(M)) for value in (100, 90, 1000))
     times = SimpleNamespace(last_layer=stored, working=working, loss=head)
     found = peak_points.shape_parts(work, TITAN, stack([layout]), stages, times)  # type: ignore[arg-type]
-    return {key: value / M for key, value in zip(peak_points.SHAPE_PARTS, found[:, 0, 0].tolist(), strict=True)}
+    return {key: float(value[0, 0]) / M for key, value in found.items()}
 
 
 def test_shapes_of_dense_layers_by_hand() -> None:

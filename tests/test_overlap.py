@@ -15,7 +15,7 @@ from planner.cost.estimate import PARTS
 from planner.cost.price.communication import exposed, slowdown_of
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile, Slowdown
-from planner.hardware.overlap import MeasuredOverlap
+from planner.hardware.links import MeasuredOverlap
 from planner.lab.profile.fit_links import fit_overlap
 from planner.lab.profile.points import Measured, Point
 from planner.questions.hardware.diff import differences

@@ -56,7 +56,7 @@ def test_shares_of_a_layout_add_up_to_its_computation() -> None:
     points = layout_points(job, layout, found)
     computing = float(found.time["compute"][0]) / float(found.step_time[0])
     assert sum(point.weight for point in points) == pytest.approx(computing, rel=0.03)
-    assert len({point.identity for point in points}) == len(points)
+    assert len(set(points)) == len(points)
 
 
 def test_budget_goes_first_to_what_the_best_layouts_live_on() -> None:
@@ -66,14 +66,14 @@ def test_budget_goes_first_to_what_the_best_layouts_live_on() -> None:
     best = search(resolve(Request(model="llama-8b", num_gpus=8, hardware="h100-sxm")).job, top=1).layouts[0]
     tokens = 8192 // int(best.cp) * int(best.micro_batch_size)
     up = definitions.gemm("bf16", "forward", tokens, 2 * 14336 // int(best.tp), 4096)
-    assert up.identity in {point.identity for point in points[:12]}
+    assert up in points[:12]
 
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_any_budget_gives_a_whole_profile(device: str) -> None:
     """Facts, then one point of every kind of operator, come before a second one of any kind."""
     points = compute_points(("llama-3.2-1b" if device == "cuda" else "gpt3-125m",), "h100-sxm", device)
-    assert len({point.identity for point in points}) == len(points)
+    assert len(set(points)) == len(points)
     assert points[0].family == "bytes"
     kinds = [(one.family, one.values.get("pass")) for one in points]
     first = {kind: kinds.index(kind) for kind in kinds if kind[0] in ("gemm", "attention")}

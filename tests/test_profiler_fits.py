@@ -78,7 +78,7 @@ def test_points_by_hand() -> None:
     assert sizes(2**20)[0] == 1024 and sizes(2**20)[-1] == 2**20 and len(sizes(2**20)) == 11
     assert sizes(1.5e6)[-1] == 2**21, "the largest that is used lies inside"
     points = collective_points(4, 4, 2**20, main="fp32", other="bf16")
-    assert len({point.identity for point in points}) == len(points)
+    assert len(set(points)) == len(points)
     first = points[: 3 * (6 + 5)]  # ends and middle of six operations for pairs, five for four ranks
     assert {point["size"] for point in first} == {1024, 2**15, 2**20} and {point["op"] for point in first} == set(
         COLLECTIVES

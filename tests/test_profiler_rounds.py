@@ -50,7 +50,7 @@ def test_rounds_and_the_yardstick_take_a_busy_machine_out() -> None:
     rounds, point = Rounds(), definitions.gemm("fp32", "forward", 8, 8, 8)
     counted_ = [rounds.add(known(point, seconds)) for seconds in (3.0, 1.0, 2.0)]
     assert [one.median for one in counted_] == [3.0, 1.0, 2.0]
-    assert dict(counted_[-1].details) == {"rounds": 3, "over_rounds": 2.0} and point.identity in rounds
+    assert dict(counted_[-1].details) == {"rounds": 3, "over_rounds": 2.0} and point in rounds
 
 
 def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
@@ -104,7 +104,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     assert _failures(kept) == [
         f"not measured: {low.label} and 2 more like it: products in nvfp4 need a GPU; this is a CPU"
     ]
-    assert [one.more["rounds"] for one in kept.of() if one.point.identity == product.identity] == [2]
+    assert [one.more["rounds"] for one in kept.of() if one.point == product] == [2]
     visited.clear()
     resumed = Journal.resume(path, {})
     go(resumed, [point for point in points if point not in resumed])

@@ -188,7 +188,7 @@ def test_a_truncated_run_is_a_run_of_its_own_job(tmp_path: Path) -> None:
     from planner.lab.run import truncated
     from planner.lab.run.learn import learned
     from planner.runs import rows_from_dict, to_run
-    from planner.runs.validation import documents
+    from planner.runs.rows import documents
 
     flags = ("--gpus", "4", "--dp", "4", "--zero", "3", "--global-batch-size", "4", "--trainer", "fsdp")
     plan = plan_file(tmp_path, *flags)

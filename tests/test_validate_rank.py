@@ -42,7 +42,6 @@ from planner.lab.run import emulate
 from tests.proofs import parity
 from tests.proofs.forked_ranks import run_ranks
 from planner.lab.run.training import Run
-from planner.lab.run.eager_pricing import Yardsticks
 from planner.lab.run.meta import measure_ranks
 from planner.lab.run.workers import Manner, measure_all
 
@@ -67,7 +66,7 @@ def alone(split, rank, say):
         buffers = [info.buffer for some in infos for info in some if info.buffer is not None]
         seen["buffers"] = [[int((one.abs() < 1e-30).sum()), float(one.std()), bool(one.isfinite().all())] for one in buffers]
     emulate.LoneRank.time = kept
-    kept = Yardsticks(product=1e-3, stream=2e-3)
+    kept = {"product": 1e-3, "stream": 2e-3}
     found = emulate.emulate(emulate.Alone(device="cpu", warmup=1, steps=2, yardsticks=kept, host=True), split, rank, say)
     return found, seen
 
@@ -122,8 +121,8 @@ def test_a_rank_alone_is_the_rank_among_others() -> None:
 
 @needs_torch
 def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
-    """A core half as quick, memory at 0.8: passes halved, the update by its own yardstick, whose runs are no work of the passes;
-    halves of a backward pass joined. Nothing is touched where the profile has no yardstick."""
+    """A core half as quick, memory at 0.8: passes halved, the update by its own yardstick; halves of a backward pass
+    joined. Nothing is touched where the profile has no yardstick."""
     from planner.lab.run import emulate
     from planner.lab.run.clock import Timed
     from planner.lab.run.rate import Slowed
@@ -138,16 +137,16 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
 
         def resolve(self, batch: Any) -> list[Timed]:
             return [
-                Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, processor=t, thread=9.0)
+                Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, thread=t)
                 for (kind, stage, number), t in spans.items()
             ]
 
     class Core:
         def ended(self) -> Slowed:
-            return Slowed(passes=2.0, update=1.25, wall=0.5, worked=0.01)
+            return Slowed(passes=2.0, update=1.25)
 
     split = combination("llama", pp=2, num_microbatches=4)
-    for core, by, update, worked in ((Core(), 2.0, 1.25, 0.01), (None, 1.0, 1.0, 0.0)):
+    for core, by, update in ((Core(), 2.0, 1.25), (None, 1.0, 1.0)):
         lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, Pipe())
         lone.clock, lone.core = Clock(), core  # type: ignore[assignment]
         lone.starts.append(0)
@@ -156,7 +155,7 @@ def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
         assert found.samples == {
             ("forward", 0): [0.02 / by], ("backward", 0): [pytest.approx(0.03 / by)], ("weight", 0): [0.01 / by],
         }  # fmt: skip
-        assert found.totals == [pytest.approx((0.07 - worked) / by)]
+        assert found.totals == [pytest.approx(0.07 / by)]
         assert found.updates == [pytest.approx(0.05 / update)]
         assert (found.slowed, found.update_slowed) == (([2.0], [1.25]) if core else ([], []))
 
@@ -297,7 +296,8 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.lab.run.as_run import host_of, parts_as_run
+    from planner.lab.run.assembled_step import parts_as_run
+    from planner.lab.run.eager_pricing import host_of
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 
@@ -345,6 +345,7 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
+    from planner.lab.run.learn import not_compared
     from planner.lab.run.levels import Machine, Task
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
@@ -357,11 +358,11 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     assert one_rank.obstacle(roomy) == ""
     with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
         one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
-    assert "not compared: on a CPU" in one_rank.other_device(task.asked, place)
+    assert "it ran on CPUs" in not_compared(task.asked.cluster.hardware, place)
     card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
-    assert one_rank.other_device(task.asked, card) == ""
+    assert not_compared(task.asked.cluster.hardware, card) == ""
     other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
-    assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+    assert "it ran on NVIDIA A100-SXM4-80GB (Ampere), and the plan is for" in not_compared(task.asked.cluster.hardware, other)
 
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
@@ -459,7 +460,7 @@ def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) 
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.lab.run.as_run import parts_as_run, predicted_as_run, priced_as_run
+    from planner.lab.run.assembled_step import parts_as_run, predicted_as_run, priced_as_run
     from planner.lab.run.plan_question import question
     from planner.plan_file import load_plan
 

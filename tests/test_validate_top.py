@@ -18,7 +18,7 @@ from planner.errors import PlannerError
 from planner.lab.run.learn import learned
 from planner.lab.run.top import Finalist, finalists, ranked, validate_all
 from planner.layout import Layout
-from planner.runs.validation import load_validations
+from planner.runs.rows import load_validations
 from planner.timeline.priced_plan import estimate_of, job_of
 
 

@@ -18,7 +18,7 @@ from planner.lab.launch.children import run_watched
 from planner.lab.run.learn import learned
 from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.layout import Layout
-from planner.runs.validation import load_validations
+from planner.runs.rows import load_validations
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import load_target
 

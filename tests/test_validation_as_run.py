@@ -16,7 +16,7 @@ from planner.lab.run.learn import learned
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.runs import rows_from_dict, to_run
-from planner.runs.planned import planned
+from planner.runs.mapping import planned
 from planner.timeline.priced_plan import estimate_of
 from planner.trainer import Trainer, changes_of, load_trainer
 

@@ -15,8 +15,8 @@ from planner.errors import PlannerError
 from planner.lab.run.learn import learned, no_run, other_device
 from planner.layout import Layout
 from planner.runs import Measured, read_runs, rows_from_dict, to_run
-from planner.runs.planned import document_of_plan
-from planner.runs.validation import load_validations
+from planner.runs.mapping import document_of_plan
+from planner.runs.rows import load_validations
 from planner.units import GIB
 
 LAYOUTS = (

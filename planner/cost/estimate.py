@@ -15,7 +15,7 @@ from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
+from planner.cost.price.stage_times import at_stage, largest_stage
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -215,7 +215,7 @@ def largest_by_stage(
 
 
 def _memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
-    return stage_memory(trainer, priced, hardware, priced.of_slowest("host_share"))
+    return stage_memory(trainer, priced, hardware, priced.slowest["host_share"])
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:
@@ -234,7 +234,7 @@ def _step_parts(
     adapters are trained), averaged over the stages.
     """
     m = np.asarray(layout.num_microbatches, dtype=float)
-    slowest = {name: priced.of_slowest(name) for name in SLOWEST}
+    slowest = priced.slowest
     sent = 2.0 * priced.send
     overlapped = sends_overlap(trainer, layout)
     exposed_send = sent * (1.0 - overlapped)

@@ -98,7 +98,7 @@ def refine(
         stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
         passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
         walked = walked_time(schedule, pp, vpp, m, passes, each * overlap)
-        waiting = float(shared.of_slowest("waiting")[0])
+        waiting = float(shared.slowest["waiting"][0])
         busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
         bubble = np.array([max(walked - busy, 0.0)])
         stragglers = one.time["stragglers"] + one.slowed * (bubble - one.time["bubble"])

@@ -1,7 +1,7 @@
 """The distinct stages, sends and groups of a batch of layouts, priced once and gathered for any of its candidates."""
 
-import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.sharding import column
-from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
 from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
 from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
 from planner.layout import Layout, Recompute, is_v_shaped
@@ -47,10 +47,6 @@ FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 class Gathered(StageSeconds, StageBytes, UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
-
-    def of_slowest(self, name: str) -> Floats:
-        """One column of ``slowest``, by its name in SLOWEST."""
-        return self.slowest[SLOWEST.index(name)]
 
 
 class StageTable:
@@ -76,7 +72,7 @@ class StageTable:
             (stages, parameters) if groups is contents else _held(workload, groups)
         )  # few candidates are not sorted out
         more = (stages, parameters) if spaces is contents else _held(workload, spaces)
-        self._tables: list[tuple[dict[str, Floats], NDArray[np.intp]]] = [
+        self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
@@ -86,32 +82,34 @@ class StageTable:
 
     def take(self, rows: slice) -> Gathered:
         """Everything of some candidates."""
-        columns: dict[str, Floats] = {}
+        columns: dict[str, Any] = {}
         for table, numbers in self._tables:
-            some = numbers[rows]
-            columns |= {name: values.take(some, axis=-1) for name, values in table.items()}
+            columns |= _taken(table, numbers[rows])
         return Gathered(**columns)
 
     def content(self, row: int) -> tuple[Stages, StageTimes]:
         """Contents (1, 3) and times (3, 1) of the stages of one candidate."""
         _, rows, stages, times = self._content
         here = rows[row : row + 1]
-        return (
-            Stages(**{f.name: getattr(stages, f.name)[here] for f in dataclasses.fields(stages)}),
-            StageTimes(**{f.name: getattr(times, f.name)[..., here] for f in dataclasses.fields(times)}),
-        )
+        return Stages(**{name: one[here] for name, one in vars(stages).items()}), StageTimes(**_taken(vars(times), here))
+
+
+def _taken(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
+    """Some rows of every column, also of those in a dictionary of their own."""
+    return {
+        name: _taken(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1) for name, one in columns.items()
+    }
 
 
 def _content_columns(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes
-) -> dict[str, Floats]:
+) -> dict[str, Any]:
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
     kept = np.zeros((len(layout), 1))
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
-    nothing = np.zeros((0, *times.saved.shape))
-    parts = shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else nothing
+    parts = shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else {}
     return {
         "slowest": times.slowest,
         "forward": times.forward,
@@ -154,7 +152,7 @@ def _space_columns(
     layout: Layout,
     held: tuple[Stages, StageParameters],
     middle: int,
-) -> dict[str, Floats]:
+) -> dict[str, Any]:
     workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
     flights = in_flight(layout, stage_positions(layout, middle)) if trainer.terms else launched
@@ -169,9 +167,7 @@ def _space_columns(
         "held_waiting": waiting,
         "held_busy": busy,
     }
-    parts = np.zeros((0, 3, len(layout)))
-    if trainer.stored.gradients_on_demand:
-        parts = state_parts(workload, trainer, layout, *held)
+    parts = state_parts(workload, trainer, layout, *held) if trainer.stored.gradients_on_demand else {}
     return {name: stages_first(values) for name, values in columns.items()} | {"state_parts": parts}
 
 

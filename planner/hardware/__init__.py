@@ -1,9 +1,8 @@
 """Hardware profiles: the accelerator (compute), its links, both with their origin (profile), what no machine can be (checks)."""
 
 from planner.hardware.compute import MEMORY_OPS, PASSES
-from planner.hardware.overlap import ASSUMED, MeasuredOverlap, Slowdown
-from planner.hardware.profile import SCALES, HardwareProfile, Price, load_hardware
-from planner.hardware.provenance import Provenance
+from planner.hardware.links import ASSUMED, MeasuredOverlap, Slowdown
+from planner.hardware.profile import SCALES, HardwareProfile, Price, Provenance, load_hardware
 from planner.hardware.relatives import FAMILIES
 
 __all__ = [

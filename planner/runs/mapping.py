@@ -1,24 +1,31 @@
-"""A row in the planner's words: a run of (workload, cluster, trainer, layout, measured), or the reason why not."""
+"""A row in the planner's words: a run of (workload, cluster, trainer, layout, measured), or the reason why not.
+
+The columns of the schema (model, parallel, batch, ...) cannot say everything that a plan says: schedules, uneven stages,
+a model's norms. A row that comes from a plan (``document_of_plan``) therefore carries ``plan`` (workload, trainer, layout), which
+counts; the columns are there too, for people and for tools, and must say the same.
+"""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.cluster import Cluster
 from planner.error_bars import SLOW, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
-from planner.layout import Layout
+from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
+from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
 from planner.runs.job import lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
 from planner.runs.measured import Measured, measured_of
-from planner.runs.planned import planned_fields
 from planner.runs.row_layout import layout_of
-from planner.runs.rows import Row, UnsupportedError, read_rows
-from planner.trainer import Trainer
+from planner.runs.rows import Row, UnsupportedError, read_rows, rows_from_dict
+from planner.trainer import Trainer, changed_trainer, load_trainer
+from planner.units import GIB, GIGA
 from planner.workload import Workload, peak_dtype
 
 
@@ -75,16 +82,15 @@ def share(runs: Sequence[Run]) -> list[Run]:
     known: list[Any] = []
 
     def one(value: Any) -> Any:
-        found = next((other for other in known if type(other) is type(value) and other == value), None)
-        known.extend([] if found is not None else [value])
-        return value if found is None else found
+        if value not in known:
+            known.append(value)
+        return known[known.index(value)]
 
-    def shared(run: Run) -> Run:
-        if run.workload is None or not run.of_plan:
-            return run
-        return replace(run, workload=run.workload.replace(model=one(run.workload.model)), trainer=one(run.trainer))
-
-    return [shared(run) for run in runs]
+    return [
+        replace(run, workload=run.workload.replace(model=one(run.workload.model)), trainer=one(run.trainer))
+        if run.workload and run.of_plan else run
+        for run in runs
+    ]  # fmt: skip
 
 
 def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> Run:
@@ -96,7 +102,7 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
     missing, network = [] if of_plan else _missing(row), "not measured"
     try:
         profile, network = hardware_of(row, hardware)
-        run = planned_fields(row, profile) if of_plan else _map(row, profile, missing, model)
+        run = _fields(row, profile, missing, model)
     except UnsupportedError as reason:
         run = {"unsupported": str(reason)}
     except PlannerError as error:
@@ -136,9 +142,27 @@ def _missing(row: Row) -> list[str]:
     return missing
 
 
-def _map(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
-    """Fields of Run for a row that can be priced. Raises UnsupportedError with the reason."""
+def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:
+    """Fields of Run for a row that can be priced. Raises UnsupportedError and PlannerError with the reason."""
     assumptions = list[str]()
+    of_plan = row.get("plan") is not None
+    workload, trainer, layout = planned(row) if of_plan else _from_columns(row, missing, stated, assumptions)
+    hardware.peak(peak_dtype(workload.precision))
+    measured = measured_of(row, workload, layout, hardware)
+    if measured.step_time is None and measured.memory is None and measured.fits is None:
+        how = "measured" if of_plan else "published"
+        raise UnsupportedError(f"no step time, memory or out-of-memory result was {how}")
+    return {
+        "workload": workload, "cluster": Cluster(hardware=hardware, num_gpus=int(layout.num_gpus)), "trainer": trainer,
+        "layout": layout, "measured": replace(measured, first_stage=False) if of_plan else measured,
+        "assumptions": tuple(assumptions),
+    }  # fmt: skip
+
+
+def _from_columns(
+    row: Row, missing: list[str], stated: ModelSpec | None, assumptions: list[str]
+) -> tuple[Workload, Trainer, Layout]:
+    """What a published row trained; guesses are added to ``assumptions``. Raises UnsupportedError with the reason."""
     _refuse_unmodelled(row)
     if row.entry.get("unknown"):
         trainer = row.entry["trainer"]
@@ -149,22 +173,13 @@ def _map(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelS
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
     model = stated or model_of(row)
     layout = layout_of(row, model, assumptions)
-    precision = precision_of(row)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision, optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
+        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
         lora_targets=row.recipe.get("lora_targets", "all"),
         document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
     )  # fmt: skip
-    hardware.peak(peak_dtype(precision))
-    measured = measured_of(row, workload, layout, hardware)
-    if measured.step_time is None and measured.memory is None and measured.fits is None:
-        raise UnsupportedError("no step time, memory or out-of-memory result was published")
-    cluster = Cluster(hardware=hardware, num_gpus=int(layout.num_gpus))
-    return {
-        "workload": workload, "cluster": cluster, "trainer": trainer_of(row), "layout": layout, "measured": measured,
-        "assumptions": tuple(assumptions),
-    }  # fmt: skip
+    return workload, trainer_of(row), layout
 
 
 _UNMODELLED = {
@@ -185,3 +200,108 @@ def _refuse_unmodelled(row: Row) -> None:
         for pattern, reason in _UNMODELLED.items():
             if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
                 raise UnsupportedError(reason)
+
+
+# -------------------------------------------------------------------------------- a plan as a row, and back
+
+KINDS = {"allocated": "peak allocated GiB", "reserved": "reserved GiB", "device": "nvidia-smi GiB"}
+"""What a measured memory is the peak of, in the words that rows use."""
+
+
+def document_of_plan(
+    plan: Plan, measured: Measured, *, name: str, framework: str, where: str = "", date: str = "", notes: str = "",
+    changes: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """What a plan measured as a document of runs with one row: the schema of profiles/runs, checked as those files are.
+
+    ``name`` is the row's id, ``framework`` what ran it, ``notes`` what is peculiar, ``changes`` what its trainer had otherwise
+    than the plan's (``trainer.changes_of``). Raises PlannerError.
+    """
+    peak = None if measured.memory is None else measured.memory / GIB
+    said = {"step_s": measured.step_time, "mem_gb": peak, "oom": True if measured.fits is False else None}
+    words = [KINDS[measured.memory_kind]] if peak is not None else []
+    # A file of the user's own may lie anywhere: the row has to find it from where it is read.
+    trainer = library.find("trainers", plan.trainer)
+    own = trainer.parent != library.profiles_directory() / "trainers"
+    named = str(trainer.resolve()) if own else plan.trainer
+    ran: str | dict[str, Any] = {**changes, "extends": named} if changes else named
+    row = {
+        "id": name,
+        **columns(plan.workload, plan.layout),
+        "measured": {key: value for key, value in said.items() if value is not None},
+        "notes": "; ".join([*words, *([notes] if notes else [])]),
+        "plan": {"workload": plan.workload.to_dict(), "trainer": ran, "layout": plan.layout.to_dict()},
+    }
+    network = None if plan.network_bandwidth is None else f"{plan.network_bandwidth * 8 / GIGA:.12g} Gb/s"
+    document = {
+        "source": {"id": "plan-validate", "title": "plan validate", "where": where or None, "quality": "own", "date": date or None},
+        "hardware": {"gpu": plan.hardware, "inter_node": network},
+        "framework": framework,
+        "rows": [row],
+    }  # fmt: skip
+    [read] = rows_from_dict(document, where="the run of the plan")
+    workload, trainer_, layout = planned(read)
+    if (workload, trainer_, layout) != (plan.workload, _trainer(ran, "the run of the plan"), plan.layout):
+        raise PlannerError("the run of the plan does not read back as the plan that it was made of")
+    return document
+
+
+def columns(workload: Workload, layout: Layout) -> dict[str, Any]:
+    """A job and its layout in the fields of a row, as far as these go."""
+    return {
+        "model": {**model_columns(workload.model), "seq": workload.sequence_length},
+        "parallel": {
+            "gpus": int(layout.num_gpus), **{key: int(getattr(layout, key)) for key in _DEGREES},
+            "sp": bool(layout.sequence_parallel), "shard": int(layout.dp_shard) or None,
+        },
+        "batch": {"micro": int(layout.micro_batch_size), "global": workload.global_batch_size},
+        "precision": workload.precision, "optimizer": workload.optimizer, "recompute": _recompute(layout),
+    }  # fmt: skip
+
+
+_DEGREES = ("tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero")
+
+
+def model_columns(model: ModelSpec) -> dict[str, Any]:
+    """A model in the fields of a row."""
+    found: dict[str, Any] = {
+        "name": model.name, "hidden": model.hidden_size, "layers": model.num_layers, "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "ffn": model.ffn_size, "gated": model.gated,
+        "vocab": model.vocab_size, "tied_embeddings": model.tied_embeddings,
+    }  # fmt: skip
+    if model.is_moe:
+        found |= {"experts": model.num_experts, "topk": model.top_k, "moe_ffn": model.expert_ffn_size}
+    return found
+
+
+def _recompute(layout: Layout) -> str:
+    mode = int(layout.recompute)
+    if mode == Recompute.FULL:
+        return f"{int(layout.recompute_layers)} layers full" if int(layout.recompute_layers) else "full"
+    return f"selective: {', '.join(module_names(int(layout.recompute_modules)))}" if mode else "none"
+
+
+def planned(row: Row) -> tuple[Workload, Trainer, Layout]:
+    """What a row of a plan trained. Raises PlannerError, and UnsupportedError where its columns say something else."""
+    data, where = row.get("plan"), f"{row.source}/{row.id}: plan"
+    if not isinstance(data, Mapping) or any(data.get(key) is None for key in ("workload", "trainer", "layout")):
+        raise PlannerError(f"{where}: it must hold workload, trainer and layout")
+    workload = Workload.from_dict(data["workload"], where=f"{where}: workload")
+    layout = Layout.from_dict(data["layout"], where=f"{where}: layout")
+    if int(layout.global_batch_size) != workload.global_batch_size:
+        raise PlannerError(
+            f"{where}: {layout.num_microbatches} microbatches of {layout.micro_batch_size} on dp {layout.dp} are not the "
+            f"{workload.global_batch_size} sequences of its workload"
+        )
+    for group, value in columns(workload, layout).items():
+        for path, mine in (
+            {f"{group}.{key}": one for key, one in value.items()} if isinstance(value, dict) else {group: value}
+        ).items():
+            said = row.get(path)
+            if said is not None and said != mine:
+                raise UnsupportedError(f"it says {path.partition('.')[2] or path} {said}, its plan {mine}")
+    return workload, _trainer(data["trainer"], f"{where}: trainer"), layout
+
+
+def _trainer(said: Any, where: str) -> Trainer:
+    return changed_trainer(said, where=where) if isinstance(said, Mapping) else load_trainer(str(said))

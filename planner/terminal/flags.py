@@ -6,22 +6,18 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import click
 
-from planner import library
 from planner.errors import listed
 from planner.keywords import flag_of
-from planner.layout import BOOLEANS, NAMES
+from planner.layout import BOOLEANS, NAMES, Layout
+from planner.schema import fields_of
 from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
-
-_FLAGS = library.read_yaml(Path(__file__).with_name("flags.yaml"))
-
 
 class Result(Protocol):
     """What a command prints: a result of planner.api."""
@@ -37,8 +33,9 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     """Flags for fields of Layout, all optional: what is not given is None."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
+        kinds, _ = fields_of(Layout)
         for name in reversed(names):
-            flag, text = flag_of(name), _FLAGS["layout"][name]
+            flag, text = flag_of(name), kinds[name].__metadata__[0]
             if name in NAMES:
                 option = click.option(flag, type=click.Choice(list(NAMES[name].values())), help=text)
             elif name in BOOLEANS:
@@ -53,15 +50,31 @@ def layout_options(names: tuple[str, ...]) -> Callable[[Callable[..., None]], Ca
     return decorate
 
 
+_JOB: tuple[tuple[str, Any, str, str], ...] = (
+    ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
+    ("gpus", int, "N", "GPUs in the job."),
+    ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
+    ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
+    ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
+    ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
+    ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
+    ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
+    ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
+    ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
+    ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
+    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
+    ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
+)
+"""Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""
+
+
 def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Flags that say what is trained and where; with ``required``, the model and the number of GPUs must be given."""
 
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
-        names = {"precisions": PRECISIONS, "optimizers": OPTIMIZERS, "lora_targets": LORA_TARGETS}
-        known, kinds = {word: listed(some) for word, some in names.items()}, {"str": str, "int": int, "float": float}
-        for name, (kind, value, text) in reversed(_FLAGS["job"].items()):
-            said: dict[str, Any] = {"type": kinds[kind], "metavar": value, "help": text.format(**known)}
-            function = click.option(flag_of(name), required=required and name in ("model", "gpus"), **said)(function)
+        for name, kind, value, text in reversed(_JOB):
+            needed = required and name in ("model", "gpus")
+            function = click.option(flag_of(name), required=needed, type=kind, metavar=value, help=text)(function)
         return function
 
     return decorate
@@ -81,6 +94,8 @@ def progress(text: str) -> Iterator[Callable[[str], None]]:
 
 def this_program(without: set[str], without_with_value: set[str]) -> list[str]:
     """This command as torchrun starts it, less some flags: the installed program, or the script of a checkout."""
+    from pathlib import Path
+
     script, *rest = sys.argv
     arguments: list[str] = []
     skip = False

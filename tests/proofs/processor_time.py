@@ -120,7 +120,7 @@ class Asked:
             job, self.layout, estimate(job.workload, job.cluster, job.trainer, one), "fp32", largest=TRAFFIC
         )
         copy = memory_bound("copy", "forward", 512, 512, "fp32")
-        return [*found, *([] if any(one.identity == copy.identity for one in found) else [copy])]
+        return [*found, *([] if copy in found else [copy])]
 
 
 TRAFFIC = 16.0 * MIB
@@ -181,11 +181,11 @@ def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[li
             work()
             seconds.append(time.thread_time() - start)
             rate.look()
-        beside = rate.take()[0]
+        beside = rate.take()
         for found, took in zip(samples, seconds, strict=True):
             found.append(took / beside)
         passes = passes_of(taken_step(run, clock, number_))
-        beside = rate.take()[0]
+        beside = rate.take()
         steps.append({key: took / beside for key, took in passes.items()})
         if number_ == 0:
             for found in samples:

@@ -45,26 +45,6 @@ from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-SHAPE_PARTS = (
-    "layer", "working", "transient", "forward", "norm", "logits", "loss", "boundary", "outputs", "rows", "kept_logits",
-    "after", "waiting",
-)  # fmt: skip
-"""Bytes of a stage that depend on the shapes of its layers: stored by its last layer; brought back by recompute; on top of that
-while its backward pass, and while its forward pass runs; stored by the final norm; logits; logits and all that is
-alive at the peak of the loss; one stage's output; outputs kept less inputs that lie in receive buffers, both per
-microbatch; T h, an output gradient; logits that stay through the
-backward pass; what is left of the last layer when its largest unit is reduced; output gradients of all its linear layers."""
-STATE_PARTS = (
-    "gathered", "layer_weights", "dense_weights", "last_weights", "head_weights", "table_weights", "dense_reduced",
-    "largest_reduced", "largest_gradients", "head_reduced", "table_reduced", "table_gradient", "new_layer", "new_head", "new_all",
-    "kept_new", "accumulated", "resharded", "pipelined", "received", "copied",
-)  # fmt: skip
-"""Bytes of a stage that depend on how its states are split: weights gathered of all of it, of a layer, of a layer without its
-experts, of the unit that a layer gathers last, of the head and the embedding; buffers of reduction of a layer without its
-experts and of its larger unit, that unit's gradients before; the same of head and embedding; the embedding's gradient;
-sharded gradients of a layer, the head, all; 1 where those stay with accumulated ones; gradients accumulated over microbatches; 1
-where weights are dropped after the forward pass; 1 in a pipeline; its receive buffers; what one rank alone copies."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Peak:
@@ -82,8 +62,16 @@ class Peak:
     """Blocks that stay reserved, free, at that point: gradients that reductions put out, buffers of gathered weights."""
 
 
-def shape_parts(workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes) -> Floats:
-    """SHAPE_PARTS of every stage, (parts, 3, N)."""
+def shape_parts(
+    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes
+) -> dict[str, Floats]:
+    """Bytes of a stage that depend on the shapes of its layers, (3, N) each.
+
+    Stored by its last layer; brought back by recompute; on top of that while its backward pass, and while its forward pass runs;
+    stored by the final norm; logits; logits and all that is alive at the peak of the loss; one stage's output; outputs kept less
+    inputs that lie in receive buffers, both per microbatch; T h, an output gradient; logits that stay through the backward pass;
+    what is left of the last layer when its largest unit is reduced; output gradients of all its linear layers.
+    """
     stored, working, head_saved = times.last_layer, times.working, times.loss
     model, e = workload.model, workload.element
     shard = Shard(workload=workload, trainer=trainer, layout=layout, ep_stride=1.0)
@@ -113,11 +101,13 @@ def shape_parts(workload: Workload, trainer: Trainer, layout: Layout, stages: St
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns * e
     loss = shard.tokens * columns * logit_bytes(shard)
-    parts = (
-        stored, working, transient, forward, (head_saved - loss) * at_head, logits * at_head, loss * at_head,
-        boundary, _outputs(layout, stages) * boundary, rows, logits * at_head * trainer.stored.kept_logits, after, waiting,
-    )  # fmt: skip
-    return np.stack([np.broadcast_to(one, has_moe.shape) for one in parts])
+    parts = {
+        "layer": stored, "working": working, "transient": transient, "forward": forward,
+        "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
+        "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
+        "kept_logits": logits * at_head * trainer.stored.kept_logits, "after": after, "waiting": waiting,
+    }  # fmt: skip
+    return {name: np.broadcast_to(one, has_moe.shape) for name, one in parts.items()}
 
 
 def _outputs(layout: Layout, stages: Stages) -> Floats:
@@ -134,8 +124,15 @@ def _outputs(layout: Layout, stages: Stages) -> Floats:
 
 def state_parts(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
-) -> Floats:  # fmt: skip
-    """STATE_PARTS of every stage, (parts, 3, N)."""
+) -> dict[str, Floats]:
+    """Bytes of a stage that depend on how its states are split, (3, N) each.
+
+    Weights gathered of all of it, of a layer, of a layer without its experts, of the unit that a layer gathers last, of the head
+    and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
+    the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
+    accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
+    its receive buffers; what one rank alone copies.
+    """
     model = workload.model
     gathered, reduced = gathered_bytes(workload), trainer.traffic.gradient_reduce_bytes
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
@@ -164,15 +161,19 @@ def state_parts(
     alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
         whole = np.zeros_like(whole)
-    parts = (
-        parameters.all * gathered * on, (unit + experts) * gathered * on, unit * gathered * on,
-        np.where(several, experts, unit) * gathered * on, head * gathered * on, first * gathered * on,
-        unit * reduced * learned, largest * reduced * learned, largest * gathered * learned, head * reduced * tables,
-        first * reduced * tables, whole * gathered, (unit / shard + experts / expert_shard) * reduced * learned,
-        head / shard * reduced * tables, new_all, replicated,
-        accumulated, ((zero >= 3) & (pipelined == 0)).astype(float), pipelined, received, alone * reduced * learned,
-    )  # fmt: skip
-    return np.stack([np.broadcast_to(one, dense.shape).T for one in parts])
+    parts = {
+        "gathered": parameters.all * gathered * on, "layer_weights": (unit + experts) * gathered * on,
+        "dense_weights": unit * gathered * on, "last_weights": np.where(several, experts, unit) * gathered * on,
+        "head_weights": head * gathered * on, "table_weights": first * gathered * on,
+        "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
+        "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
+        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
+        "new_layer": (unit / shard + experts / expert_shard) * reduced * learned,
+        "new_head": head / shard * reduced * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
+        "copied": alone * reduced * learned,
+    }  # fmt: skip
+    return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
 
 def _received(layout: Layout, stages: Stages) -> Floats:
@@ -185,10 +186,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
-    s, t = (
-        dict(zip(SHAPE_PARTS, stages.shape_parts, strict=True)),
-        dict(zip(STATE_PARTS, stages.state_parts, strict=True)),
-    )
+    s, t = stages.shape_parts, stages.state_parts
     stored = stages.stored + s["outputs"]
     found = _Largest(stored)
     alone = t["pipelined"] == 0

@@ -41,10 +41,10 @@ class StageBytes:
     """Microbatches whose logits wait on the last stage."""
     waiting_weights: Floats
     """Microbatches whose weight gradients come later."""
-    shape_parts: Floats
-    """Of ``peak_points.SHAPE_PARTS``, (parts, 3, N); no parts where gradients are buffered."""
-    state_parts: Floats
-    """Of ``peak_points.STATE_PARTS``, likewise."""
+    shape_parts: dict[str, Floats]
+    """Of ``peak_points.shape_parts``; none where gradients are buffered."""
+    state_parts: dict[str, Floats]
+    """Of ``peak_points.state_parts``, likewise."""
     workspace: Floats
     held_launched: Floats
     """Of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""

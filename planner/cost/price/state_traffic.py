@@ -66,9 +66,16 @@ def last_unit(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """The dense or the expert weights of a stage, (N, 3) each."""
+class Part:
+    """The dense or the expert weights of a stage, (N, 3) or (N, 1) each."""
 
+    cluster: Cluster
+    trainer: Trainer
+    zero: Floats
+    layers: Floats
+    """Layers of a stage."""
+    weight_bytes: float
+    """Bytes per parameter gathered."""
     learned: Floats
     """Parameters with gradients."""
     resident: Floats
@@ -90,6 +97,45 @@ class _Part:
     largest_dense_unit: Floats
     """Parameters of a layer without its experts."""
 
+    def scattered(self, parameters: Floats) -> Floats:
+        """Seconds to reduce the gradients of so many parameters to the ranks that hold their states, over replicas as well."""
+        size = parameters * self.trainer.traffic.gradient_reduce_bytes
+        seconds = self.cluster.collective_time("reduce_scatter", size, self.group, self.distance)
+        if np.any(self.replicas > 1):
+            piece, distance = size / self.group, self.distance * self.group
+            seconds = seconds + self.cluster.collective_time("all_reduce", piece, self.replicas, distance)
+        return seconds
+
+    def reduced(self) -> Floats:
+        """Seconds to reduce all gradients once."""
+        group, traffic = self.group * self.replicas, self.trainer.traffic
+        size = self.learned * traffic.gradient_reduce_bytes
+        replicated = self.cluster.collective_time("all_reduce", size, group, self.distance)
+        if bucket_bytes(self.trainer):  # torch DDP reduces its buckets one by one
+            largest = np.maximum(traffic.bucket_parameters, self.largest_dense_unit / MATRICES)
+            buckets = np.maximum(np.ceil(self.learned / largest), 1.0)
+            one = self.cluster.collective_time("all_reduce", size / buckets, group, self.distance)
+            replicated = np.where(self.zero == 0, buckets * one, replicated)
+        whole = (self.zero == 0) | (traffic.zero1_all_reduces & (self.zero == 1))
+        scattered = self.reductions * self.scattered(self.learned / self.reductions)
+        return np.where(whole, replicated, scattered)
+
+    def gathered_once(self, parameters: Floats) -> Floats:
+        """Seconds of one gather of so many parameters."""
+        size = parameters * self.weight_bytes
+        seconds = self.cluster.collective_time("all_gather", size, self.group, self.distance)
+        for term in self.trainer.terms:
+            seconds = term.gather_seconds(self, size, seconds)
+        return seconds
+
+    def gathered(self) -> Floats:
+        """Seconds to gather all weights once; what is not trained only where resident weights are sharded."""
+        wanted = np.where(self.zero >= self.trainer.stored.weight_sharding_level, self.resident, self.learned)
+        seconds = self.gathers * self.gathered_once(wanted / self.gathers)
+        for term in self.trainer.terms:
+            seconds = seconds + term.gather_host_seconds(self)
+        return seconds
+
 
 def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
     """Collectives, without those of experts, in which the weights of a stage are gathered or its gradients reduced once, one after
@@ -108,8 +154,8 @@ def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
 
 
 def _parts(
-    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
-) -> tuple[_Part, _Part]:
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
+) -> tuple[Part, Part]:
     """Dense and expert weights. Experts that are not spread over ranks lie in their layer's unit and are dense here.
 
     [torchtitan, distributed/fsdp.py: a mesh of their own with expert parallelism only] Of adapters no end is trained.
@@ -130,9 +176,11 @@ def _parts(
         reductions[0] = np.maximum(stages.dense + stages.moe, 1.0)
         ends = [learned[0] / reductions[0], learned[1]]
     dense, expert = (
-        _Part(learned=learned[i], resident=resident[i], reduced_last=ends[i], gathered_first=last[i], reductions=reductions[i],
-              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i],
-              largest_dense_unit=parameters.largest_dense_unit)
+        Part(cluster=cluster, trainer=trainer, zero=column(layout.zero), layers=workload.model.num_layers / column(layout.pp),
+             weight_bytes=gathered_bytes(workload), learned=learned[i], resident=resident[i], reduced_last=ends[i],
+             gathered_first=last[i], reductions=reductions[i], gathers=pieces[i], group=shards[i],
+             replicas=column(layout.dp) / column(layout.shard), distance=near[i],
+             largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
     return dense, expert
@@ -148,14 +196,14 @@ def reduce_and_gather(
     zero = column(layout.zero)
     nothing = np.zeros_like(parameters.dense)
     gradients, weights, last, first = nothing, nothing, nothing, nothing
-    for part in _parts(workload, trainer, layout, stages, parameters):
+    for part in _parts(workload, cluster, trainer, layout, stages, parameters):
         if not np.any(part.resident):
             continue
-        gradients = gradients + _reduced(cluster, trainer, layout, parameters, part)
-        weights = weights + _gathered(workload, cluster, trainer, layout, part)
+        gradients = gradients + part.reduced()
+        weights = weights + part.gathered()
         if trainer.traffic.root_units:
-            last = last + _scattered(cluster, trainer, part, part.reduced_last)
-            first = first + _gathered_once(workload, cluster, trainer, layout, part, part.gathered_first)
+            last = last + part.scattered(part.reduced_last)
+            first = first + part.gathered_once(part.gathered_first)
     bucket = trainer.traffic.bucket_parameters / np.maximum(parameters.all, trainer.traffic.bucket_parameters)
     weights = np.where(zero == 0, 0.0, weights)
     if not trainer.traffic.root_units:
@@ -166,84 +214,6 @@ def reduce_and_gather(
     return gradients, weights, (reduced_last, gathered_first)
 
 
-def _scattered(cluster: Cluster, trainer: Trainer, part: _Part, parameters: Floats) -> Floats:
-    """Seconds to reduce the gradients of so many parameters to the ranks that hold their states, over replicas as well."""
-    size = parameters * trainer.traffic.gradient_reduce_bytes
-    seconds = cluster.collective_time("reduce_scatter", size, part.group, part.distance)
-    if np.any(part.replicas > 1):
-        piece = size / part.group
-        seconds = seconds + cluster.collective_time("all_reduce", piece, part.replicas, part.distance * part.group)
-    return seconds
-
-
-def _buckets(trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
-    """Buckets of an all-reduce of whole gradients; 1 where they are scattered."""
-    matrix = parameters.largest_dense_unit / MATRICES
-    whole = np.ceil(part.learned / np.maximum(trainer.traffic.bucket_parameters, matrix))
-    buckets: Floats = np.where(column(layout.zero) == 0, whole, 1.0)
-    return np.maximum(buckets, 1.0) if bucket_bytes(trainer) else buckets
-
-
 def bucket_bytes(trainer: Trainer) -> float:
     """Bytes per parameter of buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
     return sum(term.bucket_bytes() for term in trainer.terms)
-
-
-def _reduced(cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
-    """Seconds to reduce all gradients of a part once."""
-    zero, group = column(layout.zero), part.group * part.replicas
-    size, buckets = part.learned * trainer.traffic.gradient_reduce_bytes, _buckets(trainer, layout, parameters, part)
-    replicated = cluster.collective_time("all_reduce", size, group, part.distance)
-    if bucket_bytes(trainer):  # torch DDP reduces its buckets one by one
-        one = cluster.collective_time("all_reduce", size / buckets, group, part.distance)
-        replicated = np.where(zero == 0, buckets * one, replicated)
-    whole = (zero == 0) | (trainer.traffic.zero1_all_reduces & (zero == 1))
-    count = part.reductions
-    scattered = count * _scattered(cluster, trainer, part, part.learned / count)
-    seconds: Floats = np.where(whole, replicated, scattered)
-    return seconds
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gather:
-    """One all-gather of weights, as the terms of a trainer see it; (N, 3) or (N, 1)."""
-
-    cluster: Cluster
-    size: Floats
-    """Bytes gathered."""
-    group: Floats
-    distance: Floats
-    layers: Floats
-    """Layers of a stage."""
-    learned: Floats
-    """Parameters with gradients."""
-    largest_dense_unit: Floats
-    """Parameters of a layer without its experts."""
-
-
-def _gathered_once(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part, parameters: Floats
-) -> Floats:
-    """Seconds of one gather of so many parameters."""
-    gather = _gather(workload, cluster, layout, part, parameters)
-    seconds = cluster.collective_time("all_gather", gather.size, part.group, part.distance)
-    for term in trainer.terms:
-        seconds = term.gather_seconds(gather, seconds)
-    return seconds
-
-
-def _gather(workload: Workload, cluster: Cluster, layout: Layout, part: _Part, parameters: Floats) -> Gather:
-    return Gather(
-        cluster=cluster, size=parameters * gathered_bytes(workload), group=part.group, distance=part.distance,
-        layers=workload.model.num_layers / column(layout.pp), learned=part.learned, largest_dense_unit=part.largest_dense_unit,
-    )  # fmt: skip
-
-
-def _gathered(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part) -> Floats:
-    """Seconds to gather all weights of a part once; what is not trained only where resident weights are sharded."""
-    wanted = np.where(column(layout.zero) >= trainer.stored.weight_sharding_level, part.resident, part.learned)
-    count = part.gathers
-    seconds = count * _gathered_once(workload, cluster, trainer, layout, part, wanted / count)
-    for term in trainer.terms:
-        seconds = seconds + term.gather_host_seconds(_gather(workload, cluster, layout, part, wanted))
-    return seconds

@@ -25,7 +25,7 @@ from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import COMPILED, EAGER, GEMM_PASSES, Heads
 from planner.lab.profile.layer_check import HOST_LAYER, first, shard_point
-from planner.lab.profile.points import Identity, Point, Value, unique
+from planner.lab.profile.points import Point, Value
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job
@@ -47,7 +47,6 @@ STREAM: dict[str, Any] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
 product down, a neighbour on the core, slows memory less."""
 OPTIMIZER_STATES = 8192 * 512
 """Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
-LARGEST_CHAIN = 2**22  # Elements of a chain's tensor at most: beyond the caches the time of an element stays the same
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8  # On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide
@@ -67,7 +66,6 @@ def compute_points(
     dtype, largest = ("fp32", CPU_TRAFFIC) if cpu else (None, units.GIB)
     shapes = with_kernels(weighed(named, GPUS[device], hardware_guess, length, dtype, largest), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
-    chains = [point for name in named for point in chain_points(name, length)] if cpu else []
     if cpu:
         shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
         layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
@@ -80,13 +78,13 @@ def compute_points(
     for point in shapes:
         names = ("pass", "dtype", "op", "head_dim", "kernel")
         kinds.setdefault((point.family, *(point.values.get(name) for name in names)), point)
-    anchors = {point.identity: point for point in kinds.values()}
-    rest = [point for point in shapes if point.identity not in anchors]
+    anchors = set(kinds.values())
+    rest = [point for point in shapes if point not in anchors]
     most = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     last = spanning(device)
     classes = [point for point in last if point.family == "memory_bound"]
-    needed = [*facts(device), *anchors.values(), *chains, *classes]
-    return unique([*needed, *rest[:most], *layers, *machine(device), *rest[most:], *last])
+    first = [*facts(device), *kinds.values(), *classes, *rest[:most], *layers]
+    return list(dict.fromkeys([*first, *machine(device), *rest[most:], *last]))
 
 
 def check_device(device: str) -> None:
@@ -184,26 +182,6 @@ def _sequence(model: Any, sequence_length: int | None) -> int:
     return sequence_length or min(model.max_sequence_length, 4096)
 
 
-def chain_points(model: str, sequence_length: int | None) -> list[Point]:
-    """The chains of plain kernels that a layer and the loss of a model are where nothing is compiled, at their own sizes: on a
-    processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
-    spec = load_model(model)
-    seq = _sequence(spec, sequence_length)
-    columns = {"cross_entropy": spec.vocab_size}
-    if spec.norm == "rmsnorm":
-        columns["norm"] = spec.hidden_size
-    if spec.gated:
-        columns["swiglu"] = spec.ffn_size
-    if spec.position == "rope" and not spec.is_mla:
-        columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    more: dict[str, Any] = {"head_dim": spec.head_dim, "dtype": "fp32"}
-    return [
-        Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
-        for op, width in columns.items()
-        for pass_ in BOTH
-    ]
-
-
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
     """Whole layers of a model, dense and with experts where it has them, forward and backward; on a GPU also the shard of a
     tensor parallel group of 8."""
@@ -238,7 +216,7 @@ def weighed(
         found = search(job, top=BEST)
         for layout, estimate in zip(found.layouts, found.estimates, strict=True):
             points += layout_points(job, layout, estimate, dtype, largest)
-    return unique(sorted(points, key=lambda point: -point.weight))
+    return list(dict.fromkeys(sorted(points, key=lambda point: -point.weight)))
 
 
 def layout_points(
@@ -257,7 +235,7 @@ def layout_points(
         (head(shard)[0], 1.0 / stages),
     ]
     shapes = Shapes(shard=shard, hardware=hardware, dtype=dtype, largest=largest)
-    summed: dict[Identity, Point] = {}
+    weights: dict[Point, float] = {}
     for operators, count in parts:
         if not count or not operators:
             continue
@@ -266,9 +244,8 @@ def layout_points(
             seconds = {name: first(getattr(work[operator.name], name)) for name in ("forward", "dgrad", "wgrad")}
             for point in shapes.of(operator, seconds):
                 share = point.weight * count * first(layout.num_microbatches) / first(estimate.step_time)
-                before = summed.get(point.identity)
-                summed[point.identity] = replace(point, weight=share + (before.weight if before else 0.0))
-    return [point for point in summed.values() if point.weight >= LEAST_SHARE]
+                weights[point] = weights.get(point, 0.0) + share
+    return [replace(point, weight=weight) for point, weight in weights.items() if weight >= LEAST_SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +327,7 @@ class Shapes:
 
 
 def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
-    """On a GPU what torch.compile makes of a chain of plain operations stands before the chain itself. Weight gradients of experts
+    """On a GPU what torch.compile makes of plain operations stands before these themselves. Weight gradients of experts
     also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
     def changed(point: Point, **values: Value) -> Point:

@@ -23,7 +23,7 @@ GEMM_PASSES = ("forward", "dgrad", "wgrad")
 ACCUMULATING = "wgrad_fp32"
 """The weight gradient added to an fp32 sum by the product's own kernel; ``wgrad`` is without the sum."""
 EAGER, COMPILED = "eager", "compiled"
-"""How torch runs a chain of operations: one kernel for each of them, or one that torch.compile makes of all."""
+"""How torch runs several operations: one kernel for each of them, or one that torch.compile makes of all."""
 
 MEMORY_BYTES: dict[tuple[str, str], tuple[float, float]] = {
     ("norm_forward", "forward"): (2.0, 0.0),  # x in, y out
@@ -49,7 +49,7 @@ EAGER_TENSORS: dict[tuple[str, str], tuple[float, float]] = {
     # four products 4, negated half 1, two gradients of each half added 3, halves joined 2
     ("rope", "backward"): (10.0, 16.0),
 }
-"""(operator, pass) of a chain of plain torch operations: tensors of rows x columns read or written, and kernels (q and k apart)."""
+"""(operator, pass) of plain torch operations: tensors of rows x columns read or written, and kernels (q and k apart)."""
 ATTENTION_HALVES = 2
 """Of context parallelism: a rank holds this many pieces of the sequence, one from each end, so that causal work is equal."""
 WHOLE_LOSS = ("cross_entropy_whole", "both")

@@ -17,7 +17,7 @@ import numpy as np
 from planner import units
 from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, bus_factor
 from planner.errors import PlannerError
-from planner.hardware.overlap import LINKS, SIDES, MeasuredOverlap, impossible
+from planner.hardware.links import LINKS, SIDES, MeasuredOverlap, impossible
 from planner.lab.profile.fitting import columns, error_of, fitted, of, seconds
 from planner.lab.profile.patterns import factor
 from planner.lab.profile.points import Measured

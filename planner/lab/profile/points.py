@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Value: TypeAlias = str | int | float | bool  # What a point's key holds
-Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
 Run: TypeAlias = Callable[[], object]  # What is timed
 Taker: TypeAlias = Callable[[int, int], list[float]]
 """``take(count, inner)``: that many samples, each the mean of ``inner`` runs, in seconds."""
@@ -26,7 +25,8 @@ class Point:
 
     family: str  # gemm, attention, collective, overlap, memory, layer, copy, ...
     key: tuple[tuple[str, Value], ...]  # (name, value) sorted by name
-    weight: float = 0.0  # Share of the predicted step time that the point stands for, 0 where that is not known
+    weight: float = field(default=0.0, compare=False)
+    """Share of the predicted step time that the point stands for, 0 where that is not known."""
 
     @classmethod
     def of(cls, family: str, *, weight: float = 0.0, **values: Any) -> Point:
@@ -38,11 +38,6 @@ class Point:
     def values(self) -> dict[str, Any]:
         """The key as a mapping."""
         return dict(self.key)
-
-    @property
-    def identity(self) -> Identity:
-        """What makes it the same point, whatever its weight."""
-        return self.family, self.key
 
     @property
     def label(self) -> str:
@@ -117,11 +112,3 @@ class Measured(Timing):
         """What ``to_dict`` wrote."""
         details = tuple(sorted(data["details"].items()))
         return cls(**{**data, "point": Point.from_dict(data["point"]), "details": details})
-
-
-def unique(points: Iterable[Point]) -> list[Point]:
-    """The first of equal points."""
-    found: dict[Identity, Point] = {}
-    for point in points:
-        found.setdefault(point.identity, point)
-    return list(found.values())

@@ -9,7 +9,7 @@ from planner import detect, library, units
 from planner.curves import COLLECTIVES, CollectiveCurve, NetworkCurve, Segment, least_factor
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
-from planner.hardware.provenance import Provenance
+from planner.hardware.profile import Provenance
 from planner.lab.profile import fit_links
 from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys
 from planner.lab.profile.fitting import Findings, of, spread_of

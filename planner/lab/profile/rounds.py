@@ -15,11 +15,11 @@ from dataclasses import replace
 from statistics import fmean, median, variance
 
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.points import Identity, Measured, Point
+from planner.lab.profile.points import Measured, Point
 
 ROUNDS = {"cpu": 5, "cuda": 3}
 """Times that each point is measured where the budget lasts; the time of a visit leaves that much for the others."""
-IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer", "chain")
+IN_ROUNDS = ("gemm", "grouped_gemm", "attention", "memory_bound", "layer")
 """Families that are measured in rounds; clocks, launches, copies and facts of the memory are measured once."""
 WARM_UP_LIMIT = {"cpu": 6.0, "cuda": 15.0}  # Seconds after which measuring begins whether rates are steady or not
 WARM_UP_SHARE = 0.1  # Part of the budget that the warm-up takes at most
@@ -56,12 +56,12 @@ def warm_up(run: Callable[[], float], limit: float) -> tuple[list[float], float]
     return blocks, time.perf_counter() - begun
 
 
-class Rounds(dict[Identity, list[Measured]]):
+class Rounds(dict[Point, list[Measured]]):
     """What each point gave in every round, and which round counts."""
 
     def add(self, found: Measured) -> Measured:
         """The round that counts so far: the middle one, with ``over_rounds``, the slowest median over the quickest less one."""
-        every = self.setdefault(found.point.identity, [])
+        every = self.setdefault(found.point, [])
         every.append(found)
         if len(every) == 1:
             return found
@@ -105,14 +105,15 @@ def measure_again(references: Iterable[Point], journal: Journal, measure: Callab
     begun = time.monotonic()
     for point in references:
         if found := measure(point):
-            turn = 1 + sum(_original(one.point) == point.identity for one in journal.of("again"))
+            turn = 1 + sum(_original(one.point) == point for one in journal.of("again"))
             again = Point.of("again", **point.values, of_family=point.family, turn=turn)
             journal.add(replace(found, point=again))
     return time.monotonic() - begun
 
 
-def _original(point: Point) -> Identity:
-    return point["of_family"], tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
+def _original(point: Point) -> Point:
+    key = tuple(pair for pair in point.key if pair[0] not in ("of_family", "turn"))
+    return Point(family=point["of_family"], key=key)
 
 
 class Due:
@@ -138,8 +139,8 @@ def drift(journal: Journal) -> dict[str, dict[str, float]]:
     of single points about it is seen where two profiles are compared. The first measurement is round 0. A family of collectives
     is stated inside a node and across apart.
     """
-    families: dict[str, dict[Identity, dict[int, float]]] = {}
-    first: dict[Identity, Measured] = {one.point.identity: one for one in journal.of()}
+    families: dict[str, dict[Point, dict[int, float]]] = {}
+    first = {one.point: one for one in journal.of()}
     for one in journal.of("again"):
         family, reference = one.point["of_family"], _original(one.point)
         if family == "collective":

@@ -1,4 +1,4 @@
-"""Memory-bound operators as torch runs them: single kernels, chains of plain operations, and what torch.compile makes of them."""
+"""Memory-bound operators as torch runs them: single kernels, plain operations in turn, and what torch.compile makes of them."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -9,9 +9,8 @@ import torch.nn.functional as F  # noqa: N812
 from planner.errors import PlannerError
 from planner.lab.profile.definitions import EAGER, ELEMENT
 from planner.lab.profile.points import Point, Run
-from planner.lab.profile.tensors import gradients, rotating, values
-from planner.lab.reference.fused_operators import OPS
-from planner.lab.reference.transformer import EPSILON, Place, angles, rotary
+from planner.lab.profile.tensors import DTYPES, gradients, rotating, values
+from planner.lab.reference.transformer import Place, angles, rotary
 
 
 def memory_bound(point: Point, device: str) -> Run:
@@ -20,10 +19,7 @@ def memory_bound(point: Point, device: str) -> Run:
     if op == "optimizer":
         return adam(point["rows"] * point["columns"], device)
     makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
-    return _rotating(makers.get(op, _loss if op.startswith("cross_entropy") else _single), point, device)
-
-
-def _rotating(maker: Callable[[Point, str], Run], point: Point, device: str) -> Run:
+    maker = makers.get(op, _loss if op.startswith("cross_entropy") else _single)
     each = 2.0 * ELEMENT[point["dtype"]] * point["rows"] * point["columns"]
     return rotating(lambda: maker(point, device), each, device)
 
@@ -75,18 +71,12 @@ def _swiglu(point: Point, device: str) -> Run:
     return _either_pass(lambda: [function(*both)], both, point)
 
 
-def _heads(point: Point, device: str, key_heads: int) -> tuple[list[Any], Any, Any]:
-    """Queries and keys, (1, tokens, heads, head size) each, and the tables that turn them, in fp32."""
-    rows, columns, d, dtype = point.each("rows", "columns", "head_dim", "dtype")
-    counts = [count for count in (columns // d - key_heads, key_heads) if count]
-    cosine, sine = angles(torch.arange(rows, device=device), d, torch.float32)
-    return [values((1, rows, count, d), dtype, device) for count in counts], cosine, sine
-
-
 def _rope(point: Point, device: str) -> Run:
     """The rotary embedding of q and k of the reference transformer."""
-    heads, cosine, sine = _heads(point, device, point["kv_heads"])
-    place = Place(cosine=cosine.to(heads[0].dtype), sine=sine.to(heads[0].dtype))
+    rows, columns, kv, d, dtype = point.each("rows", "columns", "kv_heads", "head_dim", "dtype")
+    heads = [values((1, rows, count, d), dtype, device) for count in (columns // d - kv, kv)]
+    cosine, sine = (table.to(DTYPES[dtype]) for table in angles(torch.arange(rows, device=device), d, torch.float32))
+    place = Place(cosine=cosine, sine=sine)
 
     def rotate(q: Any, k: Any) -> list[Any]:
         return [rotary(one, place, fused=False) for one in (q, k)]
@@ -122,34 +112,3 @@ def _loss(point: Point, device: str) -> Run:
     gradient = torch.randn_like(output)
     kept = logits.dtype if device == "cuda" else torch.float32  # the CPU's kernel keeps the type of the softmax
     return lambda: torch.ops.aten._log_softmax_backward_data(gradient, output, -1, kept)
-
-
-def chain(point: Point, device: str) -> Run:
-    """A chain of plain kernels of the reference transformer, as it runs where nothing is compiled; no autograd around it.
-
-    cross_entropy: the largest logit and the sum forward, the gradient backward. rope: q and k as if they had equally many heads.
-    """
-    return _rotating(_chain, point, device)
-
-
-def _chain(point: Point, device: str) -> Run:
-    op, backward = point["op"], point["pass"] == "backward"
-    if op == "rope":
-        heads, cosine, sine = _heads(point, device, point["columns"] // point["head_dim"] // 2)
-        return lambda: [OPS.rotate(one, cosine, sine) for one in heads]
-    if op == "norm":
-        x, gradient = _tensors(point, device, 2)
-        weight, scale = torch.ones(x.shape[1], device=device), torch.ones(x.shape[0], 1, device=device)
-        if backward:
-            return lambda: OPS.rms_norm_backward(gradient, x, weight, scale)
-        return lambda: OPS.rms_norm(x, weight, EPSILON)
-    if op == "swiglu":
-        x, y, gradient = _tensors(point, device, 3)
-        return (lambda: OPS.swiglu_backward(gradient, x, y)) if backward else (lambda: OPS.swiglu(x, y))
-    (logits,) = _tensors(point, device, 1)
-    rows, columns = logits.shape
-    largest, targets = torch.zeros(rows, device=device), torch.randint(columns, (rows,), device=device)
-    if backward:
-        scale = torch.ones((), device=device)
-        return lambda: OPS.loss_gradient(logits, largest, targets, scale)
-    return lambda: (OPS.largest_logit(logits), OPS.sum_of_exponentials(logits, largest))

@@ -29,7 +29,7 @@ from planner.lab.profile.collective_timing import (
 )
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import Identity, Measured, Point, Value
+from planner.lab.profile.points import Measured, Point, Value
 from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
 from planner.lab.profile.settings import Settings
 
@@ -44,11 +44,11 @@ GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library
 OVERLAP_LARGEST = 16.0 * units.MIB
 NEEDED: dict[str, tuple[str, ...]] = {
     "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
-    "yardstick": ("kind",), "layer": ("pass",), "chain": ("op", "pass"),
+    "yardstick": ("kind",), "layer": ("pass",),
 }  # fmt: skip
 """Without one point of each of these a profile is none, whatever the budget: families, and the values in which points differ.
-Memory, launches, a product, attention both ways, a stream, a whole layer both ways, which says how far off the sum of its operators
-is, and the chains of its plain kernels."""
+Memory, launches, a product, attention both ways, a stream, and a whole layer both ways, which says how far off the sum of its
+operators is."""
 
 
 @dataclass(kw_only=True)
@@ -189,13 +189,13 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
             return run.alone(point, rounds.DRIFT_SECONDS)
         return None
 
-    done, due, failed = rounds.Rounds(), rounds.Due(run.left(share)), set[Identity]()
+    done, due, failed = rounds.Rounds(), rounds.Due(run.left(share)), set[Point]()
     visits = rounds.schedule(points, rounds.ROUNDS[device])
     for number, point in enumerate(visits):
-        left, first = run.left(share), point.identity not in done
+        left, first = run.left(share), point not in done
         if left > 0 and due.now():
             due.done(rounds.measure_again(rounds.references_alone(journal), journal, reference))
-        if point.identity in failed:
+        if point in failed:
             continue
         if left <= 0 and not (first and _needed(point, journal)):
             if first and point not in journal:
@@ -205,7 +205,7 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         try:
             journal.add(done.add(run.alone(point, _fair(left, len(visits) - number))))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
-            failed.add(point.identity)
+            failed.add(point)
             if first:
                 journal.fail(point, (str(error).strip() or repr(error)).splitlines()[0][:300])
 
@@ -231,14 +231,14 @@ def _together(run: Run) -> None:
     if rank_point(ranks.device) not in journal:
         journal.add(measure_ranks(rank_point(ranks.device), ranks))
     references, due = rounds.references_together(points[:least]), rounds.Due(run.left())
-    always = {point.identity for point in points[:least]}
+    always = set(points[:least])
 
     def reference(point: Point) -> Measured | None:
         return measure_collective(point, ranks, buffers, rounds.DRIFT_SECONDS) if point in journal else None
 
     for turn, point in enumerate(missing):
         left = run.left()
-        said = [left > 0 or point.identity in always, _fair(left, len(missing) - turn), left > 0 and due.now()]
+        said = [left > 0 or point in always, _fair(left, len(missing) - turn), left > 0 and due.now()]
         go_on, budget, once_more = ranks.from_first(said)
         if once_more:
             due.done(rounds.measure_again(references, journal, reference))

@@ -7,17 +7,20 @@ overhead. Fed with the predicted computation it gives the prediction again, part
     T = walk(measured passes + priced communication) + stragglers + exposed data traffic + once + measured update + overhead
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost import estimate
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.lab.run.plan_question import POSITIONS, position
+from planner.lab.reference.split import Split
+from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
+from planner.lab.run.plan_question import POSITIONS, Question, position
 from planner.layout import Layout
-from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
 
 COMPUTED = ("compute", "recompute", "host")
@@ -67,31 +70,42 @@ class Predicted:
 
 def predicted_of(priced: Priced) -> Predicted:
     """As the cost model has it; without a pipeline passes include the copies of sharded states."""
-    pieces, layout = pieces_by_action(priced), priced.dealt
-    count = 1 + max(stage for stage, _ in pieces)
-
-    def total(kinds: str, *parts: str) -> Floats:
-        found = np.zeros(count)
-        for (stage, kind), each in pieces.items():
-            if kind in kinds:
-                found[stage] += sum(one.seconds for one in each if not one.hidden and one.part in parts)
-        return found
-
-    computed = {"forward": total("F", *COMPUTED), "backward": total("BIW", *COMPUTED), "weight": total("W", *COMPUTED)}
+    layout, found = priced.dealt, computed(priced, COMPUTED)
+    exchanged = {part: computed(priced, (part,)) for part in EXCHANGED}
     return Predicted(
-        computed=with_copies(priced, computed),
-        exchanged={part: np.array([total("F", part), total("BIW", part)]) for part in EXCHANGED},
-        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
+        computed=with_copies(priced, found),
+        exchanged={part: np.array([seconds["F"], seconds["B"]]) for part, seconds in exchanged.items()},
+        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(len(found["F"]))],
         update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
 
 
-def with_copies(priced: Priced, computed: dict[str, Floats]) -> dict[str, Floats]:
+def with_copies(priced: Priced, found: Passes) -> dict[str, Floats]:
     """Passes by name with the copies of sharded states, which without a pipeline belong to them."""
-    if int(priced.dealt.pp) > 1:
-        return computed
-    each = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
-    return computed | {"forward": computed["forward"] + each[0], "backward": computed["backward"] + each[1]}
+    forward, backward = found["F"], found["B"]
+    if int(priced.dealt.pp) == 1:
+        each = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
+        forward, backward = forward + each[0], backward + each[1]
+    return {"forward": forward, "backward": backward, "weight": found["W"]}
+
+
+def priced_as_run(asked: Question) -> Priced:
+    """The plan with the trainer that runs on a processor."""
+    return asked.priced(as_run(asked.trainer, asked.split, on_cpu=True))
+
+
+def predicted_as_run(priced: Priced, split: Split, host: Host | None) -> Predicted:
+    """Passes and updates of every stage of what ``priced_as_run`` gave, with the host's work that was measured."""
+    computed = with_copies(priced, processor_seconds(priced, split, host))
+    return dataclasses.replace(predicted_of(priced), computed=computed, update=update_seconds(priced, split, host))
+
+
+def parts_as_run(asked: Question, host: Host | None) -> dict[str, float]:
+    """Seconds of the whole plan's step by part of the cost model's; they sum to it. The host's work is in compute."""
+    priced = priced_as_run(asked)
+    found = predicted_step(priced, predicted_as_run(priced, asked.split, host)).parts
+    found["data_communication"] += found.pop("once_per_step")  # copies of sharded states
+    return {part: found.get(part, 0.0) for part in estimate.PARTS}
 
 
 def _data(priced: Priced, longer: Floats, *copied: str) -> Floats:

@@ -16,13 +16,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
 from planner.lab.run.clock import Clock, TimedSteps, memory, reset_memory
-from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
+from planner.lab.run.eager_pricing import UPDATE, Host
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
 from planner.lab.run.levels import FIRST, SETTING_UP
@@ -49,7 +50,7 @@ class Alone:
     """Steps that are timed."""
     timeout: float = 60.0
     """Seconds after which a step has hung."""
-    yardsticks: Yardsticks | None = None
+    yardsticks: dict[str, float] | None = None
     """Of the processor's profile, whose rate times are brought to; None on a GPU."""
     host: bool = False
     """Time empty layers first."""
@@ -128,8 +129,7 @@ class OwnClock(Clock):
 
     def _now(self) -> Any:
         if not self.cuda:
-            wall, processor, thread = super()._now()
-            return wall, processor - self._fakes.spent, thread - self._fakes.spent
+            return super()._now() - np.array([0.0, self._fakes.spent])
         event = self._spare.pop() if self._spare else _Event(enable_timing=True)
         event.log, event.copies = self._fakes.log, len(self._fakes.log)
         event.record()
@@ -215,7 +215,7 @@ class LoneRank:
         if self.core is not None and self.alone.host:
             self.begin("timing layers without work", SETTING_UP)
             clock = partial(OwnClock, fakes=self.fakes)
-            self.found.host = host_seconds(followed.split, self.core.kept.product, clock)
+            self.found.host = host_seconds(followed.split, self.core.product, clock)
         self.time(followed)
 
     def time(self, alone: RankAlone) -> None:
@@ -248,10 +248,9 @@ class LoneRank:
     def took(self, batch: list[Any]) -> None:
         """Keeps the times of one step, here and where this process was started: of the stream on a GPU, of the processor on a
         CPU, because on shared cores wall time says little, and at the rate of its profile."""
-        own = {(t.kind, t.stage, t.microbatch): t.processor for t in self.clock.resolve(batch)}
+        own = {(t.kind, t.stage, t.microbatch): t.thread for t in self.clock.resolve(batch)}
         slowed = self.core.ended() if self.core is not None else None
         if slowed is not None:
-            own["passes", -1, -1] -= slowed.worked
             own = {key: t / (slowed.update if key[0] in UPDATE else slowed.passes) for key, t in own.items()}
             self.found.slowed.append(slowed.passes)
             self.found.update_slowed.append(slowed.update)

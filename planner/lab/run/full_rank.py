@@ -100,7 +100,7 @@ class OneRank:
         self.clock.between = self.core.look
         if host_is_measured(cluster, split):
             with self.doing("timing layers without work", SETTING_UP, 1):
-                self.entry["host_seconds"] = dict(host_seconds(split, self.core.kept.product))
+                self.entry["host_seconds"] = dict(host_seconds(split, self.core.product))
         self.put()
 
     def put(self) -> None:
@@ -143,7 +143,7 @@ class OneRank:
                         optimizer.step()
                         tracker.assign("optimizer_states", optimizer_states(optimizer))
             peak = tracker.peak
-            self.entry["memory"] |= {"held": dict(tracker.largest), "at_peak": peak.parts, "peak": peak.total}
+            self.entry["memory"] |= {"held": dict(peak.held), "at_peak": peak.parts, "peak": peak.total}
 
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""
@@ -211,9 +211,7 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
         total, median = [sum(one) for one in columns], [statistics.median(one) for one in columns]
         found["actions"].append({"stage": stage, "kind": kind, "total": total, "median": median})
     if slowed is not None:
-        found["slowed"], found["update_slowed"] = slowed.passes, slowed.update
-        for name in ("step", "passes"):
-            found[name][0] -= slowed.wall
+        found["slowed"], found["update_slowed"] = slowed
     return found
 
 

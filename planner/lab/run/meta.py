@@ -31,7 +31,7 @@ from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
 from planner.lab.run.levels import Say, Task, kills
-from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, Most, optimizer_states, overall
+from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.plan_question import Question
 from planner.lab.run.training import Run
 from planner.lab.run.workers import Lost, Manner, measure_all
@@ -231,11 +231,10 @@ class RankAlone:
 
     def tracked(self, rank: int) -> Measured:
         """Takes a step and says what was seen of it, as if all microbatches had run."""
-        recorder, tracker = CollectiveRecorder(), self.tracker
+        tracker = self.tracker
         with tracker.patches(), self._mode, tracker:
             tracker.start()
-            with recorder:
-                self.step()
+            self.step()
             self._name_gradients()
         unseen = (self.whole.num_microbatches - self.split.num_microbatches) * self._receive_bytes()
         for point in tracker.points.values():
@@ -243,7 +242,7 @@ class RankAlone:
             point.held["temporary"] += unseen
         return Measured(
             rank=rank, stage=self.run.rank["pp"], points=tracker.points, parameters=self.parameters,
-            microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=recorder.listed(),
+            microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=tracker.collectives(),
             seconds=time.perf_counter() - self.started, layers_run=sum(len(part.layers) for part in self.run.parts),
         )  # fmt: skip
 

@@ -15,12 +15,20 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Bar, Course, Pace
-from planner.lab.run.as_run import EagerRun, notes_of, predicted_as_run, priced_as_run
-from planner.lab.run.assembled_step import MEASURED, Assembled, assemble, predicted_of, predicted_step
+from planner.lab.run.assembled_step import (
+    MEASURED,
+    Assembled,
+    assemble,
+    predicted_as_run,
+    predicted_of,
+    predicted_step,
+    priced_as_run,
+)
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
-from planner.lab.run.eager_pricing import host_is_measured, mean_host, yardsticks
-from planner.lab.run.levels import FIRST, SETTING_UP, Machine, Say, Task, kills, step_limits
-from planner.lab.run.plan_question import Question, position
+from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
+from planner.lab.run.learn import not_compared
+from planner.lab.run.levels import FIRST, SETTING_UP, Say, Task, kills, step_limits
+from planner.lab.run.plan_question import position
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.units import GIB, format_seconds
@@ -125,18 +133,6 @@ def result(task: Task, found: list[Emulation]) -> dict[str, Any]:
     return content
 
 
-def other_device(asked: Question, machine: Machine) -> str:
-    """Why times of this device are not compared with the plan's, or ""."""
-    hardware = asked.cluster.hardware
-    if machine.device == "cpu":
-        return "" if hardware.is_cpu else f"not compared: on a CPU, and the plan is for {hardware.name}"
-    here = detect.profile_of(machine.name)
-    known = {profile for _, profile in detect.NAMES}
-    if here is not None and hardware.name in known and here != hardware.name:
-        return f"not compared: on {machine.name}, and the plan is for {hardware.name}"
-    return ""
-
-
 def _changes(task: Task, found: list[Emulation]) -> list[str]:
     """What was run otherwise than planned."""
     split, ran, changes = task.asked.split, found[0].microbatches, []
@@ -179,7 +175,7 @@ def _memory(task: Task, one: Emulation) -> dict[str, Any]:
 
 def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     """Passes and updates of the ranks and, where the device is the plan's, the step that they make."""
-    elsewhere = other_device(task.asked, task.machine)
+    elsewhere = not_compared(task.asked.cluster.hardware, task.machine)
     currency = "processor" if task.machine.device == "cpu" else "device"
     ran = None if elsewhere or currency == "device" else _eager_run(task, done)
     priced = ran.priced if ran else task.asked.priced()

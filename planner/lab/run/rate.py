@@ -7,8 +7,8 @@ mean of the yardstick between the passes of that step on that rank.
 
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 
@@ -16,7 +16,7 @@ from planner.lab.profile.compute_timing import stream_yardstick, yardstick
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
 from planner.lab.run.clock import Clock, Timed
-from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, Yardsticks, apart, empty_layers
+from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, apart, empty_layers
 from planner.lab.run.training import Run
 
 APART = 40.0
@@ -33,52 +33,44 @@ class Rate:
 
     def __init__(self) -> None:
         self.yardstick = yardstick()
-        self._runs: list[tuple[float, float, float]] = []
-        """Seconds by the yardstick, and what it took in wall and in processor seconds."""
+        self._runs: list[float] = []
         self._last = 0.0
 
     def look(self) -> None:
         """Runs it where the last time was long enough ago."""
-        begun, worked = time.perf_counter(), time.process_time()
-        if begun - self._last < APART * self.yardstick.reference:
-            return
-        seconds, self._last = self.yardstick.seconds(), time.perf_counter()
-        self._runs.append((seconds, self._last - begun, time.process_time() - worked))
+        if time.perf_counter() - self._last >= APART * self.yardstick.reference:
+            self._runs.append(self.yardstick.seconds())
+            self._last = time.perf_counter()
 
-    def take(self) -> tuple[float, float, float]:
-        """Since the last call: its mean seconds (of at least one run), and the wall and processor time that it took."""
-        spent = [sum(one[clock] for one in self._runs) for clock in (1, 2)]
+    def take(self) -> float:
+        """Its mean seconds since the last call, of at least one run."""
         if not self._runs:
             self._last = 0.0
             self.look()
-        found, self._runs = statistics.fmean(one[0] for one in self._runs), []
-        return found, spent[0], spent[1]
+        found, self._runs = statistics.fmean(self._runs), []
+        return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Slowed:
-    """A step compared with the profile: how many times longer the yardsticks took, and what they took of the step."""
+class Slowed(NamedTuple):
+    """How many times longer than in the profile the yardsticks took during a step."""
 
     passes: float
     """Of the core that computes."""
     update: float
     """Of what moves bytes; as the passes where the profile has no yardstick of it."""
-    wall: float
-    """Seconds that the yardstick ran between the passes."""
-    worked: float
-    """The same in processor seconds."""
 
 
 class Core:
     """A processor is host and device at once: one thread and freed memory kept, as its profile has them, and the rate of its core
     from step to step, where the profile has kept its own."""
 
-    def __init__(self, kept: Yardsticks) -> None:
+    def __init__(self, kept: Mapping[str, float]) -> None:
+        """``kept``: see ``eager_pricing.yardsticks``."""
         torch.set_num_threads(1)
         keep_memory()
-        self.kept = kept
-        self.rate = Rate() if kept.product else None
-        self._stream: list[float] = []
+        self.product, self.stream = kept.get("product"), kept.get("stream")
+        self.rate = Rate() if self.product else None
+        self._streamed: list[float] = []
 
     def look(self) -> None:
         """A pass has ended."""
@@ -89,16 +81,14 @@ class Core:
         """A step is next."""
         if self.rate is not None:
             self.rate.take()
-            self._stream = _streamed()
+            self._streamed = _streamed()
 
     def ended(self) -> Slowed | None:
         """The step since ``begin``; None where the profile has no yardstick."""
-        if self.rate is None or not self.kept.product:
+        if self.rate is None or not self.product:
             return None
-        seconds, wall, worked = self.rate.take()
-        passes = seconds / self.kept.product
-        update = statistics.fmean(self._stream + _streamed()) / self.kept.stream if self.kept.stream else passes
-        return Slowed(passes=passes, update=update, wall=wall, worked=worked)
+        passes = self.rate.take() / self.product
+        return Slowed(passes, statistics.fmean(self._streamed + _streamed()) / self.stream if self.stream else passes)
 
 
 def _streamed() -> list[float]:
@@ -138,7 +128,7 @@ def host_seconds(split: Split, reference: float | None = None, clocks: Callable[
         for number in range(5):
             steps.append(taken_step(run, clock, number))
             rate.look()
-        slowed = rate.take()[0] / reference if reference else 1.0
+        slowed = rate.take() / reference if reference else 1.0
         passes = [passes_of(step) for step in steps[1:]]
         updates = [sum(t.thread for t in step if t.kind in UPDATE) for step in steps[1:]]
         found[layers] = {kind: statistics.median(middle(passes, kind)) / slowed for kind in PASSES}

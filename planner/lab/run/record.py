@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.runs.validation import VERSION
+from planner.runs.rows import VERSION
 
 FOUND: dict[str, Any] = {
     "rung": "", "why": "", "trainer": "", "layout": {}, "num_gpus": 0, "changes": [], "outcome": "completed",

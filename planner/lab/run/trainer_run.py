@@ -25,7 +25,7 @@ from planner.lab.launch.state import Pace, State
 from planner.lab.launch.torchrun import ask_torch
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
-from planner.runs.planned import columns
+from planner.runs.mapping import columns
 from planner.timeline.priced_plan import estimate_of, job_of
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible

@@ -12,7 +12,7 @@ from planner import units
 from planner.curves import bus_factor
 from planner.errors import PlannerError
 from planner.hardware import ASSUMED, HardwareProfile
-from planner.hardware.overlap import LINKS
+from planner.hardware.links import LINKS
 
 SIZES = (units.MIB, 16 * units.MIB, 256 * units.MIB)
 """Messages of the table: a small bucket, an activation, a large bucket."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from planner import units
 from planner.errors import PlannerError
-from planner.runs.planned import KINDS
+from planner.runs.mapping import KINDS
 
 WARM_UP = 2
 """Logged steps at the beginning that never count: allocation, autotuning, compilation, the first data."""
