@@ -11,8 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from planner import library
-from planner.questions.accuracy.floor import KINDS
 from planner.questions.accuracy.prediction import Pair, grouped
+from planner.questions.accuracy.ranking import KINDS
 from planner.questions.accuracy.summary import statistics
 from planner.terminal import tables
 from planner.terminal.pictures import new_figure, write_picture

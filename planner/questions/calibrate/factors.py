@@ -110,9 +110,7 @@ def _link_room(hardware: HardwareProfile) -> float:
 
 def bounds(factors: Sequence[Factor], hardware: HardwareProfile, trainer: Trainer) -> Floats:
     """Least and largest logarithm of each factor, and the width of its prior, (3, K)."""
-    ends = [
-        (math.log(one.low), math.log(max(highest(one, hardware, trainer), 1.0)), one.width) for one in factors
-    ]
+    ends = [(math.log(one.low), math.log(max(highest(one, hardware, trainer), 1.0)), one.width) for one in factors]
     return np.array(ends, dtype=float).reshape(-1, 3).T
 
 
