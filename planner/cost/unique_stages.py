@@ -20,6 +20,7 @@ from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
     assign_layers,
+    column,
     split_stages,
     stage_parameters,
     stage_positions,
@@ -28,7 +29,6 @@ from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.sharding import column
 from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
 from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
 from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds

@@ -38,8 +38,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.memory.states import StageBytes
-from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
 from planner.cost.price.stage_times import StageTimes
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
@@ -138,7 +137,7 @@ def state_parts(
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
-    dense, expert = trained_parameters(workload, parameters)
+    dense, expert = parameters.trained(workload)
     tables = float(workload.lora_rank == 0)
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     several = stages.moe > 0

@@ -7,9 +7,8 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
-from planner.cost.pipeline.partition import Stages
+from planner.cost.pipeline.partition import Stages, column
 from planner.cost.price.layer_costs import INDEX, Blocks
-from planner.cost.price.sharding import column
 from planner.cost.price.update import activation_offload
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec

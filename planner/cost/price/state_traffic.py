@@ -6,8 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
-from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
 from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -163,7 +162,7 @@ def _parts(
     stride, shards = strides(layout), shard_groups(layout)
     near = np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"])), column(stride["edp"])
     ones = np.ones_like(parameters.dense)
-    learned, resident = list(trained_parameters(workload, parameters)), [parameters.dense, parameters.expert]
+    learned, resident = list(parameters.trained(workload)), [parameters.dense, parameters.expert]
     last, pieces = [ones, ones], [ones, ones]
     if trainer.traffic.root_units:
         last = list(last_unit(workload, trainer, layout, stages, parameters))

@@ -4,8 +4,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.pipeline.partition import StageParameters
-from planner.cost.price.sharding import column, local_states, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, column, shard_groups
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -37,7 +36,7 @@ def optimizer_seconds(
     each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
     """
     hardware = cluster.hardware
-    updated = local_states(workload, layout, parameters)
+    updated = parameters.updated(workload, layout)
     bytes_each = optimizer_traffic(workload, trainer)
     host_share = column(layout.offload_optimizer) / 100.0
     on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
@@ -73,7 +72,7 @@ def accumulation_seconds(
     cast, 2 + 4, but the reduction then reads 4 bytes instead of 2: 2 bytes per step are left out. Gradients in fp32 are added by
     autograd, 4 + 4 + 4.  [torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed]
     """
-    dense, expert = trained_parameters(workload, parameters)
+    dense, expert = parameters.trained(workload)
     in_pipeline = trainer.traffic.copied("accumulate_in_pipeline") + (2.0 if workload.element == 4 else 0.0)
     waiting = (
         (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)

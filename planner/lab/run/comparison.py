@@ -14,9 +14,8 @@ from planner.cost.estimate import largest_by_stage, memory_by_stage
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Shard
 from planner.cost.memory.states import ALLOCATED, RESERVED
-from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.pipeline.partition import gathered_bytes, shard_groups, split_stages, stage_parameters
 from planner.cost.price.compute import repeated
-from planner.cost.price.sharding import gathered_bytes, shard_groups, trained_parameters
 from planner.lab.run.plan_question import POSITIONS, Question, position
 from planner.layout import Layout, Recompute
 from planner.units import GIB
@@ -181,7 +180,7 @@ def _of_layers(shard: Shard, counts: dict[str, float]) -> Iterator[tuple[Collect
 def _states(asked: Question, layout: Layout, where: int, microbatches: int) -> Iterator[tuple[Key, float]]:
     """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
     parameters = stage_parameters(asked.workload, layout, split_stages(asked.workload.model, layout))
-    sizes = (float(values[0, where]) for values in trained_parameters(asked.workload, parameters))
+    sizes = (float(values[0, where]) for values in parameters.trained(asked.workload))
     shards = (float(one[0, 0]) for one in shard_groups(layout))
     replicas = int(asked.layout.dp) // int(asked.layout.shard)
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1
