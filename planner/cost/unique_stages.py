@@ -30,8 +30,14 @@ from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
-from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
-from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
+from planner.cost.price.state_traffic import (
+    TRAFFIC_FIELDS,
+    UpdateSeconds,
+    accumulation_seconds,
+    copy_seconds,
+    optimizer_seconds,
+    reduce_and_gather,
+)
 from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload

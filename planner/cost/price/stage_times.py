@@ -9,7 +9,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import Stages, column
 from planner.cost.price.layer_costs import INDEX, Blocks
-from planner.cost.price.update import activation_offload
+from planner.cost.price.state_traffic import activation_offload
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer
