@@ -111,7 +111,8 @@ def stage_times(
         forward=forward,
         backward=backward,
         weight=_sum_of(totals, "wgrad"),
-        slowest={name: at_stage(part, slowest) for name, part in parts.items()} | {"all_stages": all_stages, "flop": flop},
+        slowest={name: at_stage(part, slowest) for name, part in parts.items()}
+        | {"all_stages": all_stages, "flop": flop},
         saved=saved,
         ends_forward=_sum_of(ends, "forward", *EXPOSED[0]),
         ends_backward=_sum_of(ends, "dgrad", "wgrad", *EXPOSED[1]),

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.estimate import largest_by_stage, memory_by_stage
+from planner.cost.estimate import memory_by_stage
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Shard
 from planner.cost.memory.states import ALLOCATED, RESERVED
@@ -40,7 +40,7 @@ def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
     Each category is at its own maximum: they do not sum to the peak. The workspace of GPU libraries, which is no tensor, is left
     out.
     """
-    parts = largest_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    _, parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
     where = position(stage, asked.split.pp)
     found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
     for name in ("temporary", "peak"):
@@ -53,7 +53,7 @@ def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, floa
 
     ``alone``: there are no communicators. Receive buffers of microbatches that were not run are in the prediction.
     """
-    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    parts, _ = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
     size = {name: float(values[position(stage, asked.split.pp), 0]) for name, values in parts.items()}
     reserved = sum(size[name] for name in RESERVED)
     device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
