@@ -247,10 +247,7 @@ def _step_parts(
         layout.num_gpus, layout.pp, priced.forward + priced.backward, slowest["compute"] + slowest["recompute"]
     )
     time["stragglers"] = slowed * (time["compute"] + time["recompute"] + time["bubble"])
-    concealed = {
-        "tensor": m * slowest["tensor_hidden"],
-        "context": m * slowest["context_hidden"],
-        "expert": m * slowest["expert_hidden"],
+    concealed = {name: m * slowest[f"{name}_hidden"] for name in HIDDEN[:3]} | {
         "pipeline": m * (sent - exposed_send),
         "data": at_stage(hidden, end),
     }

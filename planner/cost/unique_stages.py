@@ -33,6 +33,9 @@ class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
 
+    send: Floats
+    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+
 
 class StageTable:
     """The distinct stages, sends and groups of a batch of layouts, priced; gathers them for any of its rows. ``middle`` is the

@@ -204,18 +204,22 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = stages.shape_parts, stages.state_parts
     stored = stages.stored + s["outputs"]
-    found = _Largest(stored)
     alone = t["pipelined"] == 0
-    if np.any(alone):
-        found.take(_alone(stored, stages.accumulated_share, s, t), alone)
-    if not np.all(alone):
-        found.take(_pipelined(stored, stages, s, t), ~alone)
+    total, most = np.full_like(stored, -1.0), np.zeros_like(stored)
+    activations, gradients, workspace = parts = [np.zeros_like(stored) for _ in range(3)]
+    for where, points in ((alone, _alone), (~alone, _pipelined)):
+        for point in points(stored, stages, s, t) if np.any(where) else []:
+            size = np.where(where, point[0] + point[1] + point[2], -1.0)
+            more = size > total
+            total = np.where(more, size, total)
+            for kept, one in zip(parts, point, strict=True):
+                np.copyto(kept, one, where=more)
+            np.copyto(most, np.maximum(most, point[0]), where=where)
     largest_buffer = np.maximum(np.maximum(t["layer_weights"], t["head_weights"]), t["table_weights"])
     buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
-    activations, gradients, workspace = found.parts
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
-        largest_activations=found.activations, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
+        largest_activations=most, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
     )  # fmt: skip
 
 
@@ -223,9 +227,9 @@ Point = tuple[Floats, Floats, Floats]
 """Bytes of activations kept, of accumulated gradients, of all else."""
 
 
-def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
+def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
     """The program points of a step without a pipeline."""
-    dropped = t["resharded"] > 0
+    dropped, share = t["resharded"] > 0, stages.accumulated_share
     gradients = share * t["accumulated"]
     again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
@@ -257,18 +261,16 @@ def _alone(stored: Floats, share: Floats, s: dict[str, Floats], t: dict[str, Flo
 
 def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str, Floats]) -> list[Point]:
     """The program points of a step in a pipeline."""
-    flights, share, held, waiting = (
-        stages.in_flight,
-        stages.accumulated_share,
-        stages.logits_held,
-        stages.waiting_weights,
-    )
+    held, waiting = stages.logits_held, stages.waiting_weights
     always = t["gathered"] + t["received"]
     # The last of those that wait is the one whose pass runs; the first virtual stage has no input gradient to wait behind.
     apart = np.where(t["table_weights"] > 0, 0.0, 0.5)
     done, running = (np.maximum(waiting - part, 0.0) * s["waiting"] for part in (0.0, apart))
     found: list[Point] = []
-    for count, part in ((flights, share), (stages.accumulated_flight, np.ones_like(share))):
+    for count, part in (
+        (stages.in_flight, stages.accumulated_share),
+        (stages.accumulated_flight, np.ones_like(stored)),
+    ):
         there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
@@ -284,27 +286,6 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
     first = np.maximum(t["table_reduced"], t["largest_reduced"] + t["copied"])
     found.append((np.zeros_like(stored), t["accumulated"], first + t["new_layer"] + always))
     return found
-
-
-class _Largest:
-    """Keeps the largest of many points, element by element."""
-
-    def __init__(self, like: Floats) -> None:
-        self._total = np.full_like(like, -1.0)
-        self.parts = [np.zeros_like(like) for _ in range(3)]
-        """Activations, gradients and all else at that point."""
-        self.activations = np.zeros_like(like)
-        """Most activations at any point."""
-
-    def take(self, points: list[Point], where: Floats) -> None:
-        """Points of the elements that ``where`` chooses."""
-        for activations, gradients, workspace in points:
-            total = np.where(where, activations + gradients + workspace, -1.0)
-            more = total > self._total
-            self._total = np.where(more, total, self._total)
-            for kept, one in zip(self.parts, (activations, gradients, workspace), strict=True):
-                np.copyto(kept, one, where=more)
-            np.copyto(self.activations, np.maximum(self.activations, activations), where=where)
 
 
 def buffered_points(stages: StageBytes) -> list[Point]:

@@ -5,14 +5,14 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.price.communication import exposed, slowdown_of
-from planner.cost.price.state_traffic import StateSeconds
+from planner.cost.price.state_traffic import UpdateSeconds
 from planner.hardware import Slowdown
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 
 
 def data_parallel(
-    trainer: Trainer, layout: Layout, traffic: StateSeconds, forward: Floats, backward: Floats, slowdown: Slowdown
+    trainer: Trainer, layout: Layout, traffic: UpdateSeconds, forward: Floats, backward: Floats, slowdown: Slowdown
 ) -> tuple[Floats, Floats]:
     """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
 

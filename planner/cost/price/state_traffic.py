@@ -27,8 +27,8 @@ MUON_STEPS = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateSeconds:
-    """Seconds of the traffic of states of each stage of N candidates, (3, N)."""
+class UpdateSeconds:
+    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
 
     reduce: Floats
     """To reduce all gradients once."""
@@ -40,12 +40,6 @@ class StateSeconds:
     """Part of ``reduce`` that has nothing to hide behind: gradients that are ready last."""
     gathered_first: Floats
     """Part of ``gather`` that has nothing to hide behind: weights that are wanted first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateSeconds(StateSeconds):
-    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
-
     optimizer: Floats
     """Of the update on the GPU."""
     offload: Floats
