@@ -23,8 +23,8 @@ PACKAGE = ROOT / "planner"
 # each other. A name that ends in a dot is a package. Numbers are the floors of the design; inside a room imports have no circles.
 FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
-    (0, "units library detect"),
-    (0, "schema"),
+    (0, "units library"),
+    (0, "schema detect"),
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer_records"),
     (1, "trainer"),

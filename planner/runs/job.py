@@ -11,40 +11,14 @@ from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
-from planner.runs.rows import Row, UnsupportedError
+from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer, merge_changes
-from planner.trainer_records import OVERLAPS, PASSES
 
 
 @cache
 def shipped_trainer(name: str) -> Trainer:
     """A trainer of the library, read once."""
     return load_trainer(name)
-
-
-_NOTES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"RMS kernel", {"passes": {"norm": 1.0}, "-unfused": ["norm"]}),
-    (r"flash_attentionv1", {"attention_kernel": "fa1"}),
-    (r"kernel: torch\b", {"+unfused": ["softmax"]}),
-    # Liger: head and loss run together in chunks of tokens; no logits of the whole batch.
-    (r"Liger kernels", {"logit_bytes": 0.0, "passes": dict.fromkeys(PASSES, 1.0)}),
-    (r"\bdropout 0\.[1-9]", {"dropout": True}),
-    (r"(?<!no )CUDA graphs(?! router)", {"cuda_graphs": "layers"}),
-    (r"cuda graphs \w+/", {"cuda_graphs": "none"}),
-    # An implementation of 'none' captures nothing, whatever the scope says.
-    (r"cuda graphs (?!none)\w+/\[[^\]]*'attn'", {"cuda_graphs": "layers"}),
-    (r"cuda graphs (?!none)(\w*full\w*/|\w+/\w*full|\w+/\[[^\]]*full)", {"cuda_graphs": "layers_and_experts"}),
-    (r"(?i)deep-?ep", {"expert_dispatch": "deepep"}),
-    (r"(?i)hybrid-?ep", {"expert_dispatch": "deduplicated"}),
-    (r"a2a overlap on|EP overlap( on|,|$)", {"+overlap": ["ep"]}),
-    (
-        r"fused grouped MLP",
-        {"fused_experts": True, "-unfused": ["grouped_gemm", "expert_padding", "expert_bias", "clamp"]},
-    ),
-    (r"fp8 attention", {"+fp8": ["attention"]}),
-    (r"CUDA_LAUNCH_BLOCKING=1", {"-overlap": [*OVERLAPS]}),
-)
-"""What notes say about a trainer: facts, and members of its sets that are added (+) or taken away (-). Later ones count."""
 
 
 @cache
@@ -57,7 +31,7 @@ def trainer_of(row: Row) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
     entry, base = row.entry, shipped_trainer(row.entry["trainer"])
     compiled = {False: "eager", True: "compiled"}.get(row.get("compile"), "")
-    said = [facts for pattern, facts in _NOTES if row.note(pattern)]
+    said = [one["facts"] for one in frameworks()["notes"] if row.note(one["note"])]
     for flag, names in (("tp_overlap", entry.get("tp_overlap", ["tp"])), ("grad_overlap", ["gradients", "parameters"])):
         if row.get(flag) is not None:
             said.append({f"{'+' if row.get(flag) else '-'}overlap": names})

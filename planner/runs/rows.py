@@ -53,16 +53,11 @@ class UnsupportedError(Exception):
 
 @cache
 def frameworks() -> dict[str, list[dict[str, Any]]]:
-    """The table of frameworks, GPUs and families, its expressions compiled."""
+    """The table of frameworks, recipes and families, its expressions compiled."""
     table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
-    # A GPU's number ends where the text says so: H100 is not the beginning of H1000.
-    whole = {"hardware": r"(?:{})(?!\d)"}
-    return {
-        kind: [
-            {**entry, "match": re.compile(whole.get(kind, "{}").format(entry["match"]), re.IGNORECASE)} for entry in entries
-        ]
-        for kind, entries in table.items()
-    }
+    for entry in (one for entries in table.values() for one in entries if "match" in one):
+        entry["match"] = re.compile(entry["match"], re.IGNORECASE)
+    return table
 
 
 @cache

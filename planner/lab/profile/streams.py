@@ -18,8 +18,8 @@ def memory_bound(point: Point, device: str) -> Run:
     op = point["op"]
     if op == "optimizer":
         return adam(point["rows"] * point["columns"], device)
-    makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope}
-    maker = makers.get(op, _loss if op.startswith("cross_entropy") else _single)
+    makers: dict[str, Callable[[Point, str], Run]] = {"swiglu": _swiglu, "rope": _rope, "cross_entropy": _loss}
+    maker = makers.get(op, _single)
     each = 2.0 * ELEMENT[point["dtype"]] * point["rows"] * point["columns"]
     return rotating(lambda: maker(point, device), each, device)
 
@@ -100,12 +100,8 @@ def adam(parameters: int, device: str) -> Run:
 
 
 def _loss(point: Point, device: str) -> Run:
-    """Log-softmax in fp32 and its gradient; or torch's cross entropy forward and backward."""
+    """Log-softmax in fp32, or its gradient."""
     (logits,) = _tensors(point, device, 1)
-    if point["op"] == "cross_entropy_whole":
-        logits.requires_grad_(True)
-        target = torch.randint(logits.shape[1], (logits.shape[0],), device=device)
-        return lambda: torch.autograd.grad(F.cross_entropy(logits, target), logits)
     if point["pass"] == "forward":
         return lambda: F.log_softmax(logits, -1, dtype=torch.float32)
     output = F.log_softmax(logits, -1, dtype=torch.float32)

@@ -21,9 +21,9 @@ from planner.questions.calibrate.factors import (
     FACTORS,
     Factor,
     Pair,
+    bounds,
     highest,
     log_errors,
-    unknown,
     usable,
     with_factors,
 )
@@ -165,8 +165,7 @@ class _Fit:
 
     def solved(self, factors: Sequence[Factor], start: Floats | None = None) -> Solution:
         """The least squares with some factors, the others at 1."""
-        unknowns = [unknown(one, *self.base) for one in factors]
-        return solve(lambda x: self.errors(self.runs, factors, x), unknowns, start=start)
+        return solve(lambda x: self.errors(self.runs, factors, x), bounds(factors, *self.base), start=start)
 
     def errors(self, runs: Sequence[Run], factors: Sequence[Factor], x: Floats) -> Floats:
         """Logarithms of predicted over measured with factors at the logarithms x."""
@@ -199,7 +198,7 @@ class _Fit:
         jacobian = together.jacobian.copy()
         for n in np.flatnonzero(flat).tolist():
             moved = together.x.copy()
-            moved[n] = min(moved[n] + 3.0 * candidates[n].width, together.unknowns[n].high)
+            moved[n] = min(moved[n] + 3.0 * candidates[n].width, float(together.bounds[1, n]))
             way = max(float(moved[n] - together.x[n]), 1e-6)
             jacobian[:, n] = (self.errors(self.runs, candidates, moved) - together.residuals) / way
         return jacobian

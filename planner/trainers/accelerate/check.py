@@ -6,13 +6,13 @@ import warnings
 from types import SimpleNamespace
 from typing import Any
 
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_ranks
 
 NEEDED = ("torch", "accelerate", "transformers", "trl")
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     import torch
 
@@ -57,7 +57,7 @@ def one(asked: Request, answer: Answer) -> None:
         answer.reached("groups built")
 
 
-def _arguments(asked: Request, answer: Answer) -> None:
+def _arguments(asked: Request, answer: Checked) -> None:
     """transformers and TRL accept their arguments, and these make the batch of the plan."""
     from transformers import TrainingArguments
     from trl import SFTConfig

@@ -52,7 +52,7 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
 
 def environment(job: ExportJob, rendered: Rendered) -> dict[str, Setting]:
     """Variables of the run, what the plan was priced with and what only the site knows: what the trainer asks for wins."""
-    found = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start) or {}
+    found = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start)
     return {**{name: Setting(*pair) for name, pair in found.items()}, **rendered.environment}
 
 

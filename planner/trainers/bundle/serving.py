@@ -9,13 +9,15 @@ KV cache    per token and layer 2 k d 2 bytes over min(tp, k): key-value heads a
 step        the widest tensors of STEP_TOKENS tokens: residual stream, MLP over tp, fp32 logits of the sequences
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.rules import divisors
 from planner.trainers.bundle.model_config import config_text
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, layer_parameters
 from planner.units import GIB
 
@@ -178,3 +180,8 @@ def served(job: ExportJob, server: str) -> Rendered:
         job, server, {"model/config.json": config} if config else {}, one=serving(job), config=config, step_tokens=STEP_TOKENS,
         utilisation=UTILISATION,
     )  # fmt: skip
+
+
+def exporter(server: str, name: str) -> tuple[Callable[[ExportJob], list[str]], Callable[[ExportJob], Rendered]]:
+    """What export.py of a server has: refusals and render; ``server`` is its folder."""
+    return partial(serving_refusals, name=name), partial(served, server=server)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.cluster import Cluster
+from planner.cluster import Cluster, strides
 from planner.cost.parameters import count_parameters
 from planner.cost.pipeline.partition import assign_layers, stage_layers
 from planner.errors import listed
@@ -163,6 +163,17 @@ class ExportJob:
         held[ending[0]] += counts.final_norm
         held[stages[-1][0]] += model.mtp_layers * (counts.mtp_sharded / tp + counts.mtp_replicated + last)
         return [round(value) for value in held]
+
+
+GROUPS = ("tp", "cp", "dp", "pp", "etp", "ep", "edp")
+"""Process groups of a layout: ranks that work together."""
+
+
+def group_of(layout: Layout, name: str, rank: int) -> list[int]:
+    """Ranks of the group ``name`` that holds ``rank``, ascending: ``rank`` moved along its stride."""
+    number, stride = int(getattr(layout, name)), int(strides(layout)[name])  # type: ignore[call-overload]
+    first = rank - (rank // stride % number) * stride
+    return [first + index * stride for index in range(number)]
 
 
 def layer_parameters(model: ModelSpec, tp: int, expert_ranks: int) -> tuple[float, float]:

@@ -19,13 +19,12 @@ from typing import Any
 
 from planner.trainers import having, load
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.setting_names import check_names
 
 IMPORT_LIMIT, CASE_LIMIT = 240.0, 2.0
 """Seconds that a process may take to import a trainer and for each request, far above what they need; a process that takes
 longer is ended, and nothing is checked."""
-Request = dict[str, Any]
 _MARK = "answer: "
 
 
@@ -84,7 +83,7 @@ def ask(name: str, module: Any, requests: Sequence[Request], environment: Mappin
             )
     if len(answers) != len(requests):
         return [Checked(target=name, missing=why) for _ in requests]
-    return [Checked(target=name, **{**answer, "details": tuple(answer["details"])}) for answer in answers]
+    return [Checked(**{**answer, "target": name}) for answer in answers]
 
 
 def installed(package: str) -> bool:
@@ -110,29 +109,10 @@ def run_child(
         return f"its process was ended after {limit:g} s with {cases} cases"
 
 
-class Answer:
-    """What a child finds out about one request, filled step by step."""
-
-    def __init__(self) -> None:
-        self.level, self.problem, self.missing = "", "", ""
-        self.details: list[str] = []
-
-    def reached(self, level: str, *details: str) -> None:
-        """The trainer's code has gone this far."""
-        self.level = level
-        self.details += details
-
-    def same(self, what: str, found: object, expected: object) -> None:
-        """The trainer's own answer is the planner's. Raises ValueError."""
-        if found != expected:
-            raise ValueError(f"{what}: the trainer says {found}, the plan {expected}")
-        self.details.append(f"{what} as planned")
-
-
-def serve(one: Callable[[Request, Answer], None]) -> None:
+def serve(one: Callable[[Request, Checked], None]) -> None:
     """Answer every request on standard input; what the trainer prints goes to standard error."""
     for line in sys.stdin.read().splitlines():
-        answer = Answer()
+        answer = Checked()
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 one(json.loads(line), answer)

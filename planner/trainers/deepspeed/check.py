@@ -6,7 +6,7 @@ import warnings
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 
 NEEDED = ("torch", "deepspeed", "transformers")
 
@@ -21,7 +21,7 @@ def environment(_: ExportJob) -> dict[str, str]:
     return {"DS_ACCELERATOR": "cpu"}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     import deepspeed.comm as communication
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -44,7 +44,7 @@ def one(asked: Request, answer: Answer) -> None:
     answer.reached("validated")
 
 
-def _experts(asked: Request, found: object, answer: Answer) -> None:
+def _experts(asked: Request, found: object, answer: Checked) -> None:
     from deepspeed.module_inject.auto_ep_config import validate_autoep_config
     from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
 
@@ -63,7 +63,7 @@ def _experts(asked: Request, found: object, answer: Answer) -> None:
     answer.same("expert data parallel degree", spec.edp_size, asked["world"] // (layout["ep"] * layout["etp"]))
 
 
-def _arguments(asked: Request, answer: Answer) -> None:
+def _arguments(asked: Request, answer: Checked) -> None:
     """transformers accepts its arguments next to the JSON; precision and batch are those of the JSON."""
     from transformers import TrainingArguments
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from planner.cost.parameters import total_parameters
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
 
 NEEDED = ("torch", "torchtitan", "tyro")
@@ -28,7 +28,7 @@ def prepare() -> None:
     stand_in("triton")
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     pretend_gpu(*asked["capability"])
     sys.path.insert(0, asked["folder"])
@@ -73,7 +73,7 @@ def one(asked: Request, answer: Answer) -> None:
         answer.reached("model built")
 
 
-def _validate(asked: Request, config: Any, answer: Answer) -> Any:
+def _validate(asked: Request, config: Any, answer: Checked) -> Any:
     """The checks that Trainer.__init__ makes before it builds anything, by torchtitan's own functions."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
     from torchtitan.distributed import ParallelDims
