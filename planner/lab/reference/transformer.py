@@ -1,7 +1,7 @@
 """The reference transformer: a plan's model as torch modules that work on what one rank holds.
 
 Layers take and give tokens of this rank alone, (batch, tokens / tp, hidden). Tensor parallelism is laid over the modules
-from outside (parallel.py); the norms, attention over a context-parallel group and the exchange of experts know their
+from outside (lab/run/training.py); the norms, attention over a context-parallel group and the exchange of experts know their
 groups because they work on parts of tokens.
 """
 

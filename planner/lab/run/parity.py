@@ -18,8 +18,7 @@ from torch.nn import functional
 from planner.errors import PlannerError
 from planner.lab.reference.split import Split, Stage
 from planner.lab.reference.transformer import Part, Place
-from planner.lab.run.parallel import Meshes
-from planner.lab.run.training import Run, expert_parameters, initial, locate, tokens
+from planner.lab.run.training import Meshes, Run, expert_parameters, initial, locate, tokens
 from planner.model import ModelSpec
 
 TOLERANCE = 1e-12
