@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -63,11 +63,6 @@ def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place
         dtype = torch.float64 if split.precision == "fp64" else torch.float32
         place.cosine, place.sine = angles(place.positions, width, dtype)
     return place
-
-
-def expert_parameters(part: nn.Module) -> set[int]:
-    """Identities of the parameters of routed experts."""
-    return {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
 
 
 class Meshes:
@@ -199,23 +194,26 @@ class Run:
         locate(self.place, self.split, self.rank["cp"], self.device)
         for part in self.parts:
             part.to_empty(device=self.device)
-            if fill:
-                self._fill(part)
+        if fill:
+            self._fill()
         self.optimizers = [self._optimizer(part) for part in self.parts]
         return self
 
-    def _fill(self, part: Part) -> None:
-        """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
-        experts = expert_parameters(part)
-        with torch.no_grad():
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter, int | None]]:
+        """Names and parameters of all parts; of routed experts which of the ranks that hold them this is."""
+        for part in self.parts:
+            experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
             for name, parameter in part.named_parameters():
-                shape = list(parameter.shape)
-                ep = self.split.ep if id(parameter) in experts else 1
-                shape[0] *= ep
-                drawn = initial(name, tuple(shape), parameter.dtype)
-                if ep > 1:
-                    assert self.meshes.experts is not None
-                    drawn = drawn.chunk(ep)[self.meshes.experts.get_local_rank("ep")]
+                mesh = self.meshes.experts if id(parameter) in experts else None
+                yield name, parameter, None if mesh is None else mesh.get_local_rank("ep")
+
+    def _fill(self) -> None:
+        """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
+        with torch.no_grad():
+            for name, parameter, number in self.parameters():
+                ep = 1 if number is None else self.split.ep
+                shape = (parameter.shape[0] * ep, *parameter.shape[1:])
+                drawn = initial(name, shape, parameter.dtype).chunk(ep)[number or 0]
                 if isinstance(parameter, DTensor):
                     drawn = distribute_tensor(
                         drawn.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -225,20 +223,18 @@ class Run:
     def fill_by_shard(self) -> Run:
         """Random weights, each rank draws only its own part; parts that several ranks hold are the same on all of them."""
         with torch.no_grad():
-            for part in self.parts:
-                experts = expert_parameters(part) if self.meshes.experts is not None else ()
-                for name, parameter in part.named_parameters():
-                    where = [self.meshes.experts.get_local_rank("ep")] if id(parameter) in experts else []  # type: ignore
-                    shard = parameter.data
-                    if isinstance(parameter, DTensor):
-                        mesh, placements = parameter.device_mesh, parameter.placements
-                        where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
-                        shard = parameter.to_local()
-                    if "norm" in name:
-                        shard.fill_(0.0 if name.endswith("bias") else 1.0)
-                        continue
-                    seed = torch.Generator(device=shard.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
-                    shard.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
+            for name, parameter, number in self.parameters():
+                where = [] if number is None else [number]
+                shard = parameter.data
+                if isinstance(parameter, DTensor):
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
+                    shard = parameter.to_local()
+                if "norm" in name:
+                    shard.fill_(0.0 if name.endswith("bias") else 1.0)
+                    continue
+                seed = torch.Generator(device=shard.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
+                shard.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
         return self
 
     def _optimizer(self, part: nn.Module) -> Any:
