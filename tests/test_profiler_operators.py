@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -58,12 +59,9 @@ def test_a_layer_of_experts_multiplies_what_its_point_counts(monkeypatch: pytest
     from planner.lab.reference import transformer as experts
 
     rows: list[tuple[int, ...]] = []
-    grouped = experts.Grouped.apply
-    monkeypatch.setattr(
-        experts.Grouped,
-        "apply",
-        staticmethod(lambda x, w, n: rows.append((*x.shape, *w.shape, *n)) or grouped(x, w, n)),
-    )
+    grouped = experts.OPS.grouped
+    recorded = SimpleNamespace(grouped=lambda x, w, n: rows.append((*x.shape, *w.shape, *n)) or grouped(x, w, n))
+    monkeypatch.setattr(experts, "OPS", recorded)
     point = Point.of(
         "layer", pass_="forward", hidden=32, ffn=1, heads=2, kv_heads=1, head_dim=16, batch=1, seq=24, gated=True, dtype="fp32",
         experts=4, top_k=2, expert_ffn=16, shared_ffn=8,

@@ -170,7 +170,7 @@ TINY = """
 import json, sys, torch
 import torch.distributed as dist
 from planner.lab.run.parity import among_ranks, tiny_of
-from planner.lab.run.parallel import Meshes
+from planner.lab.run.training import Meshes
 from tests.proofs.forked_ranks import run_ranks
 from tests.proofs.parity import combination
 

@@ -7,7 +7,7 @@ torch operations. What is for a GPU is written from torch's own schemas; it has 
 """
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -36,6 +36,7 @@ def exact(x: Tensor) -> Tensor:
 
 
 def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """x over its root mean square, times a weight; and one number per row."""
     wide = exact(x)
     scale = (wide.square().mean(-1, keepdim=True) + eps).rsqrt()
     return (wide * scale * weight).to(x.dtype), scale
@@ -49,6 +50,7 @@ def _rms_norm_backward(gradient: Tensor, x: Tensor, weight: Tensor, scale: Tenso
 
 
 def _swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) * up."""
     return (functional.silu(exact(gate)) * up).to(gate.dtype)
 
 
@@ -60,11 +62,14 @@ def _swiglu_backward(gradient: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor
 
 
 def _rotate(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotary embedding of (batch, tokens, heads, width): pairs (i, i + width/2) turned by angles (1, tokens, 1, width / 2)."""
     a, b = exact(x).chunk(2, -1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1).to(x.dtype)
 
 
 def _grouped(x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
+    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in); ``rows`` of each group lie one
+    after the other."""
     if _has_kernel(x):
         return functional.grouped_mm(x, weights.transpose(1, 2), offs=_ends(tuple(rows), x.device))
     out = x.new_empty(x.shape[0], weights.shape[1])  # each product writes its rows
@@ -168,63 +173,39 @@ def _wide(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-class RmsNorm(Function):
-    """x over its root mean square, times a weight; keeps x and one number per row."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out, scale = OPS.rms_norm(x, weight, eps)
-        ctx.save_for_backward(x, weight, scale)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        return *OPS.rms_norm_backward(gradient.contiguous(), *ctx.saved_tensors), None
+def _keep(first: int, ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    """For the gradient: tensors that an operator takes, from the first one on, and what it gives besides its result."""
+    more = output[1:] if isinstance(output, tuple) else ()
+    tensors = [one for one in inputs[first:] if isinstance(one, Tensor)]
+    ctx.save_for_backward(*tensors, *more)
+    ctx.mark_non_differentiable(*more)
+    ctx.set_materialize_grads(False)
+    ctx.rest = [one for one in inputs if not isinstance(one, Tensor)]
 
 
-class SwiGlu(Function):
-    """silu(gate) * up; keeps both."""
-
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, up: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, up)
-        return OPS.swiglu(gate, up)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        return OPS.swiglu_backward(gradient, *ctx.saved_tensors)
+def _rms_norm_gradient(ctx: Any, gradient: Tensor, _: None) -> tuple[Tensor, Tensor, None]:
+    return *OPS.rms_norm_backward(gradient.contiguous(), *ctx.saved_tensors), None
 
 
-class Rotate(Function):
-    """Rotary embedding of (batch, tokens, heads, width): pairs (i, i + width/2) turned; keeps the angles' cosine and sine,
-    (1, tokens, 1, width / 2), alone."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-        ctx.save_for_backward(cosine, sine)
-        return OPS.rotate(x, cosine, sine)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        cosine, sine = ctx.saved_tensors
-        return OPS.rotate(gradient, cosine, -sine), None, None
+def _swiglu_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+    return OPS.swiglu_backward(gradient, *ctx.saved_tensors)
 
 
-class Grouped(Function):
-    """Rows of x times the transposed weights of their group, (rows, in) x (groups, out, in); ``rows`` of each group lie one
-    after the other."""
+def _rotate_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    cosine, sine = ctx.saved_tensors
+    return OPS.rotate(gradient, cosine, -sine), None, None
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Tensor, rows: list[int]) -> Tensor:
-        ctx.save_for_backward(x, weights)
-        ctx.rows = rows
-        return OPS.grouped(x, weights, rows)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
-        x, weights = ctx.saved_tensors
-        to_x = OPS.grouped(gradient, weights.transpose(1, 2), ctx.rows)
-        return to_x, OPS.grouped_weight_gradient(gradient, x, ctx.rows), None
+def _grouped_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    (x, weights), [rows] = ctx.saved_tensors, ctx.rest
+    return OPS.grouped(gradient, weights.transpose(1, 2), rows), OPS.grouped_weight_gradient(gradient, x, rows), None
+
+
+for _name, _gradient, _first in (
+    ("rms_norm", _rms_norm_gradient, 0), ("swiglu", _swiglu_gradient, 0),
+    ("rotate", _rotate_gradient, 1), ("grouped", _grouped_gradient, 0),
+):  # fmt: skip
+    torch.library.register_autograd(f"planner::{_name}", _gradient, setup_context=partial(_keep, _first), lib=_LIBRARY)
 
 
 class VocabularyLoss(Function):

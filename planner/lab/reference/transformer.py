@@ -1,7 +1,7 @@
 """The reference transformer: a plan's model as torch modules that work on what one rank holds.
 
 Layers take and give tokens of this rank alone, (batch, tokens / tp, hidden). Tensor parallelism is laid over the modules
-from outside (parallel.py); the norms, attention over a context-parallel group and the exchange of experts know their
+from outside (lab/run/training.py); the norms, attention over a context-parallel group and the exchange of experts know their
 groups because they work on parts of tokens.
 """
 
@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Partial
 from torch.nn import functional
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from planner.lab.reference.fused_operators import ACTIVATIONS, FlashAttention, Grouped, RmsNorm, Rotate, SwiGlu, exact
+from planner.lab.reference.fused_operators import ACTIVATIONS, OPS, FlashAttention, exact
 from planner.lab.reference.split import Split
 from planner.model import ModelSpec
 
@@ -79,7 +79,7 @@ class Norm(nn.Module):
         if self.bias is not None:
             return functional.layer_norm(x, weight.shape, weight, whole(self.bias), EPSILON)
         if self.fused:
-            return RmsNorm.apply(x, weight, EPSILON)
+            return OPS.rms_norm(x, weight, EPSILON)[0]
         wide = exact(x)  # in at least single precision  [transformers, LlamaRMSNorm]
         return weight * (wide * (wide.square().mean(-1, keepdim=True) + EPSILON).rsqrt()).to(x.dtype)
 
@@ -120,7 +120,7 @@ def rotary(x: Tensor, place: Place, fused: bool) -> Tensor:
     """Rotary embedding of (batch, tokens, heads, width)."""
     assert place.cosine is not None and place.sine is not None
     if fused:
-        return Rotate.apply(x, place.cosine, place.sine)
+        return OPS.rotate(x, place.cosine, place.sine)
     cosine, sine = place.cosine.to(x.dtype), place.sine.to(x.dtype)
     a, b = x.chunk(2, -1)
     return torch.cat([a * cosine - b * sine, b * cosine + a * sine], dim=-1)
@@ -194,7 +194,7 @@ class Mlp(nn.Module):
         if self.gate is None:
             return self.down(self.activation(self.up(x)))
         if self.fused:
-            return self.down(SwiGlu.apply(self.gate(x), self.up(x)))
+            return self.down(OPS.swiglu(self.gate(x), self.up(x)))
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
 
@@ -255,12 +255,12 @@ class Experts(nn.Module):
 
     def _multiply(self, x: Tensor, rows: list[int]) -> Tensor:
         """The MLP of each expert on its rows."""
-        up = Grouped.apply(x, self.up, rows)
+        up = OPS.grouped(x, self.up, rows)
         if self.gate is None:
-            return Grouped.apply(self.activation(up), self.down, rows)
-        gate = Grouped.apply(x, self.gate, rows)
-        inner = SwiGlu.apply(gate, up) if self.fused else self.activation(gate) * up
-        return Grouped.apply(inner, self.down, rows)
+            return OPS.grouped(self.activation(up), self.down, rows)
+        gate = OPS.grouped(x, self.gate, rows)
+        inner = OPS.swiglu(gate, up) if self.fused else self.activation(gate) * up
+        return OPS.grouped(inner, self.down, rows)
 
 
 class Mixture(nn.Module):

@@ -18,8 +18,7 @@ from torch.nn import functional
 from planner.errors import PlannerError
 from planner.lab.reference.split import Split, Stage
 from planner.lab.reference.transformer import Part, Place
-from planner.lab.run.parallel import Meshes
-from planner.lab.run.training import Run, expert_parameters, initial, locate, tokens
+from planner.lab.run.training import Meshes, Run, initial, locate, tokens
 from planner.model import ModelSpec
 
 TOLERANCE = 1e-12
@@ -75,15 +74,10 @@ def of_rank(split: Split, device: torch.device | None = None, meshes: Meshes | N
         loss, norm = run.step(*run.data(step))
         scalars += [run.total_loss(loss), float(norm)]
     found: dict[str, Any] = {}
-    for part in run.parts:
-        experts = expert_parameters(part)
-        for name, parameter in part.named_parameters():
-            value = parameter.detach()
-            value = value.full_tensor() if isinstance(value, DTensor) else value
-            first = 0
-            if id(parameter) in experts and run.meshes.experts is not None:
-                first = run.meshes.experts.get_local_rank("ep") * value.shape[0]
-            found[name] = (first, value.cpu().numpy())
+    for name, parameter, number in run.parameters():
+        value = parameter.detach()
+        value = value.full_tensor() if isinstance(value, DTensor) else value
+        found[name] = ((number or 0) * value.shape[0], value.cpu().numpy())
     return scalars, found
 
 

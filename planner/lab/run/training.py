@@ -1,27 +1,32 @@
-"""Training steps of one rank: its stages, their schedule, gradients over microbatches, clipping, the optimizer."""
+"""Training steps of one rank: its stages, how their modules are split, their schedule, gradients, clipping, the optimizer.
+
+DTensor for tensor parallelism, fully_shard or replicate for data parallelism.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed._composable.replicate_with_fsdp import replicate
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, get_schedule_class
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import loss_parallel
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard, distribute_tensor, parallel
 from torch.nn import functional
 
+from planner.lab.reference import transformer
 from planner.lab.reference.fused_operators import VocabularyLoss
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import FORWARD, Experts, Part, Place, angles
-from planner.lab.run.parallel import Meshes, shard_states, split_tensors
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp64": torch.float64}
 
@@ -60,9 +65,95 @@ def locate(place: Place, split: Split, rank: int, device: torch.device) -> Place
     return place
 
 
-def expert_parameters(part: nn.Module) -> set[int]:
-    """Identities of the parameters of routed experts."""
-    return {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
+class Meshes:
+    """The ranks of a job as grids: pp, replicas, shards, cp and tp (fastest); for experts pp, replicas, shards and ep."""
+
+    def __init__(self, split: Split, device: str) -> None:
+        self.split = split
+        shape = (split.pp, split.dp // split.dp_shard, split.dp_shard, split.cp, split.tp)
+        self.all = init_device_mesh(device, shape, mesh_dim_names=("pp", "replica", "shard", "cp", "tp"))
+        self.dense = self._data(self.all, ("shard", "cp"))
+        self.expert = self.dense
+        self.experts: DeviceMesh | None = None
+        if split.model.is_moe:
+            inner = split.dp_shard * split.cp * split.tp // split.ep
+            tiled = (split.pp, split.dp // split.dp_shard, inner, split.ep)
+            self.experts = init_device_mesh(device, tiled, mesh_dim_names=("pp", "replica", "expert_shard", "ep"))
+            self.expert = self._data(self.experts, ("expert_shard",))
+
+    def _data(self, mesh: DeviceMesh, names: tuple[str, ...]) -> DeviceMesh:
+        """The mesh over which gradients are summed and states are sharded."""
+        replicas = self.split.dp // self.split.dp_shard
+        if self.split.zero == 0:
+            return mesh["replica", *names]._flatten(f"all_{names[0]}")
+        inner = mesh[names]._flatten(f"flat_{names[0]}") if len(names) > 1 else mesh[names[0]]
+        return inner if replicas == 1 else DeviceMesh._concatenate([mesh["replica"], inner])
+
+    def group(self, name: str) -> Any:
+        """Process group of one dimension; None where it has one rank."""
+        mesh = self.experts if name == "ep" else self.all
+        return mesh.get_group(name) if mesh is not None and mesh[name].size() > 1 else None
+
+
+def split_tensors(part: Part, mesh: DeviceMesh) -> None:
+    """Tensor parallelism with sequence parallelism: norms work on tokens of this rank, matrices on its heads and columns."""
+    gathered = parallel.PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    columns, rows = parallel.ColwiseParallel(), parallel.RowwiseParallel(output_layouts=Shard(1))
+    parallel.parallelize_module(part, mesh, {
+        "embedding": parallel.RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "head": parallel.ColwiseParallel(input_layouts=Shard(1), output_layouts=Shard(-1)),
+    })  # fmt: skip
+    for layer in part.layers.values():
+        assert isinstance(layer, transformer.Layer)
+        mlp = "mlp.shared" if isinstance(layer.mlp, transformer.Mixture) else "mlp"
+        parallel.parallelize_module(layer, mesh, {  # names that a module has not are left out
+            "attention": gathered, "attention.[qkv]": columns, "attention.out": rows,
+            mlp: gathered, f"{mlp}.gate": columns, f"{mlp}.up": columns, f"{mlp}.down": rows,
+        })  # fmt: skip
+    for module in part.modules():  # weights that they read by themselves: MLA's up projections by heads, others on all ranks
+        if isinstance(module, transformer.LatentAttention):
+            _spread(module.q_up, mesh, Shard(0))
+            _spread(module.kv_up, mesh, Shard(0))
+            for down in (module.q_down, module.kv_down):
+                if down is not None:
+                    _spread(down, mesh, Replicate())
+        elif isinstance(module, (transformer.Norm, Part, transformer.Mixture)):
+            _spread(module, mesh, Replicate())
+
+
+def _spread(module: nn.Module, mesh: DeviceMesh, placement: Placement) -> None:
+    """The module's own parameters as DTensors."""
+    for name, value in list(module.named_parameters(recurse=False)):
+        setattr(module, name, nn.Parameter(distribute_tensor(value, mesh, [placement], src_data_rank=None)))
+
+
+def shard_states(part: Part, split: Split, meshes: Meshes) -> None:
+    """Shards (or replicas) of weights in their own precision, gathered in the one that computes; gradients are sums."""
+    half = split.precision == "bf16"
+    policy = MixedPrecisionPolicy(
+        param_dtype=torch.bfloat16 if half else None, reduce_dtype=torch.float32 if half else None,
+        cast_forward_inputs=False,
+    )  # fmt: skip
+    if split.zero == 0:
+        unit: Any = partial(replicate, mp_policy=policy)
+    else:
+        unit = partial(fully_shard, mp_policy=policy, reshard_after_forward=split.zero == 3)
+    first, ends = ([one for one in many if one is not None] for many in ((part.embedding,), (part.norm, part.head)))
+    tied = part.embedding is not None and part.head is not None and part.head.weight is part.embedding.weight
+    for modules in ([*first, *ends],) if tied else (first, ends):
+        if modules:
+            unit(modules, mesh=meshes.dense)
+    for layer in part.layers.values():
+        if isinstance(layer.mlp, transformer.Mixture):
+            more = split.zero and split.dp_shard * split.cp * split.tp // split.ep * split.ep > split.model.num_experts
+            placed = {"shard_placement_fn": lambda _: Shard(1)} if more else {}  # more ranks than experts: their rows are sharded
+            unit(layer.mlp.experts, mesh=meshes.expert, **placed)
+        unit(layer, mesh=meshes.dense)
+    unit(part, mesh=meshes.dense)
+    for module in part.modules():
+        if isinstance(module, FSDPModule):
+            module.set_force_sum_reduction_for_comms(True)
+            module.set_gradient_divide_factor(1.0)
 
 
 class Run:
@@ -103,23 +194,26 @@ class Run:
         locate(self.place, self.split, self.rank["cp"], self.device)
         for part in self.parts:
             part.to_empty(device=self.device)
-            if fill:
-                self._fill(part)
+        if fill:
+            self._fill()
         self.optimizers = [self._optimizer(part) for part in self.parts]
         return self
 
-    def _fill(self, part: Part) -> None:
-        """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
-        experts = expert_parameters(part)
-        with torch.no_grad():
+    def parameters(self) -> Iterator[tuple[str, nn.Parameter, int | None]]:
+        """Names and parameters of all parts; of routed experts which of the ranks that hold them this is."""
+        for part in self.parts:
+            experts = {id(p) for m in part.modules() if isinstance(m, Experts) for p in m.parameters()}
             for name, parameter in part.named_parameters():
-                shape = list(parameter.shape)
-                ep = self.split.ep if id(parameter) in experts else 1
-                shape[0] *= ep
-                drawn = initial(name, tuple(shape), parameter.dtype)
-                if ep > 1:
-                    assert self.meshes.experts is not None
-                    drawn = drawn.chunk(ep)[self.meshes.experts.get_local_rank("ep")]
+                mesh = self.meshes.experts if id(parameter) in experts else None
+                yield name, parameter, None if mesh is None else mesh.get_local_rank("ep")
+
+    def _fill(self) -> None:
+        """The same weights whatever the split; each rank draws a whole tensor and keeps its part."""
+        with torch.no_grad():
+            for name, parameter, number in self.parameters():
+                ep = 1 if number is None else self.split.ep
+                shape = (parameter.shape[0] * ep, *parameter.shape[1:])
+                drawn = initial(name, shape, parameter.dtype).chunk(ep)[number or 0]
                 if isinstance(parameter, DTensor):
                     drawn = distribute_tensor(
                         drawn.to(self.device), parameter.device_mesh, parameter.placements, src_data_rank=None
@@ -129,20 +223,18 @@ class Run:
     def fill_by_shard(self) -> Run:
         """Random weights, each rank draws only its own part; parts that several ranks hold are the same on all of them."""
         with torch.no_grad():
-            for part in self.parts:
-                experts = expert_parameters(part) if self.meshes.experts is not None else ()
-                for name, parameter in part.named_parameters():
-                    where = [self.meshes.experts.get_local_rank("ep")] if id(parameter) in experts else []  # type: ignore
-                    shard = parameter.data
-                    if isinstance(parameter, DTensor):
-                        mesh, placements = parameter.device_mesh, parameter.placements
-                        where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
-                        shard = parameter.to_local()
-                    if "norm" in name:
-                        shard.fill_(0.0 if name.endswith("bias") else 1.0)
-                        continue
-                    seed = torch.Generator(device=shard.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
-                    shard.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
+            for name, parameter, number in self.parameters():
+                where = [] if number is None else [number]
+                shard = parameter.data
+                if isinstance(parameter, DTensor):
+                    mesh, placements = parameter.device_mesh, parameter.placements
+                    where += [mesh.get_local_rank(i) for i, one in enumerate(placements) if not one.is_replicate()]
+                    shard = parameter.to_local()
+                if "norm" in name:
+                    shard.fill_(0.0 if name.endswith("bias") else 1.0)
+                    continue
+                seed = torch.Generator(device=shard.device).manual_seed(zlib.crc32(f"{name} {where}".encode()))
+                shard.normal_(0.0, 0.02 if name.endswith("bias") else parameter.shape[-1] ** -0.5, generator=seed)
         return self
 
     def _optimizer(self, part: nn.Module) -> Any:
@@ -197,7 +289,7 @@ class Run:
     def gradients(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """Both passes over the batch of this replica; the sum of its losses, where the head is."""
         found: list[Tensor] = []
-        with loss_parallel() if self.split.tp > 1 and not self.split.fused else nullcontext():
+        with parallel.loss_parallel() if self.split.tp > 1 and not self.split.fused else nullcontext():
             if self.schedule is not None:
                 self.schedule.step(
                     *((inputs,) if self.has_first else ()), target=targets if self.has_last else None,
