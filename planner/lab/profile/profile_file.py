@@ -13,9 +13,8 @@ from planner.hardware.provenance import Provenance
 from planner.lab.profile import fit_links
 from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys
 from planner.lab.profile.fitting import Findings, of, spread_of
-from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import CLOCKS, Point, Settings
+from planner.lab.profile.points import CLOCKS, Journal, Point, Settings
 from planner.lab.profile.timing import FEWEST, drift
 
 SLOW_RANK, SLOW_GROUP = 1.10, 1.5
