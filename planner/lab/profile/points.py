@@ -175,23 +175,16 @@ class Journal:
     def resume(cls, path: Path, header: dict[str, Any]) -> Journal:
         """The journal of an earlier run, empty where there is none; what failed is tried again. Raises PlannerError where it is of
         another machine, or broken."""
-        journal = cls(path, header)
-        if path.exists():
-            journal._load(path)
+        journal = cls.read(path, header) if path.exists() else cls(path, header)
         journal._failed = {}
         return journal
 
     @classmethod
-    def read(cls, path: Path) -> Journal:
+    def read(cls, path: Path, header: dict[str, Any] | None = None) -> Journal:
         """The journal of a finished or interrupted run with its failures, to make a profile of. Raises PlannerError."""
         if not path.exists():
             raise PlannerError(f"{path}: nothing was measured")
-        journal = cls(path, {})
-        journal._load(path)
-        return journal
-
-    def _load(self, path: Path) -> None:
-        """Adds what the file holds."""
+        journal = cls(path, header or {})
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["digest"] != digest(data):
@@ -200,16 +193,17 @@ class Journal:
             failed = {Point.from_dict(entry["point"]): entry["reason"] for entry in data["failed"]}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
-        for key, value in self.header.items():
+        for key, value in journal.header.items():
             before = data["header"].get(key)
             if before != value:
                 raise PlannerError(
                     f"{path}: was measured with {WORDS.get(key, key)} {shown(before)}, now it is {shown(value)}; "
                     "run without --resume, which begins anew, or with another --output"
                 )
-        self.header = {**data["header"], **self.header}
-        self._measured = {found.point: found for found in measured}
-        self._failed = failed
+        journal.header = {**data["header"], **journal.header}
+        journal._measured = {found.point: found for found in measured}
+        journal._failed = failed
+        return journal
 
     def __enter__(self) -> Journal:
         return self
