@@ -48,16 +48,14 @@ class Curve:
 def curves(measured: Sequence[Measured]) -> list[Curve]:
     """The measured collectives, one curve per operation, pattern and type."""
     found: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in sorted(measured, key=lambda one: one.point["size"]):
+    for one in measured:
         found.setdefault(tuple(one.point.each(*CURVE)), []).append(one)
-    order = dict.fromkeys(tuple(one.point.each(*CURVE)) for one in measured)
-    return [
-        Curve(
-            **dict(zip(CURVE, key, strict=True)), points=tuple(found[key]), sizes=columns(found[key], "size")[0],
-            seconds=seconds(found[key]),
-        )
-        for key in order
-    ]  # fmt: skip
+    result = []
+    for key, mine in found.items():
+        mine.sort(key=lambda one: one.point["size"])
+        pattern, sizes = dict(zip(CURVE, key, strict=True)), columns(mine, "size")[0]
+        result.append(Curve(**pattern, points=tuple(mine), sizes=sizes, seconds=seconds(mine)))
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
