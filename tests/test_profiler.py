@@ -13,8 +13,7 @@ import pytest
 
 from planner.errors import PlannerError
 from planner.lab.profile import timing as drift
-from planner.lab.profile.journal import Journal, digest
-from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.points import Journal, Measured, Point, digest
 from planner.lab.profile.timing import interval_rank, measure, summarise, taker
 
 POINT = Point.of("gemm", m=8, n=16, k=32, dtype="bf16", weight=0.25)

@@ -16,8 +16,7 @@ from samples import job, legal_layouts, priced
 
 from planner.hardware import ASSUMED, MeasuredOverlap
 from planner.lab.profile.fit_links import fit_overlap
-from planner.lab.profile.journal import Journal
-from planner.lab.profile.points import Measured
+from planner.lab.profile.points import Journal, Measured
 from planner.schema import read
 
 

@@ -57,8 +57,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
 ) -> None:
     """A worker that is stopped in the second round: the journal has the first one whole; a resumed one measures the rest."""
     from planner.lab.profile import compute_timing, worker
-    from planner.lab.profile.journal import Journal
-    from planner.lab.profile.points import Settings
+    from planner.lab.profile.points import Journal, Settings
     from planner.lab.profile.profile_file import _failures
 
     product, low, late = (

@@ -136,8 +136,7 @@ def _device_barrier(ranks: Ranks) -> Run | None:
     if ranks.world == 1:
         return None
     everyone, one = ranks.group(Pattern(n=ranks.world, stride=1)), torch.zeros(1, device="cuda")
-    assert everyone is not None
-    return lambda: torch.distributed.all_reduce(one, group=everyone.handle)
+    return lambda: torch.distributed.all_reduce(one, group=everyone)
 
 
 def rank_point(device: str) -> Point:
@@ -171,7 +170,7 @@ def measure_overlap(point: Point, ranks: Ranks, buffers: Buffers, budget_s: floa
         raise PlannerError(f"overlap in groups of {pattern.n}: the ranks do not fill them")
     operation = Operation(op, size, dtype, group, buffers)
     operation.calm()
-    with ranks.watch.doing(in_words(point), group.ranks):
+    with ranks.watch.doing(in_words(point), operation.ranks):
         gemm, gemm_alone, side = _gemm_within(alone.median, ranks, dtype)
         both = []
         for _ in range(JOINT):

@@ -67,8 +67,8 @@ def compute_points(
     shapes = with_kernels(weighed(named, GPUS[device], hardware_guess, length, dtype, largest), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
     if cpu:
-        shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
-        layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
+        shapes = affordable(shapes, CPU_LONGEST)
+        layers = affordable(layers, CPU_LONGEST_LAYER)
         if not any(point.family == "gemm" for point in shapes):
             raise PlannerError(
                 f"no layer of {', '.join(named)} at {length} tokens runs in {CPU_LONGEST:g} s on one core; "
@@ -296,7 +296,8 @@ class Shapes:
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
         if bytes_each := {"norm": 2.0 * e, "swiglu": 3.0 * e, "cross_entropy": 6.0}.get(kind):
             width = float(model.vocab_size) / first(shard.tp) if kind == "cross_entropy" else columns
-            size, more = (self._rows(moved, bytes_each, width), width, dtype), {"kernel": EAGER} if kind == "swiglu" else {}
+            size = self._rows(moved, bytes_each, width), width, dtype
+            more: dict[str, Any] = {"kernel": EAGER} if kind == "swiglu" else {}
             names = {name: f"norm_{name}" if kind == "norm" else kind for name in weights}
             return [definitions.memory_bound(names[name], name, *size, weights[name], **more) for name in weights]
         if kind == "rope":
@@ -335,10 +336,10 @@ def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
     return found
 
 
-def affordable(points: Sequence[Point], rate: float, bandwidth: float, most_s: float) -> list[Point]:
-    """Points whose one run takes at most ``most_s`` at a rate (FLOP/s) and a bandwidth (bytes/s): a CPU cannot wait for
-    the shapes of a GPU."""
-    return [
-        point for point in points
-        if definitions.flop(point) / rate + definitions.moved_bytes(point) / bandwidth <= most_s
-    ]  # fmt: skip
+def affordable(points: Sequence[Point], most_s: float) -> list[Point]:
+    """Points whose one run takes at most ``most_s`` on a slow core: a CPU cannot wait for the shapes of a GPU."""
+
+    def seconds(point: Point) -> float:
+        return definitions.flop(point) / CPU_RATE + definitions.moved_bytes(point) / CPU_BANDWIDTH
+
+    return [point for point in points if seconds(point) <= most_s]

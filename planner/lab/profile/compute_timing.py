@@ -73,7 +73,7 @@ def layers(models: Sequence[str]) -> Run:
     torch.set_num_threads(1)
     named = (*models, *planned.MODELS["cpu"])
     points = [point for name in named for point in planned.layer_points(name, "cpu", planned.CPU_SEQUENCE)]
-    points = planned.affordable(points, planned.CPU_RATE, planned.CPU_BANDWIDTH, planned.CPU_LONGEST_LAYER)
+    points = planned.affordable(points, planned.CPU_LONGEST_LAYER)
     forward, backward = (operators.operator(point, "cpu") for point in points[:2])
     return lambda: (forward(), backward())
 
@@ -202,13 +202,12 @@ def sustained(point: Point, device: str, budget_s: float) -> Measured:
 
 def memory_fact(point: Point, device: str, _: float) -> Measured:
     """Bytes, not seconds: usable memory, CUDA context, allocator rounding; family ``bytes``."""
-    name = point["name"]
-    if device != "cuda":
-        if name != "usable":
-            raise PlannerError(f"'{name}' is a fact of a GPU; this is a CPU")
+    if device == "cuda":
+        total, source = _gpu_fact(point["name"])
+    elif point["name"] == "usable":
         total, source = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "MemTotal"
     else:
-        total, source = _gpu_fact(name)
+        raise PlannerError(f"'{point['name']}' is a fact of a GPU; this is a CPU")
     return Measured.fact(point, total, confidence=1.0, details={"source": source})
 
 

@@ -65,7 +65,8 @@ class Device:
 
     def time(self, curve: GemmCurve, shape: Shape) -> Column:
         """Seconds by a curve."""
-        return curve.time(*shape, self.peak, self.bandwidth)
+        m, n, k = shape
+        return curve.time(m, n, k, self.peak, self.bandwidth)
 
 
 def gemm_from(parameters: Column, recipe: str, device: Device) -> GemmCurve:
@@ -220,7 +221,8 @@ def _shape(rows: Sequence[Measured]) -> Shape:
 
 
 def _predicted(curve: GemmCurve, rows: Sequence[Measured], base: Base, dtype: str) -> Column:
-    return curve.time(*_shape(rows), base.peak(dtype), base.bandwidth)
+    m, n, k = _shape(rows)
+    return curve.time(m, n, k, base.peak(dtype), base.bandwidth)
 
 
 def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:

@@ -7,7 +7,7 @@ slowdown per link and direction.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any
 
@@ -48,16 +48,14 @@ class Curve:
 def curves(measured: Sequence[Measured]) -> list[Curve]:
     """The measured collectives, one curve per operation, pattern and type."""
     found: dict[tuple[Any, ...], list[Measured]] = {}
-    for one in sorted(measured, key=lambda one: one.point["size"]):
+    for one in measured:
         found.setdefault(tuple(one.point.each(*CURVE)), []).append(one)
-    order = dict.fromkeys(tuple(one.point.each(*CURVE)) for one in measured)
-    return [
-        Curve(
-            **dict(zip(CURVE, key, strict=True)), points=tuple(found[key]), sizes=columns(found[key], "size")[0],
-            seconds=seconds(found[key]),
-        )
-        for key in order
-    ]  # fmt: skip
+    result = []
+    for key, mine in found.items():
+        mine.sort(key=lambda one: one.point["size"])
+        pattern, sizes = dict(zip(CURVE, key, strict=True)), columns(mine, "size")[0]
+        result.append(Curve(**pattern, points=tuple(mine), sizes=sizes, seconds=seconds(mine)))
+    return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +64,7 @@ class Line:
 
     latency: float  # a, seconds
     per_byte: float  # c, seconds per byte; 1/c is the algorithm bandwidth
-    median: float = 0.0  # Median of |fit / measured - 1|
-    worst: float = 0.0  # Largest
+    errors: dict[str, float] = field(default_factory=dict)  # Median and largest |fit / measured - 1|, percent
 
     def time(self, size: Any) -> Any:
         """Seconds."""
@@ -77,7 +74,7 @@ class Line:
         """For the file: latency in microseconds, bandwidth, residuals in percent."""
         rate = units.format_bytes(1.0 / max(self.per_byte, 1e-18)) + "/s"
         latency = units.format_seconds(self.latency)
-        return {"form": "one", "latency": [latency], "bandwidth": [rate], **_errors(self.median, self.worst)}
+        return {"form": "one", "latency": [latency], "bandwidth": [rate], **self.errors}
 
 
 def fit_line(sizes: Any, seconds: Any) -> Line:
@@ -95,8 +92,7 @@ def fit_line(sizes: Any, seconds: Any) -> Line:
     slope = max((seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0), 1e-15)
     start = max(seconds[0] - slope * sizes[0], 0.1 * seconds[0], TINY), slope
     found = line(fitted(residual, np.log(start), np.log(1e-18), np.log(1e6), scale=0.05).x)
-    errors = np.abs(found.time(sizes) / seconds - 1.0)
-    return replace(found, median=float(np.median(errors)), worst=float(np.max(errors)))
+    return replace(found, errors=_errors(found.time(sizes) / seconds))
 
 
 def rows(curve: Curve) -> dict[str, Any]:
@@ -195,11 +191,13 @@ def _one_line(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> 
     line = fit_line(_moved(curve) / bandwidth, curve.seconds)
     efficiency = min(1.0 / max(line.per_byte, TINY), 1.0)
     one = Segment(efficiency=efficiency, latency=line.latency, latency_per_rank=0.0, latency_per_doubling=0.0)
-    return NetworkCurve(fast=one, bulk=one, source=source, errors=_errors(line.median, line.worst))
+    return NetworkCurve(fast=one, bulk=one, source=source, errors=line.errors)
 
 
-def _errors(median: float, worst: float) -> dict[str, float]:
-    return {"median_percent": round(100 * median, 2), "worst_percent": round(100 * worst, 2)}
+def _errors(ratio: Any) -> dict[str, float]:
+    """Of fit / measured, percent."""
+    off = 100.0 * np.abs(ratio - 1.0)
+    return {"median_percent": round(float(np.median(off)), 2), "worst_percent": round(float(np.max(off)), 2)}
 
 
 def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
@@ -229,8 +227,7 @@ def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> N
     growth = [math.log(0.05 * least)] * 2 if grows else []
     starts = [[math.log(0.9 * least), math.log(k * least), 0.0, 3.0, *growth] for k in (1.0, 3.0)]
     best = min((fitted(error, start, -40.0, 12.0, scale=0.05) for start in starts), key=lambda one: one.cost)
-    off = np.abs(np.exp(error(best.x)) - 1.0)
-    return replace(build(best.x), errors=_errors(float(np.median(off)), float(np.max(off))))
+    return replace(build(best.x), errors=_errors(np.exp(error(best.x))))
 
 
 def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:

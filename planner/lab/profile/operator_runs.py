@@ -4,6 +4,7 @@ Operands rotate through sets that together exceed the last-level cache, as in a 
 microbatch and whose activations were written many operators ago. Backward passes run on a graph that is kept.
 """
 
+import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -154,9 +155,7 @@ def _attention(point: Point, device: str) -> Run:
         ]  # fmt: skip
 
     def forward() -> list[Any]:
-        if kernel == "default":
-            return parts()
-        with sdpa_kernel(backends[kernel]):
+        with contextlib.nullcontext() if kernel == "default" else sdpa_kernel(backends[kernel]):
             return parts()
 
     return gradients(forward(), (query, key, value)) if point["pass"] == "backward" else forward

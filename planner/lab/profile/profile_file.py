@@ -11,11 +11,10 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.hardware.profile import Provenance
 from planner.lab.profile import fit_links
-from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys
+from planner.lab.profile.fit_compute import base_of, findings, fit_compute, machine_keys, points_by_family
 from planner.lab.profile.fitting import Findings, of, spread_of
-from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import CLOCKS, Point, Settings
+from planner.lab.profile.points import CLOCKS, Journal, Point, Settings
 from planner.lab.profile.timing import FEWEST, drift
 
 SLOW_RANK, SLOW_GROUP = 1.10, 1.5
@@ -211,18 +210,9 @@ def _failures(journal: Journal) -> list[str]:
 
 
 def _kept(journal: Journal) -> dict[str, Any]:
-    """The collectives and overlaps as they were measured, with the lines fitted to each curve."""
-
-    def rows(family: str) -> list[dict[str, Any]]:
-        return [{**one.point.values, "us": round(one.median * units.MEGA, 2), **one.details} for one in journal.of(family)]
-
-    overlaps = [
-        {name: round(value, 7) if isinstance(value, float) else value for name, value in row.items()}
-        for row in rows("overlap")
-    ]
+    """The collectives as curves with the line fitted to each; overlaps and ranks as they were measured."""
     curves = [fit_links.rows(one) for one in fit_links.curves(journal.of("collective"))]
-    kept = {"collective": curves, "overlap": overlaps, "ranks": rows("ranks")}
-    return {family: found for family, found in kept.items() if found}
+    return ({"collective": curves} if curves else {}) | points_by_family(journal.of("overlap", "ranks"))
 
 
 def _provenance(journal: Journal, settings: Settings, compute: Findings, seconds: float) -> Provenance:

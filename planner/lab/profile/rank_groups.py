@@ -31,20 +31,6 @@ CHUNK = 2**24  # Elements that are filled or checked at once: their indices take
 SAFE_SUM = 256  # bf16 counts exactly up to here: 8 bits of mantissa
 
 
-@dataclass(frozen=True, kw_only=True)
-class Group:
-    """The group of one pattern that this rank is in."""
-
-    ranks: list[int]  # Global ranks, in order
-    me: int  # Place of this rank in it
-    handle: Any  # The process group
-
-    @property
-    def n(self) -> int:
-        """Ranks."""
-        return len(self.ranks)
-
-
 @dataclass(kw_only=True)
 class Ranks:
     """All ranks of the profile as one of them sees them."""
@@ -56,8 +42,8 @@ class Ranks:
     names: list[str]  # Device of each rank
     watch: Watch  # Ends the profile when a rank or link fails
     timeout: float  # Seconds that one step may take
-    groups: dict[Pattern, Group | None] = field(default_factory=dict)
-    """Groups that were formed; None where this rank is in none."""
+    groups: dict[Pattern, Any] = field(default_factory=dict)
+    """Process groups that were formed; None where this rank is in none."""
 
     @property
     def world(self) -> int:
@@ -74,8 +60,8 @@ class Ranks:
         """Of the collectives that are measured."""
         return "nccl" if self.device == "cuda" else "gloo"
 
-    def group(self, pattern: Pattern) -> Group | None:
-        """The group of a pattern that this rank is in; formed by all ranks together when first asked for."""
+    def group(self, pattern: Pattern) -> Any:
+        """The process group of a pattern that this rank is in; formed by all ranks together when first asked for."""
         if pattern not in self.groups:
             self.groups[pattern] = None
             # Formed by their members only, groups are named after their ranks: fast, but it needs every rank to have
@@ -90,7 +76,7 @@ class Ranks:
                     use_local_synchronization=alone,
                 )  # fmt: skip
                 if inside:
-                    self.groups[pattern] = Group(ranks=ranks, me=ranks.index(self.place.rank), handle=handle)
+                    self.groups[pattern] = handle
         return self.groups[pattern]
 
     def barrier(self) -> None:
@@ -203,9 +189,10 @@ def content(rank: torch.Tensor | int, index: torch.Tensor, n: int) -> torch.Tens
 class Operation:
     """One collective or transfer of ``size`` bytes (S as nccl-tests counts them) in a group, ready to run again and again."""
 
-    def __init__(self, op: str, size: int, dtype: str, group: Group, buffers: Buffers) -> None:
+    def __init__(self, op: str, size: int, dtype: str, group: Any, buffers: Buffers) -> None:
         self.op, self.group, self.in_place = op, group, op in ("all_reduce", "broadcast", "reduce")
-        self.added = 1 if op.startswith("send_recv") else group.n  # ranks whose shares make the whole
+        self.ranks, self.me, self.n = dist.get_process_group_ranks(group), group.rank(), group.size()
+        self.added = 1 if op.startswith("send_recv") else self.n  # ranks whose shares make the whole
         count = DTYPE_BYTES[dtype] * self.added
         self.part = max(1, size // count if self.added == 1 else -(-size // count))  # elements of one share
         whole = self.part * self.added
@@ -230,22 +217,21 @@ class Operation:
         for start in range(0, self.source.numel(), CHUNK):
             part = self.source[start : start + CHUNK]
             index = torch.arange(start, start + part.numel(), device=part.device)
-            part.copy_(content(self.group.me, index, self.added))
+            part.copy_(content(self.me, index, self.added))
         if not self.in_place:
             self.result.fill_(-1.0)
 
     def wrong(self) -> str:
         """After ``fill`` and one ``run``: what is wrong with the result of this rank, or nothing."""
-        me = self.group.me
-        if (self.op in ("reduce", "gather") and me != 0) or (self.op == "send_recv" and me != 1):
+        if (self.op in ("reduce", "gather") and self.me != 0) or (self.op == "send_recv" and self.me != 1):
             return ""  # this rank's result does not count
         result = self.source if self.in_place else self.result
         return difference(result, self._wanted, exact=2 * self.added <= SAFE_SUM)
 
     def _calls(self) -> dict[str, Callable[[bool], Any]]:
         """By operation, blocking or not."""
-        source, result, group, n = self.source, self.result, self.group.handle, self.group.n
-        root, at_root = self.group.ranks[0], self.group.me == 0
+        source, result, group, n = self.source, self.result, self.group, self.n
+        root, at_root = self.ranks[0], self.me == 0
         gathered = list(result.chunk(n)) if self.op == "gather" and at_root else None
         pieces = list(source.chunk(n)) if self.op == "scatter" and at_root else None
         return {
@@ -257,14 +243,14 @@ class Operation:
             "reduce": lambda later: dist.reduce(source, root, group=group, async_op=later),
             "gather": lambda later: dist.gather(source, gathered, root, group=group, async_op=later),
             "scatter": lambda later: dist.scatter(result, pieces, root, group=group, async_op=later),
-            "send_recv": lambda _: self._transfer(sends=at_root, receives=self.group.me == 1),
+            "send_recv": lambda _: self._transfer(sends=at_root, receives=self.me == 1),
             "send_recv_ring": lambda _: self._transfer(),
             "send_recv_both": lambda _: self._transfer(),
         }
 
     def _transfer(self, *, sends: bool = True, receives: bool = True) -> None:
         """To the next rank and from the one before, at once."""
-        ranks, me, group = self.group.ranks, self.group.me, self.group.handle
+        ranks, me, group = self.ranks, self.me, self.group
         following, before = ranks[(me + 1) % len(ranks)], ranks[me - 1]
         steps = [dist.P2POp(dist.isend, self.source, following, group=group)] * sends
         steps += [dist.P2POp(dist.irecv, self.result, before, group=group)] * receives
@@ -273,7 +259,7 @@ class Operation:
 
     def _wanted(self, i: torch.Tensor) -> torch.Tensor:
         """What element i of the result must be."""
-        n, me, part = self.group.n, self.group.me, self.part
+        n, me, part = self.n, self.me, self.part
         if self.op.startswith("send_recv"):
             return content((me - 1) % n, i, 1)
         if self.op in ("all_gather", "gather"):

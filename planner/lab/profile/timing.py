@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import accumulate
 from statistics import fmean, median, variance
 
 from planner.errors import PlannerError
-from planner.lab.profile.journal import Journal
-from planner.lab.profile.points import CLOCKS, Measured, Point, Run, Taker, Timing
+from planner.lab.profile.points import CLOCKS, Journal, Measured, Point, Run, Taker, Timing
 
 CONFIDENCE = 0.95  # Chance that the interval holds the median
 PRECISION = 0.02  # Half the interval over the median at which measuring stops early
@@ -87,13 +87,10 @@ def interval_rank(count: int) -> tuple[int, float]:
 
     chance = 1 - 2 sum_{i<k} C(n, i) / 2^n; k is the largest with chance >= CONFIDENCE, or 1 where none has it.
     """
-    rank, term, below = 1, 1, 1  # whole numbers: 2^-n is no float from n = 1075 on
-    while rank < (count + 1) // 2:
-        term = term * (count - rank + 1) // rank
-        if 1.0 - 2 * (below + term) / 2**count < CONFIDENCE:
-            break
-        rank, below = rank + 1, below + term
-    return rank, max(1.0 - 2 * below / 2**count, 0.0)
+    below = accumulate(math.comb(count, i) for i in range((count + 1) // 2))  # whole numbers: 2^-n is no float from n = 1075 on
+    chances = [1.0 - 2 * sum_ / 2**count for sum_ in below]
+    rank = max((k for k, chance in enumerate(chances, 1) if chance >= CONFIDENCE), default=1)
+    return rank, max(chances[rank - 1], 0.0)
 
 
 def summarise(samples: Sequence[float], clock: str) -> Timing:

@@ -27,9 +27,8 @@ from planner.lab.profile.collective_timing import (
     measure_ranks,
     rank_point,
 )
-from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import Measured, Point, Settings, Value
+from planner.lab.profile.points import Journal, Measured, Point, Settings, Value
 from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
 
 T = TypeVar("T")
