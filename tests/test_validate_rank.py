@@ -344,7 +344,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     roomy = dataclasses.replace(task, machine=dataclasses.replace(place, memory=100 * GIB))
     assert one_rank.obstacle(roomy) == ""
     with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
-        one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
+        one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)))
     assert "it ran on CPUs" in not_compared(task.asked.cluster.hardware, place)
     card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
     assert not_compared(task.asked.cluster.hardware, card) == ""
