@@ -18,7 +18,8 @@ from planner.lab.launch.torchrun import run_watched
 from planner.lab.run.learn import learned
 from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.layout import Layout
-from planner.runs.rows import load_validations
+from planner.library import read_yaml
+from planner.runs.rows import validations_from_dict
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.targets import load_target
 
@@ -160,7 +161,7 @@ def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
     process.send_signal(signal.SIGTERM)
     said = process.communicate(timeout=60)[1]
     assert process.returncode == 1 and "stopped after step 100" in said and "Traceback" not in said, said
-    [found] = load_validations(tmp_path / "v.yaml")
+    [found] = validations_from_dict(read_yaml(tmp_path / "v.yaml"))
     assert found["outcome"] == "interrupted" and found["times"][0]["measured_seconds"] and found["run"] is None
     running = [p.read_bytes() for p in Path("/proc").glob("[0-9]*/cmdline") if p.exists()]
     assert not any(b"31.25" in words for words in running)

@@ -225,11 +225,6 @@ def is_validation(data: Mapping[str, Any]) -> bool:
     return "planner_validation" in data
 
 
-def load_validations(path: Path) -> list[dict[str, Any]]:
-    """The validations of a file. Raises PlannerError with file, line or key when it is damaged, or newer than this planner."""
-    return validations_from_dict(library.read_yaml(path), where=str(path))
-
-
 def validations_from_dict(data: Mapping[str, Any], *, where: str = "validation") -> list[dict[str, Any]]:
     """The validations in plain data. Raises PlannerError."""
     version = data.get("planner_validation")

@@ -147,12 +147,11 @@ def rank_point(device: str) -> Point:
 
 def measure_ranks(point: Point, ranks: Ranks) -> Measured:
     """Seconds of one product on the slowest rank while all ranks run it; details name it and compare it with the median."""
-    side, dtype = point["m"], DTYPES[point["dtype"]]
-    a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
+    product = _square(point["m"], point["dtype"], ranks.device)
     budget, clock = SECONDS[ranks.device], "cpu" if ranks.device == "cpu" else "cuda_events"
     with ranks.watch.doing("a product on every rank", list(range(ranks.world)), ranks.timeout + 10.0 * budget):
         ranks.barrier()
-        found = measure(lambda: torch.mm(a, b), device=ranks.device, clock=clock, budget_s=budget)
+        found = measure(product, device=ranks.device, clock=clock, budget_s=budget)
         all_ranks = ranks.collect(found.median)
     slowest, ratio = slowest_of(all_ranks)
     return summarise([all_ranks[slowest]], clock).measured(

@@ -178,19 +178,16 @@ def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
     return [*points, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
 
 
-def _sequence(model: Any, sequence_length: int | None) -> int:
-    return sequence_length or min(model.max_sequence_length, 4096)
-
-
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
     """Whole layers of a model, dense and with experts where it has them, forward and backward; on a GPU also the shard of a
     tensor parallel group of 8."""
     spec, cuda = load_model(model), device == "cuda"
     divides = spec.num_experts % EXPERT_RANKS == 0 and spec.num_experts >= EXPERT_RANKS * spec.top_k
+    length = sequence_length or min(spec.max_sequence_length, 4096)
     kinds = [0] * (spec.num_plain_layers > 0)
     kinds += [EXPERT_RANKS if cuda and divides else 1] * (spec.num_moe_layers > 0)
     return [
-        shard_point(spec, pass_, tp, kind, _sequence(spec, sequence_length), DTYPE[device])
+        shard_point(spec, pass_, tp, kind, length, DTYPE[device])
         for tp in ((1, 8) if cuda else (1,))
         if not any(size % tp for size in (spec.num_heads, spec.ffn_size, spec.shared_expert_ffn_size))
         for kind in kinds for pass_ in BOTH

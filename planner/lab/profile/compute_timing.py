@@ -17,8 +17,7 @@ from planner.lab.profile import operator_runs as operators
 from planner.lab.profile import timing
 from planner.lab.profile.layer_check import HOST_LAYER
 from planner.lab.profile.points import Measured, Point, Run, Timing
-from planner.lab.profile.streams import adam
-from planner.lab.profile.tensors import keep_memory, precision, rotating, values
+from planner.lab.profile.tensors import adam, keep_memory, precision, rotating, values
 from planner.lab.profile.timing import Yardstick, measure, summarise, taker
 
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum

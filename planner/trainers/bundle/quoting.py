@@ -6,7 +6,6 @@ A name of a model may hold any sign. What a function here returns is a literal, 
 import importlib
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
@@ -95,11 +94,6 @@ def run_of(
     for part in ("prepare", "notes", "install"):
         data[part] = tuple(data.get(part, ()))
     return Rendered(files=files, **{**data, **more})
-
-
-def shell_word(text: str) -> str:
-    """One word of bash in which nothing is expanded."""
-    return shlex.quote(text)
 
 
 def shell_command(words: Iterable[str]) -> str:

@@ -68,19 +68,21 @@ def ask(name: str, module: Any, requests: Sequence[Request], environment: Mappin
     """The answers of a child to all requests. Packages that are missing mean 'not checked'."""
     absent = [package for package in module.NEEDED if not installed(package)]
     why, answers = f"{', '.join(absent)} is not installed here", []
-    if not absent:
-        given = "\n".join(json.dumps(one) for one in requests)
-        words = ("planner.trainers.checking.child", module.__name__)
-        done = run_child(words, given, len(requests), environment)
-        if isinstance(done, str):
-            why = done
-        else:
-            answers = [
-                json.loads(line.removeprefix(_MARK)) for line in done.stdout.split("\n") if line.startswith(_MARK)
-            ]
-            why = (
-                f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-            )
+    limit = IMPORT_LIMIT + CASE_LIMIT * len(requests)
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH"))))
+    try:
+        if not absent:
+            done = subprocess.run(
+                [sys.executable, "-m", "planner.trainers.checking.child", module.__name__],
+                input="\n".join(json.dumps(one) for one in requests), env={**os.environ, "PYTHONPATH": path, **environment},
+                capture_output=True, text=True, timeout=limit, check=False,
+            )  # fmt: skip
+            printed = done.stdout.split("\n")
+            answers = [json.loads(line.removeprefix(_MARK)) for line in printed if line.startswith(_MARK)]
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            why = f"its process ended with {done.returncode}: {last}"
+    except subprocess.TimeoutExpired:
+        why = f"its process was ended after {limit:g} s with {len(requests)} cases"
     if len(answers) != len(requests):
         return [Checked(target=name, missing=why) for _ in requests]
     return [Checked(**{**answer, "target": name}) for answer in answers]
@@ -92,21 +94,6 @@ def installed(package: str) -> bool:
         return importlib.util.find_spec(package) is not None
     except ModuleNotFoundError:  # the package around it
         return False
-
-
-def run_child(
-    words: Sequence[str], given: str, cases: int, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str] | str:
-    """``python -m words`` with the planner on the path, or why it did not end."""
-    root, limit = str(Path(__file__).resolve().parents[3]), IMPORT_LIMIT + CASE_LIMIT * cases
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", *words], input=given, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-            capture_output=True, text=True, timeout=limit, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its process was ended after {limit:g} s with {cases} cases"
 
 
 def serve(one: Callable[[Request, Checked], None]) -> None:

@@ -1,10 +1,11 @@
 """Megatron-LM: the arguments of ``pretrain_gpt.py``, grouped, every dimension written out."""
 
+import shlex
 from typing import Any
 
 from planner import library
 from planner.layout import Order
-from planner.trainers.bundle.quoting import comment, run_of, shell_word
+from planner.trainers.bundle.quoting import comment, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
 
@@ -111,7 +112,7 @@ def _shell_array(name: str, groups: Groups) -> list[str]:
     lines = [f"{name}=("]
     for title, flags in groups.items():
         lines.append(f"    # {title}")
-        lines += [f"    {' '.join([words[0], *map(shell_word, words[1:])])}" for words in flags]
+        lines += [f"    {' '.join([words[0], *map(shlex.quote, words[1:])])}" for words in flags]
     return [*lines, ")"]
 
 

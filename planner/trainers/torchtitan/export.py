@@ -30,16 +30,7 @@ def refusals(job: ExportJob) -> list[str]:
         split=layout.tp if layout.sequence_parallel else 1,
     )  # fmt: skip
     found += shared_refusals(job) + unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
-    found += unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
-    if work.lora_rank:
-        found.append(f"lora_rank {work.lora_rank}: the plan trains adapters, and this export trains every weight")
-    rounds = max(1, layout.num_microbatches // layout.pp)
-    if layout.schedule == Schedule.INTERLEAVED and layout.num_microbatches % rounds:
-        found.append(
-            f"{layout.num_microbatches} microbatches over pp {layout.pp} make {rounds} rounds, which must divide them "
-            "[ScheduleInterleaved1F1B]; use a multiple of pp"
-        )
-    return found
+    return found + unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
 
 
 def _family(model: ModelSpec) -> dict[str, str]:

@@ -1,6 +1,9 @@
 """What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script, and what
 its front ends have below them."""
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 from planner.layout import Recompute
@@ -94,3 +97,18 @@ def smoke_data(job: ExportJob) -> str:
     """Script that writes enough random text for the smoke run: a word is at least one token."""
     lines = -(-SMOKE_STEPS * job.workload.tokens // 512)
     return filled_text(job, "transformers/make_smoke_data.txt", steps=SMOKE_STEPS, lines=lines)
+
+
+def accepted_arguments(*, with_trl: bool = False) -> Any:
+    """transformers' own object of the arguments in training.json, which TRL accepts too; without precision, which needs a GPU."""
+    from transformers import TrainingArguments
+
+    settings = json.loads(Path("training.json").read_text(encoding="utf-8"))
+    on_cpu = {**settings["training_arguments"], "bf16": False, "fp16": False, "use_cpu": True, "output_dir": "output"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if with_trl:
+            from trl import SFTConfig
+
+            SFTConfig(max_length=settings["sequence_length"], packing=True, **on_cpu)
+        return TrainingArguments(**on_cpu)
