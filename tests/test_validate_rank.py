@@ -483,9 +483,8 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     )  # fmt: skip
     full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "outcome": "out_of_memory"}
     ended = {"phase": "its step", "allocated_gib": None, "outcome": "failed"}
-    lost = Emulation.of(
-        0, asked.split, {**ended, "sentence": "rank 0: its process ended with code -9 before it was done"}
-    )
+    ended |= {"sentence": "rank 0: its process ended with code -9 before it was done"}
+    lost = dataclasses.replace(Emulation.of(0, asked.split), failure=ended)
     found = one_rank.result(task, [dataclasses.replace(lost, failure=full), ran])
     assert found["outcome"] == "out_of_memory" and found["failure"]["allocated_gib"] == 70.5
     assert "rank 0 alone on one device, step 1: CUDA out of memory" in found["failure"]["sentence"]

@@ -106,7 +106,7 @@ def computed(priced: Priced, parts: Container[str] | None = COMPUTED) -> Passes:
     return {
         kind: np.array([
             sum(
-                one.seconds for letter in letters for one in pieces.get((stage, letter), ())
+                one.end - one.start for letter in letters for one in pieces.get((stage, letter), ())
                 if not one.hidden and (parts is None or one.part in parts)
             )
             for stage in range(stages)
