@@ -153,7 +153,7 @@ def test_a_clock_on_a_gpu_reads_events(monkeypatch: pytest.MonkeyPatch) -> None:
                 pass
             with clock.span("B", 1, 0):
                 pass
-        taken = {(one.kind, one.stage): one for one in clock.take()}
+        taken = {(one.kind, one.stage): one for one in clock.resolve(clock.cut())}
         assert taken["step", -1].seconds == pytest.approx(7e-3)
         assert taken["F", 1].seconds == pytest.approx(2e-3) and taken["B", 1].thread == pytest.approx(1e-3)
 

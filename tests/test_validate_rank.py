@@ -344,7 +344,7 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     roomy = dataclasses.replace(task, machine=dataclasses.replace(place, memory=100 * GIB))
     assert one_rank.obstacle(roomy) == ""
     with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
-        one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
+        one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)))
     assert "it ran on CPUs" in not_compared(task.asked.cluster.hardware, place)
     card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
     assert not_compared(task.asked.cluster.hardware, card) == ""
@@ -483,9 +483,8 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     )  # fmt: skip
     full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "outcome": "out_of_memory"}
     ended = {"phase": "its step", "allocated_gib": None, "outcome": "failed"}
-    lost = Emulation.of(
-        0, asked.split, {**ended, "sentence": "rank 0: its process ended with code -9 before it was done"}
-    )
+    ended |= {"sentence": "rank 0: its process ended with code -9 before it was done"}
+    lost = dataclasses.replace(Emulation.of(0, asked.split), failure=ended)
     found = one_rank.result(task, [dataclasses.replace(lost, failure=full), ran])
     assert found["outcome"] == "out_of_memory" and found["failure"]["allocated_gib"] == 70.5
     assert "rank 0 alone on one device, step 1: CUDA out of memory" in found["failure"]["sentence"]

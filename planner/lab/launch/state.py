@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,9 @@ class Pace:
         self._part, self._points, self._skip, self._done = part, points, skip, -1
         self._counted = time.monotonic()
 
-    def next(self, doing: str) -> State:
-        """One more step begins."""
-        return self.at(doing, self._done + 1)
+    def next(self, show: Callable[[State], object], doing: str) -> None:
+        """One more step begins and is shown."""
+        show(self.at(doing, self._done + 1))
 
     def at(self, doing: str, done: int) -> State:
         """A step begins, and ``done`` are done."""
@@ -73,27 +73,6 @@ class Pace:
         else:
             self._counted = now
         return State(part=self._part, doing=doing, done=done, points=self._points, expected=expected)
-
-
-class Course:
-    """Several runs, one after the other: which it is, and the time left if the others take as long."""
-
-    def __init__(self, word: str, count: int) -> None:
-        """``word`` is what one of the ``count`` runs is called."""
-        self._word, self._count, self._number = word, count, 0
-        self._begun = time.monotonic()
-
-    def next(self) -> None:
-        """The next one begins."""
-        self._number, self._begun = self._number + 1, time.monotonic()
-
-    def through(self, state: State) -> State:
-        """What one run says as a part of all."""
-        part = f"{self._word} {self._number}/{self._count}" if self._count > 1 else self._word
-        expected = state.expected
-        if expected is not None:
-            expected += (self._count - self._number) * (time.monotonic() - self._begun + expected)
-        return replace(state, part=f"{part}, {state.part}" if state.part else part, expected=expected)
 
 
 class Teller:
@@ -126,9 +105,9 @@ def from_file(path: Path) -> State:
 class Bar:
     """A progress bar with the time left and spent on standard error; nothing when that is no terminal."""
 
-    def __init__(self, *, quiet: bool = False, through: Callable[[State], State] = lambda state: state) -> None:
-        """``quiet`` on all ranks but the first; ``through`` is put around every state."""
-        self._through = through
+    def __init__(self, *, quiet: bool = False, which: str = "") -> None:
+        """``quiet`` on all ranks but the first; ``which`` run it is of several, said before every state."""
+        self._which = which
         self._wanted = sys.stderr.isatty() and not quiet
         self._progress: Any = None
 
@@ -152,8 +131,8 @@ class Bar:
     def show(self, state: State) -> None:
         """Draws a state."""
         if self._progress:
-            state = self._through(state)
             count = f" {state.done}/{state.points}" if state.points else ""
+            left = f"{state.left} of this one" if self._which and state.left else state.left
             room = max(self._progress.console.width - OTHER_COLUMNS, 20)
-            text = f"{state.part}{count} {state.doing}"[:room]
-            self._progress.update(self._task, description=text, completed=state.share, left=state.left)
+            text = f"{self._which}{state.part}{count} {state.doing}"[:room]
+            self._progress.update(self._task, description=text, completed=state.share, left=left)

@@ -4,7 +4,6 @@ What a command starts ends with it, whatever sessions it opened. No torch in thi
 """
 
 import contextlib
-import importlib.util
 import json
 import math
 import os
@@ -16,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +39,16 @@ class InterruptedRunError(PlannerError):
     """The user stopped the ranks; they have written what they had."""
 
 
-def need_torch() -> None:
-    """Raises PlannerError where torch is not installed."""
-    if importlib.util.find_spec("torch") is None:
+def need_torch(what: str = "measuring", release: str = "") -> None:
+    """Raises PlannerError where torch is not installed, or another release of it than the one that is needed."""
+    try:
+        found = version("torch")
+    except PackageNotFoundError:
+        needed = f"{what} needs torch {release}".rstrip()
+        raise PlannerError(f"{needed}, which is not installed here; install it: pip install 'planner[torch]'") from None
+    if release and not found.startswith(f"{release}."):
         raise PlannerError(
-            "measuring needs torch, which is not installed here; install it: pip install 'planner[torch]'"
+            f"{what} was written for torch {release} and found {found}; install it with: pip install 'torch~={release}.0'"
         )
 
 

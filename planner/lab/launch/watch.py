@@ -202,6 +202,7 @@ class Watch:
         kinds = {kind: {r: one for r, one in posts.items() if one["kind"] == kind} for kind in ("said", "error", "silent")}
         waiting = {rank: entry for rank, entry in posts.items() if entry["kind"] in ("late", "lost")}
         silent = [(rank + 1) % len(self.hosts) for rank in kinds["silent"]]
+        limit = max((float(entry.get("seconds", self.timeout)) for entry in waiting.values()), default=self.timeout)
         doing = next(iter((kinds["error"] or waiting or posts).values()))["doing"]
         for rank, entry in kinds["said"].items():
             return Verdict(kind="said", rank=rank, phase=doing, sentence=str(entry["text"]))
@@ -213,7 +214,7 @@ class Watch:
             gone = gone or silent  # heard again since, but too late
             names = " and ".join(self.where(rank) for rank in gone[:4]) + (" and others" if len(gone) > 4 else "")
             hung = waiting and not silent and all(entry["kind"] == "late" for entry in waiting.values())
-            how = f"stopped answering for {self._limit(waiting):g} s during {doing}" if hung else f"died during {doing}"
+            how = f"stopped answering for {limit:g} s during {doing}" if hung else f"died during {doing}"
             if silent:
                 how = (
                     f"gave no sign of life for {SILENT:g} s during {doing}: the process is dead, its machine is, or the link to it"
@@ -221,19 +222,15 @@ class Watch:
             return Verdict(kind="hung" if hung else "died", rank=gone[0], phase=doing, sentence=f"{names} {how}")
         if not waiting:
             return Verdict(kind="stopped", rank=-1, phase=doing, sentence=f"the launcher ended the run during {doing}")
-        return self._stuck(waiting, doing)
+        return self._stuck(waiting, doing, limit)
 
-    def _limit(self, waiting: dict[int, dict[str, Any]]) -> float:
-        """Seconds that what is being done may take: the first step has more than the others."""
-        return max((float(entry.get("seconds", self.timeout)) for entry in waiting.values()), default=self.timeout)
-
-    def _stuck(self, waiting: dict[int, dict[str, Any]], doing: str) -> Verdict:
+    def _stuck(self, waiting: dict[int, dict[str, Any]], doing: str, limit: float) -> Verdict:
         """All ranks are alive and wait."""
         ranks = sorted({rank for entry in waiting.values() for rank in entry["ranks"]}) or sorted(waiting)
         hosts = sorted({self.hosts[rank] for rank in ranks})
         names = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
         lost = [f"rank {rank}: {entry['text']}" for rank, entry in waiting.items() if entry["kind"] == "lost"]
-        why = lost[0] if lost else f"no answer within {self._limit(waiting):g} s"
+        why = lost[0] if lost else f"no answer within {limit:g} s"
         sentence = (
             f"{doing} did not end although all ranks are alive ({why}): the link between ranks {names} on "
             f"{', '.join(hosts[:4])} hangs"

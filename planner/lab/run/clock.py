@@ -108,10 +108,6 @@ class Clock:
         spans, self._open = self._open, []
         return spans
 
-    def take(self) -> list[Timed]:
-        """Everything since the last call, see ``resolve``."""
-        return self.resolve(self.cut())
-
     def resolve(self, spans: list[Any]) -> list[Timed]:
         """What ``cut`` gave, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
         if self.cuda:

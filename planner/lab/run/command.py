@@ -8,9 +8,11 @@ import click
 
 from planner.errors import PlannerError
 
+PATH = click.Path(dir_okay=False, path_type=Path)
+
 
 @click.command()
-@click.argument("file", metavar="PLAN", type=click.Path(dir_okay=False, path_type=Path))
+@click.argument("file", metavar="PLAN", type=PATH)
 @click.option("--rung", metavar="NAME", default="auto", help="full, truncated, rank, meta or auto: the highest. [auto]")
 @click.option(
     "--rank", type=int, multiple=True, metavar="R", help="Rungs rank, meta: this rank; repeatable. [of 3 stages]"
@@ -24,24 +26,17 @@ from planner.errors import PlannerError
     metavar="TIME",
     help="A step that takes longer has hung; the first has 4 times it. [60s]",
 )
-@click.option("--trace", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Trace one more step.")
+@click.option("--trace", type=PATH, metavar="FILE", help="Trace one more step.")
 @click.option("--no-parity", is_flag=True, help="Do not first check on a tiny model that the ranks train like one.")
 @click.option("--trainer", metavar="NAME", help="Run its export in torchtitan or megatron and read the log.")
 @click.option("--trainer-command", metavar="CMD", help="Started in the export's folder. [bash smoke.sh]")
-@click.option(
-    "--trainer-log", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="A log that exists already."
-)
+@click.option("--trainer-log", type=PATH, metavar="FILE", help="A log that exists already.")
 @click.option("--top", type=click.IntRange(2, 20), metavar="N", help="Run the N best plans of the job and rank them.")
-@click.option(
-    "--finalist", type=click.Path(dir_okay=False, path_type=Path), multiple=True, metavar="PLAN",
-    help="Run and rank this plan too; repeatable, instead of --top.",
-)  # fmt: skip
+@click.option("--finalist", type=PATH, multiple=True, metavar="PLAN", help="Run and rank it too; repeatable, instead of --top.")
 @click.option("--print-commands", is_flag=True, help="Print the torchrun and SLURM commands for --nodes and stop.")
 @click.option("--nodes", type=click.IntRange(1), metavar="N", help="Machines, for --print-commands. [by the plan]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of tables.")
-@click.option(
-    "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write validation.yaml."
-)
+@click.option("--output", type=PATH, metavar="FILE", help="Write validation.yaml.")
 def validate(
     file: Path, rung: str, device: str | None, print_commands: bool, nodes: int | None, as_json: bool,
     output: Path | None, **flags: Any,

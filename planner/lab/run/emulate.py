@@ -31,9 +31,6 @@ from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
 from planner.lab.run.workers import Tell
 from planner.units import KILO
 
-Key = tuple[str, int, int]
-"""Kind of a span, virtual stage, microbatch."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Alone:
@@ -90,10 +87,9 @@ class Emulation:
     """The same of the update."""
 
     @classmethod
-    def of(cls, rank: int, split: Split, failure: dict[str, Any] | None = None) -> Emulation:
+    def of(cls, rank: int, split: Split) -> Emulation:
         """A rank of which nothing is known yet."""
-        stage = rank * split.pp // split.world
-        return cls(rank=rank, stage=stage, microbatches=step_of(split), failure=failure)
+        return cls(rank=rank, stage=rank * split.pp // split.world, microbatches=step_of(split))
 
     @property
     def outcome(self) -> str:
@@ -106,15 +102,6 @@ class Emulation:
         each = sum(seconds for (name, _), seconds in passes.items() if name != "W")
         once = statistics.median(self.totals) - self.microbatches * each
         return Seen(stage=self.stage, passes=passes, once=once, optimizer=statistics.median(self.updates))
-
-    def add(self, own: dict[Key, float]) -> None:
-        """One step's times, halves of a backward pass joined."""
-        for (kind, stage, number), seconds in own.items():
-            if kind in PASSES:
-                half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
-                self.samples["B" if kind == "I" else kind, stage].append(seconds + half)
-        self.totals.append(own["passes", -1, -1])
-        self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 
 
 class OwnClock(Clock):
@@ -239,5 +226,10 @@ class LoneRank:
             self.found.update_slowed.append(slowed.update)
         begun, ended = [*self.starts, None][len(self.found.totals) :][:2]
         self.found.stand_ins = by_operation(self.fakes.log[begun:ended])
-        self.found.add(own)
+        for (kind, stage, number), seconds in own.items():
+            if kind in PASSES:
+                half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
+                self.found.samples["B" if kind == "I" else kind, stage].append(seconds + half)
+        self.found.totals.append(own["passes", -1, -1])
+        self.found.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
         self.tell("kept", self.snapshot())

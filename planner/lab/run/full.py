@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from planner import library
 from planner.errors import PlannerError
 from planner.lab.launch.place import Place
 from planner.lab.launch.state import Bar
@@ -15,7 +14,7 @@ from planner.lab.launch.torchrun import InterruptedRunError, run_here
 from planner.lab.launch.watch import Verdict
 from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full_result import result
-from planner.lab.run.levels import FIRST, OUT_OF_MAIN_MEMORY, SETTING_UP, START, Say, Task, kills, step_limits
+from planner.lab.run.levels import OUT_OF_MAIN_MEMORY, SETTING_UP, START, Task, kills, step_limits
 from planner.units import GIB, format_seconds
 
 MOST_ON_CPU = 64
@@ -54,7 +53,7 @@ def needed_memory(task: Task) -> float:
     return every * (world // pp) + world * LIBRARIES
 
 
-def run(task: Task, say: Say) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     """Runs it and compares. Faults of the run are results."""
     place = task.machine.place
     if place is None or place.rank == 0:
@@ -74,29 +73,13 @@ def stated_limits(task: Task) -> str:
     )
 
 
-def _result(task: Task, entries: list[dict[str, Any]], verdict: Verdict | None) -> dict[str, Any]:
-    """What the ranks left, with the limits, and with the predicted trace next to those that ranks wrote."""
-    found = result(task, entries, verdict)
-    found["limits"] = {
-        "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
-        "first_step_seconds": FIRST * task.timeout,
-    }  # fmt: skip
-    if task.trace and found["traces"]:
-        from planner.questions.report.trace import trace_of
-
-        path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
-        library.write_whole(path, trace_of(task.asked.priced()))
-        found["traces"].append({"what": "predicted", "file": str(path)})
-    return found
-
-
 def _here(task: Task) -> dict[str, Any]:
     """One machine: torchrun is started, the result is made of what the ranks left."""
     world, killed = task.asked.split.world, kills()
     verdict: Verdict | None = None
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         try:
-            with Bar(through=task.shown) as bar:
+            with Bar(which=task.which) as bar:
                 run_here("planner.lab.run", task.to_json(), world, Path(name), bar.show)
         except InterruptedRunError:
             verdict = Verdict(kind="interrupted", rank=-1, phase="", sentence="stopped")
@@ -108,7 +91,7 @@ def _here(task: Task) -> dict[str, Any]:
             verdict = Verdict(kind="error", rank=verdict.rank, phase=verdict.phase, facts=facts, sentence=sentence)
         files = [Path(name) / f"rank-{rank}.json" for rank in range(world)]
         entries = [json.loads(file.read_text(encoding="utf-8")) for file in files if file.is_file()]
-        return _result(task, entries, verdict)
+        return result(task, entries, verdict)
 
 
 def _verdict(directory: Path, sentence: str) -> Verdict:
@@ -126,13 +109,13 @@ def _as_rank(task: Task, place: Place) -> dict[str, Any]:
     finished: list[dict[str, Any]] = []
 
     def report(entries: list[dict[str, Any]], verdict: Verdict | None) -> None:
-        found = _result(task, entries, verdict)
+        found = result(task, entries, verdict)
         if verdict is None:
             finished.append(found)
         else:  # this rank ends at once
             task.report({"rung": "full", "why": task.why, **found})
 
-    with Bar(quiet=place.rank != 0, through=task.shown) as bar:
+    with Bar(quiet=place.rank != 0, which=task.which) as bar:
         try:
             work(task, place, report, bar.show)
         except KeyboardInterrupt:

@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import os
-import statistics
 import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
@@ -186,7 +186,7 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
     whole backward pass, W the part of it that was computed later. ``waited``: wall seconds inside of passes without work.
     """
     found: dict[str, Any] = {"actions": [], "waited": 0.0}
-    groups: dict[tuple[int, str], dict[int, list[float]]] = {}
+    groups: dict[tuple[int, str], dict[int, Any]] = {}
     for one in timed:
         rate = 1.0 if slowed is None else slowed.update if one.kind in UPDATE else slowed.passes
         times = [one.seconds, one.thread / rate]
@@ -196,11 +196,10 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
         found["waited"] += max(one.seconds - one.thread, 0.0)
         for kind in {"I": "B", "W": "BW"}.get(one.kind, one.kind):
             passes = groups.setdefault((one.stage, kind), {})
-            before = passes.get(one.microbatch, [0.0, 0.0])
-            passes[one.microbatch] = [a + b for a, b in zip(before, times, strict=True)]
+            passes[one.microbatch] = passes.get(one.microbatch, 0.0) + np.array(times)
     for (stage, kind), passes in sorted(groups.items()):
-        columns = list(zip(*passes.values(), strict=True))
-        total, median = [sum(one) for one in columns], [statistics.median(one) for one in columns]
+        rows = np.array(list(passes.values()))
+        total, median = rows.sum(axis=0).tolist(), np.median(rows, axis=0).tolist()
         found["actions"].append({"stage": stage, "kind": kind, "total": total, "median": median})
     if slowed is not None:
         found["slowed"], found["update_slowed"] = slowed

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from planner import library
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
@@ -33,9 +34,10 @@ from planner.lab.run.eager_pricing import (
     update_seconds,
 )
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import LONGER, Task
+from planner.lab.run.levels import FIRST, LONGER, SETTING_UP, START, Task
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
+from planner.questions.report.trace import trace_of
 from planner.timeline.priced_plan import Priced
 from planner.units import GIB
 
@@ -195,6 +197,11 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
     parity = next((_parity(one["parity"]) for one in entries if one["parity"]), None)
     outcome, failure = _outcome(entries, verdict, parity)
     passes = _stages(run)
+    traces = [{"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")]
+    if task.trace and traces:
+        path = task.trace.with_name(f"{task.trace.stem}.predicted{task.trace.suffix}")
+        library.write_whole(path, trace_of(asked.priced()))
+        traces.append({"what": "predicted", "file": str(path)})
     return {
         "trainer": asked.trainer.name, "layout": asked.layout.to_dict(), "num_gpus": int(asked.layout.num_gpus),
         "changes": list(asked.changes), "outcome": outcome, "failure": failure,
@@ -207,10 +214,11 @@ def result(task: Task, entries: Sequence[dict[str, Any]], verdict: Verdict | Non
         "steps": {"warm": task.warmup, "measured": len(run.steps), "seconds": run.step_seconds},
         "times": _times(run) if run.steps else [], "stages": passes, "as_run": _as_run(run, passes),
         "ranks": [_memory(run, one) for one in entries if "states" in one["memory"]],
-        "rates": _rates(run), "parity": parity,
-        "traces": [
-            {"what": f"measured, pipeline rank {one['stage']}", "file": one["trace"]} for one in entries if one.get("trace")
-        ],
+        "rates": _rates(run), "parity": parity, "traces": traces,
+        "limits": {
+            "start_seconds": START, "setting_up_seconds": SETTING_UP, "step_seconds": task.timeout,
+            "first_step_seconds": FIRST * task.timeout,
+        },
     }  # fmt: skip
 
 

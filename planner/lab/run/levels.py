@@ -1,6 +1,6 @@
 """What is asked of a validation, and its levels (``--rung``): what each needs, the highest that a machine allows. No torch here.
 
-A level is a module of this package with ``run(task, say)``, which returns the content of validation.yaml as far as it has it
+A level is a module of this package with ``run(task)``, which returns the content of validation.yaml as far as it has it
 (``record.complete`` fills in the rest; {} on a rank that does not report), and ``obstacle(task)``: why this machine cannot
 run it, or "". The limits of time are the same on every level and are said before the start.
 """
@@ -18,7 +18,6 @@ from planner import detect
 from planner.cluster import Cluster
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
-from planner.lab.launch.state import State
 from planner.lab.reference.split import LIKE_TORCH, Split, split_of
 from planner.layout import CpMethod, Layout, Module, Order, Recompute
 from planner.plan_file import Plan, plan_from_dict
@@ -42,8 +41,8 @@ LONGER = "; if {what} only needs longer, raise --timeout"
 POSITIONS = ("first", "middle", "last")
 """The cost model's three kinds of stages."""
 
-Say = Callable[[str], None]
-"""Shows a person who waits what is going on."""
+ONE_PROCESS = "it is one process; start it without torchrun or srun"
+"""Why a launcher cannot start a level."""
 
 
 # ------------------------------------------------------------------------------------------------ the plan
@@ -160,8 +159,8 @@ class Task:
     """Where a trace of the torch profiler goes; None = none."""
     why: str = ""
     """Why this level, in one sentence."""
-    shown: Callable[[State], State] = lambda state: state
-    """What a bar draws of a state: where this run is one of several, all of them."""
+    which: str = ""
+    """Which run it is of several, said by a bar."""
     report: Callable[[dict[str, Any]], None] = lambda _: None
     """Writes and prints what was found; for a rank that has to end at once, on which ``run`` does not return."""
 
@@ -200,7 +199,7 @@ def step_limits(timeout: float, steps: int) -> str:
 # ------------------------------------------------------------------------------------------------ the levels
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Level:
     """One way to compare a plan with reality."""
 
@@ -209,32 +208,19 @@ class Level:
     what: str
     """What it does, in a few words."""
     module: str
-    """Of this package; has run(task, say) and obstacle(task)."""
-    one_process: bool = False
-    """No launcher may have started it."""
-    shows_itself: bool = True
-    """It draws a progress bar of its own."""
+    """Of this package."""
 
-    def _module(self) -> Any:
+    @property
+    def code(self) -> Any:
+        """Its module, with ``run`` and ``obstacle``."""
         return importlib.import_module(f"planner.lab.run.{self.module}")
-
-    def obstacle(self, task: Task) -> str:
-        """Why the machine cannot run it, a part of a sentence; "" when it can."""
-        if self.one_process and task.machine.place is not None:
-            return "it is one process; start it without torchrun or srun"
-        return str(self._module().obstacle(task))
-
-    def run(self, task: Task, say: Say) -> dict[str, Any]:
-        """What was found, {} on a rank that does not report. Raises PlannerError for what is the user's to change; a run that
-        fails is a result."""
-        return dict(self._module().run(task, say))
 
 
 LEVELS = (
-    Level(name="full", what="the plan itself on all its ranks", module="full"),
-    Level(name="truncated", what="fewer layers and replicas", module="truncated"),
-    Level(name="rank", what="some ranks, one after the other on one device", module="one_rank", one_process=True),
-    Level(name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, shows_itself=False),
+    Level("full", "the plan itself on all its ranks", "full"),
+    Level("truncated", "fewer layers and replicas", "truncated"),
+    Level("rank", "some ranks, one after the other on one device", "one_rank"),
+    Level("meta", "memory on fake tensors, no GPU needed", "meta"),
 )
 """The highest first."""
 
@@ -272,14 +258,14 @@ def choose(task: Task, wanted: str) -> tuple[Level, str]:
     """
     level = named(wanted)
     if level is not None:
-        obstacle = level.obstacle(task)
+        obstacle = level.code.obstacle(task)
         if obstacle:
             raise PlannerError(f"--rung {wanted} ({level.what}) is not possible here: {obstacle}")
         return level, f"asked for with --rung {wanted}"
     passed: list[str] = []
     hardware = task.asked.cluster.hardware
     for level in LEVELS:
-        obstacle = level.obstacle(task)
+        obstacle = level.code.obstacle(task)
         if not obstacle and level.name != "meta" and task.machine.device == "cpu" and not hardware.is_cpu:
             obstacle = f"there is no GPU here and the plan is for {hardware.name}, whose times a CPU says nothing about"
         if not obstacle:

@@ -30,10 +30,11 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
-from planner.lab.run.levels import Question, Say, Task, kills
+from planner.lab.run.levels import ONE_PROCESS, Question, Task, kills
 from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.training import Run
 from planner.lab.run.workers import Lost, Manner, Tell, measure_all
+from planner.terminal.flags import progress
 from planner.units import format_seconds
 
 FAKE = 20.0
@@ -43,20 +44,19 @@ FAKE = 20.0
 # ------------------------------------------------------------------------------------------------ the level
 
 
-def obstacle(_: Task) -> str:
+def obstacle(task: Task) -> str:
     """Any machine can run it."""
-    return ""
+    return "" if task.machine.place is None else ONE_PROCESS
 
 
-def run(task: Task, say: Say) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     """The ranks asked for, or one of each stage that may be the worst. One that does not come to its end is a result."""
     wanted, gone, killed, limit = task.chosen_ranks(), list[Lost](), kills(), FAKE * task.timeout
     count = "1 rank" if len(wanted) == 1 else f"{len(wanted)} ranks"
     stated = f"{format_seconds(limit)} for each ({FAKE:.0f} times --timeout), then it is named and ended"
     print(f"{count} on fake tensors. Limit: {stated}", file=sys.stderr, flush=True)
-    every = measure_ranks(
-        task.asked.split, wanted, limit=limit, say=lambda text: say(f"{len(wanted)} ranks, {text}"), lost=gone.append
-    )
+    with progress(f"rung meta: {count}") as say:
+        every = measure_ranks(task.asked.split, wanted, limit=limit, say=say, lost=gone.append)
     found = result(task.asked, [one for one in every if one is not None]) | {"limits": {"rank_seconds": limit}}
     if not gone:
         return found

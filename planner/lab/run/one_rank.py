@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from planner import detect
 from planner.error_bars import error_bar
-from planner.lab.launch.state import Bar, Course, Pace
+from planner.lab.launch.state import Bar, Pace
 from planner.lab.run.assembled_step import (
     MEASURED,
     Assembled,
@@ -27,7 +27,7 @@ from planner.lab.run.assembled_step import (
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
 from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
 from planner.lab.run.learn import not_compared
-from planner.lab.run.levels import FIRST, SETTING_UP, Say, Task, kills, position, step_limits
+from planner.lab.run.levels import FIRST, ONE_PROCESS, SETTING_UP, Task, kills, position, step_limits
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.units import GIB, format_seconds
@@ -48,6 +48,8 @@ UNTIMED = "latency and wire time of collectives, waiting for other ranks, NCCL's
 def obstacle(task: Task) -> str:
     """A CPU whose memory the rank does not fit into, or fp32 on a GPU."""
     machine, split = task.machine, task.asked.split
+    if machine.place is not None:
+        return ONE_PROCESS
     if machine.device != "cpu":
         fp32 = "the torch model has flash attention on a GPU in bf16 only; plan with --precision bf16"
         return fp32 if split.precision == "fp32" else ""
@@ -60,7 +62,7 @@ def obstacle(task: Task) -> str:
     )
 
 
-def run(task: Task, say: Say) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     """The ranks asked for, or one of the first, the second and the last stage."""
     ranks, before = task.chosen_ranks(), detect.pressure()
     where = "this CPU" if task.machine.device == "cpu" else "this GPU"
@@ -95,15 +97,13 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
             kept = one.kept or Emulation.of(one.rank if one.rank >= 0 else ranks[0], split)
             found.append(dataclasses.replace(kept, failure=one.failure(killed)))
 
-    course = Course("rank", len(ranks))
-    with Bar(through=lambda state: task.shown(course.through(state))) as bar:
-        for rank in ranks:
-            pace = Pace("", task.warmup + task.steps + 2, skip=2)
-            course.next()
-            every = measure_all([(rank, split)], manner, lost=lost, begun=lambda phase, pace=pace: bar.show(pace.next(phase)))
-            found += [one for one in every if one is not None]
-            if found and found[-1].outcome == "interrupted":
-                break
+    for rank in ranks:
+        pace = Pace("", task.warmup + task.steps + 2, skip=2)
+        with Bar(which=f"{task.which}rank {rank}, ") as bar:
+            begun = partial(pace.next, bar.show)
+            found += [one for one in measure_all([(rank, split)], manner, lost=lost, begun=begun) if one is not None]
+        if found and found[-1].outcome == "interrupted":
+            break
     return found
 
 

@@ -152,7 +152,7 @@ def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:
     """Takes a step."""
     with clock.span("step"):
         run.step(*run.data(number))
-    return clock.take()
+    return clock.resolve(clock.cut())
 
 
 def passes_of(step: Iterable[Timed]) -> Passes:

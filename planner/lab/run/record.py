@@ -22,7 +22,7 @@ FOUND: dict[str, Any] = {
 """What levels find, in the order of the file, and what stands there when a level does not say.
 
 ``times``: rows of ``time_row``. ``stages``: the same by pipeline stage and kind of pass. ``ranks``: memory by rank.
-``as_run``: what an eager run was priced as, and how well (``as_run``); None where the plan's own prediction stands.
+``as_run``: what an eager run was priced as, and how well (``eager_pricing``); None where the plan's own prediction stands.
 ``run``: what was measured as a document of profiles/runs, ``no_run``: why there is none (``learn``).
 ``failure``: rank, phase, sentence, allocated_gib. ``device``: name, kind, count, pressure before and after.
 """

@@ -8,10 +8,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import date
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,8 @@ from planner import library
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.lab.launch.place import commands
-from planner.lab.launch.state import Bar, Course, State
+from planner.lab.launch.state import Bar
+from planner.lab.launch.torchrun import need_torch
 from planner.lab.run.learn import learned, other_device, step_of, time_of
 from planner.lab.run.levels import Task, choose, machine_here, question
 from planner.lab.run.record import complete, head
@@ -101,7 +100,7 @@ class Request:
 
     def task(self, plan: Plan) -> Task:
         """The flags, checked, and what there is to run on."""
-        _require_torch()
+        need_torch("plan validate", "2.13")
         flags, trace = self.flags, self.flags["trace"]
         if trace is not None and not trace.resolve().parent.is_dir():
             raise PlannerError(f"--trace {trace}: there is no directory {trace.resolve().parent}")
@@ -121,12 +120,10 @@ class Request:
             self.report(found)
         return bool(found.get("outcome", "completed") == "completed")
 
-    def run_with_trainer(
-        self, plan: Plan, trainer: TrainerRun | None, shown: Callable[[State], State] = lambda state: state
-    ) -> dict[str, Any]:
-        """One plan with its trainer. ``shown`` is what a bar draws of a state."""
+    def run_with_trainer(self, plan: Plan, trainer: TrainerRun | None, which: str = "") -> dict[str, Any]:
+        """One plan with its trainer; ``which`` it is of several."""
         assert trainer is not None
-        with Bar(through=shown) as bar:
+        with Bar(which=which) as bar:
             return run_trainer(plan, self.file, trainer, bar.show)
 
     def report(self, found: dict[str, Any]) -> None:
@@ -174,19 +171,18 @@ class Request:
         name = self._level_of_all(chosen)
         read = [one for one in chosen if one.own or self.flags["finalist"]]  # the others were priced just now
         _say_changed({str(self.file) if one.own else f"finalist {one.predicted_rank}": one.plan for one in read})
-        course, today = Course("finalist", len(chosen)), date.today().isoformat()
+        today = date.today().isoformat()
 
         def one(finalist: Finalist) -> dict[str, Any]:
             number, plan = finalist.predicted_rank, finalist.plan
             what = f"finalist {number} of {len(chosen)}{', the plan' if finalist.own else ''}"
             print(f"{what}: {format_seconds(plan.prediction.step_time_s)} per step predicted", file=sys.stderr, flush=True)
-            course.next()
             if self.by_trainer is None:
-                found = _run(replace(self.task(plan), shown=course.through), name)
+                found = _run(replace(self.task(plan), which=f"{what}: "), name)
             else:
                 keep = self.by_trainer.keep_log
                 log = keep and keep.with_name(f"{keep.stem}-{number}{keep.suffix}")
-                found = self.run_with_trainer(plan, replace(self.by_trainer, keep_log=log), course.through)
+                found = self.run_with_trainer(plan, replace(self.by_trainer, keep_log=log), f"{what}: ")
             return learned(plan, complete(found), name=f"{self.file.stem}-{number}", date=today)
 
         def keep(found: dict[str, Any]) -> None:
@@ -221,8 +217,7 @@ def _run(task: Task, rung: str) -> dict[str, Any]:
         raise PlannerError(
             f"--trace is of rungs {' and '.join(TRACED)}: rung {chosen.name} runs no step of all ranks ({why}); leave it out"
         )
-    with nullcontext(lambda _: None) if chosen.shows_itself else progress(f"rung {chosen.name}") as say:
-        found = chosen.run(replace(task, why=why), say)
+    found = chosen.code.run(replace(task, why=why))
     return {"rung": chosen.name, "why": why, **found} if found else {}
 
 
@@ -245,17 +240,6 @@ def many_machines(plan: Plan, nodes: int | None, device: str | None) -> str:
         )
     program = this_program({"--print-commands"}, {"--nodes"})
     return commands("validate", count, plan.num_gpus // count, program, on_cpu=device == "cpu" or hardware.is_cpu)
-
-
-def _require_torch() -> None:
-    try:
-        found = version("torch")
-    except PackageNotFoundError:
-        raise PlannerError("plan validate needs torch 2.13; install it with: pip install 'planner[torch]'") from None
-    if tuple(found.split(".")[:2]) != ("2", "13"):
-        raise PlannerError(
-            f"plan validate was written for torch 2.13 and found {found}; install it with: pip install 'torch~=2.13.0'"
-        )
 
 
 # ------------------------------------------------------------------------------------------------ finalists

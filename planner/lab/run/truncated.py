@@ -20,12 +20,11 @@ from planner.cost.estimate import PARTS
 from planner.cost.refine import price_exactly
 from planner.error_bars import error_bar
 from planner.errors import PlannerError
-from planner.lab.launch.state import Course
 from planner.lab.run import full
 from planner.lab.run.assembled_step import parts_as_run
 from planner.lab.run.eager_pricing import host_of
 from planner.lab.run.learn import learned_of, not_compared
-from planner.lab.run.levels import Say, Task, question
+from planner.lab.run.levels import Task, question
 from planner.lab.run.record import complete
 from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.plan_file import Plan, predict
@@ -91,28 +90,24 @@ def plan_of(task: Task, small: Truncated) -> Plan:
     )  # fmt: skip
 
 
-def run(task: Task, say: Say) -> dict[str, Any]:
+def run(task: Task) -> dict[str, Any]:
     """Two depths of the truncated plan, the deeper first; a fault of the deeper one is the result."""
     deep = _small(task)
     less = shallower(task.asked.job, task.asked.layout, deep)
-    course = Course("depth", 1 if less is None else 2)
-    outer = task.shown
-    task = dataclasses.replace(task, shown=lambda state: outer(course.through(state)))
-    course.next()
-    first = _run(task, deep, say, parity=task.parity)
+    deeper = task if less is None else dataclasses.replace(task, which=f"{task.which}deeper, ")
+    first = _run(deeper, deep, parity=task.parity)
     second = None
     if less is not None and first["outcome"] == "completed":
-        course.next()
-        second = _run(dataclasses.replace(task, trace=None), less, say, parity=False)
+        second = _run(dataclasses.replace(task, trace=None, which=f"{task.which}shallower, "), less, parity=False)
     return first | result(task, deep, first, less, second)
 
 
-def _run(task: Task, small: Truncated, say: Say, *, parity: bool) -> dict[str, Any]:
+def _run(task: Task, small: Truncated, *, parity: bool) -> dict[str, Any]:
     """One depth on all its ranks."""
     plan = plan_of(task, small)
     depth = f"truncated to {small.layers} {'layer' if small.layers == 1 else 'layers'} per stage"
     print(f"{depth}:", end=" ", file=sys.stderr, flush=True)
-    return full.run(dataclasses.replace(task, plan=plan, asked=question(plan), ranks=(), parity=parity), say)
+    return full.run(dataclasses.replace(task, plan=plan, asked=question(plan), ranks=(), parity=parity))
 
 
 def result(
