@@ -13,20 +13,27 @@ Words = tuple[str, ...]
 """A flag and its values."""
 SMOKE_STEPS = 10
 """Steps of the smoke run: past the first ones, which allocate."""
-
-
 Groups = dict[str, list[Words]]
 """What arguments say together -> flags with their values, in order."""
+FLAGS = {"num_moe_experts": "num_experts"}
+"""Flags that are not called like the field."""
 
 
 def arguments(job: ExportJob) -> Groups:
     """All arguments that follow from the plan; data, learning rate and checkpoints are the user's."""
     batch = {"micro_batch_size": job.layout.micro_batch_size, "global_batch_size": job.workload.global_batch_size}
+    mapping = {
+        "use_tp_pp_dp_mapping": job.layout.order == Order.TP_CP_EP_PP_DP, "tp_comm_overlap": mcore.overlaps_tensor(job),
+    }  # fmt: skip
+    kernels = {
+        "transformer_impl": "transformer_engine", "attention_backend": mcore.attention_backend(job),
+        "no_bias_dropout_fusion": job.model.expert_bias,  # TEGroupedMLP with biases asserts this
+    }  # fmt: skip
     groups = {
         "Model": _model(job), "Attention": mcore.attention(job.model), "Experts": mcore.experts(job),
-        "Parallelism": _parallelism(job), "Batch": batch, "Recompute": mcore.recompute(job),
+        "Parallelism": mcore.degrees(job) | mapping, "Batch": batch, "Recompute": mcore.recompute(job),
         "Data parallel states and optimizer": _optimizer(job), "Precision": _precision(job),
-        "Kernels that the plan was priced with": _kernels(job),
+        "Kernels that the plan was priced with": kernels,
     }  # fmt: skip
     return {title: words for title, fields in groups.items() if (words := _words(fields))}
 
@@ -48,10 +55,6 @@ def _values(value: Any) -> list[str]:
     return [] if value is True else [str(value)]
 
 
-FLAGS = {"num_moe_experts": "num_experts"}
-"""Flags that are not called like the field."""
-
-
 def _model(job: ExportJob) -> mcore.Fields:
     m, fields = job.model, mcore.sizes(job)
     if m.clamped_activation:  # gpt-oss: x sigmoid(1.702 x) of the clamped gate times the clamped rest plus one
@@ -62,11 +65,6 @@ def _model(job: ExportJob) -> mcore.Fields:
         "disable_bias_linear": not m.linear_bias, "add_qkv_bias": m.qkv_bias,
         "untie_embeddings_and_output_weights": not m.tied_embeddings, "mtp_num_layers": m.mtp_layers or None,
     }  # fmt: skip
-
-
-def _parallelism(job: ExportJob) -> mcore.Fields:
-    mapping = job.layout.order == Order.TP_CP_EP_PP_DP
-    return {**mcore.degrees(job), "use_tp_pp_dp_mapping": mapping, "tp_comm_overlap": mcore.overlaps_tensor(job)}
 
 
 def _optimizer(job: ExportJob) -> mcore.Fields:
@@ -92,13 +90,6 @@ def _precision(job: ExportJob) -> mcore.Fields:
     return {
         "fp16": precision == "fp16", "bf16": precision not in ("fp16", "fp32"), "accumulate_allreduce_grads_in_fp32": wide,
         "grad_reduce_in_bf16": not wide and precision != "fp16", f"{kind}_format": form or None, f"{kind}_recipe": recipe or None,
-    }  # fmt: skip
-
-
-def _kernels(job: ExportJob) -> mcore.Fields:
-    return {
-        "transformer_impl": "transformer_engine", "attention_backend": mcore.attention_backend(job),
-        "no_bias_dropout_fusion": job.model.expert_bias,  # TEGroupedMLP with biases asserts this
     }  # fmt: skip
 
 
