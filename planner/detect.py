@@ -1,26 +1,25 @@
 """This machine: its GPUs, asked from the driver's own tool, its processor, and how busy it is; no torch."""
 
 import platform
+import re
 import subprocess
+from functools import cache
 from pathlib import Path
 from shutil import which
 
-NAMES: tuple[tuple[str, str], ...] = (
-    ("GB300", "gb300-nvl72"), ("GB200", "gb200-nvl72"), ("B300", "b300-sxm"), ("B200", "b200-sxm"), ("H200", "h200-sxm"),
-    ("H100 NVL", "h100-nvl"), ("H100 PCIe", "h100-pcie"), ("H100", "h100-sxm"), ("H800", "h800-sxm"),
-    ("A100-SXM4-40GB", "a100-sxm-40gb"), ("A100-SXM", "a100-sxm-80gb"), ("A100 80GB PCIe", "a100-pcie-80gb"),
-    ("A100", "a100-sxm-80gb"), ("A800", "a100-sxm-80gb"), ("L40S", "l40s"), ("L4", "l4"), ("A10G", "a10g"),
-    ("RTX PRO 6000", "rtx-pro-6000"), ("RTX 5090", "rtx-5090"), ("RTX 4090", "rtx-4090"), ("RTX 3090", "rtx-3090"),
-    ("V100-SXM2-16GB", "v100-sxm2-16gb"), ("V100", "v100-sxm2-32gb"),
-    ("MI355", "mi355x"), ("MI325", "mi325x"), ("MI300X", "mi300x"), ("MI250", "mi250x"), ("GAUDI3", "gaudi3"),
-    ("GAUDI2", "gaudi2"),
-)  # fmt: skip
-"""Text in the name that a driver reports, and the profile; the first that is found counts."""
+from planner import library
+
+
+@cache
+def devices() -> dict[str, str]:
+    """Profile by the expression that finds its device's name, the most specific first."""
+    return library.read_yaml(library.profiles_directory() / "devices.yaml")
 
 
 def profile_of(device: str) -> str | None:
-    """Library profile of a device by the name its driver reports, or None."""
-    return next((profile for text, profile in NAMES if text.lower() in device.lower()), None)
+    """Library profile of a device by the name its driver or a table gives it, or None."""
+    found = (profile for text, profile in devices().items() if re.search(rf"(?:{text})(?!\d)", device, re.IGNORECASE))
+    return next(found, None)
 
 
 def local_devices() -> list[str]:

@@ -3,53 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from planner import library
 from planner.layout import MODULE_NAMES, NAMES
 from planner.schema import Positive, Seconds, keys, one_of, within
 
-OVERLAPS: dict[str, str] = {
-    "tp_backward": "tensor-parallel collectives of the column-parallel layers overlap with the backward GEMMs",
-    "tp": "tensor-parallel collectives are split and pipelined with the GEMM they feed",
-    "cp": "key and value blocks travel the ring while attention works on the previous block",
-    "ep": "expert all-to-all overlaps with the computation of another microbatch",
-    "gradients": "gradient buckets are reduced while the backward pass goes on",
-    "parameters": "weights are gathered while the computation goes on",
-    "pipeline": "pipeline sends and receives overlap with the computation",
-}
-UNFUSED: dict[str, str] = {
-    "norm": "an RMS norm of plain operations saves an fp32 copy of its input and the scaled input in half precision",
-    "projections": "query, key and value are linear layers of their own, and so are gate and up: input gradients are added",
-    "swiglu": "SiLU and its product with the up projection are two kernels; the SiLU's output is saved as well",
-    "gate_views": "gate and up are two views of what one linear layer puts out; their gradients are joined again",
-    "qkv_copies": "queries, keys and values are copied out of one tensor, keys and values joined, and their gradients likewise",
-    "softmax": "scale, mask, cast to fp32, softmax and cast back are kernels of their own",
-    "grouped_gemm": "the experts of a rank are multiplied, and their rows quantised, one after the other",
-    "expert_padding": "the rows of each expert are padded for fp8 and fp4, and cut again, by copies",
-    "expert_bias": "biases of experts are added expert by expert",
-    "gradient_sum": "gradients of a tensor that is used twice are added by a kernel of their own, not where one is made",
-    "router": "gradients of router weights are computed after the activation's, from what it reads and puts out",
-    "router_fp32": "the router works on an fp32 copy of its input, and so does its backward pass",
-    "scaled_rope": "a rotary embedding with a factor is a series of multiplications, one without it a fused kernel",
-    "clamp": "gate and up are clamped by kernels of their own before the activation",
-    "elementwise": "nothing is compiled: norms, SwiGLU, rotary embedding and loss are series of plain kernels",
-}
-FP8: dict[str, str] = {
-    "weight_copies": "a cast copy of every weight is kept, 1 byte per parameter",
-    "saved_inputs": "linear layers save their input in fp8",
-    "gathers": "with one scale per tensor, what tensor parallelism gathers is quantised first",
-    "attention": "scores and values are multiplied in fp8",
-}
-OFFLOADS: dict[str, str] = {
-    "optimizer": "optimizer states and step may live on the host",
-    "optimizer_partly": "a part of them may, at every zero level that allows them (else from zero 3 on)",
-    "optimizer_with_tp_and_ep": "they may when experts take ranks from tensor parallelism",
-    "activations": "activations may wait in host memory",
-}
-LAYER_SPLITS: dict[str, str] = {
-    "equal": "layers that do not divide by the pipeline stages are refused",
-    "equal_or_ends": "the same, unless the first and the last stage are given fewer",
-    "spread": "layers that do not divide are spread one by one",
-    "spread_or_ends": "the same, and the first and the last stage may be given fewer",
-}
+WORDS: dict[str, dict[str, str]] = library.read_yaml(library.profiles_directory() / "trainer_words.yaml")
+"""By fact: the names that its values are made of, and what each means."""
 PASSES = ("norm", "elementwise", "rope", "loss")
 COPIES = ("gather", "reduce", "accumulate", "accumulate_in_pipeline", "offload")
 GRAPHS = ("none", "layers", "layers_and_experts", "static_experts")
@@ -73,8 +32,8 @@ class Legal:
     """Tensor parallelism exists."""
     schedules: tuple[Annotated[str, one_of(*NAMES["schedule"].values())], ...]
     """Pipeline schedules it can run; empty = no pipeline parallelism."""
-    layer_split: Annotated[str, one_of(LAYER_SPLITS)]
-    """How layers are split over pipeline stages, of LAYER_SPLITS."""
+    layer_split: Annotated[str, one_of(WORDS["layer_split"])]
+    """How layers are split over pipeline stages, of ``WORDS``."""
     zero: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
     """State sharding levels."""
     zero_with_pp: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
@@ -99,8 +58,8 @@ class Legal:
     """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
-    offload: frozenset[Annotated[str, one_of(OFFLOADS)]]
-    """What may live in host memory; names of OFFLOADS."""
+    offload: frozenset[Annotated[str, one_of(WORDS["offload"])]]
+    """What may live in host memory; names of ``WORDS``."""
     interleaved_multiple: bool
     """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
     sequence_divisor: Annotated[int, within(1)]
@@ -203,8 +162,8 @@ class Kernels:
     attention_kernel: Annotated[str, one_of("best", "fa4", "fa2", "fa1", "triton")]
     """'best' the device has, 'fa4' (of 2026, Blackwell), 'fa2', 'fa1' (flash attention of 2022) or 'triton' (the same
     algorithm in Triton of 2023)."""
-    unfused: frozenset[Annotated[str, one_of(UNFUSED)]]
-    """Operators that run as several plain kernels; names of UNFUSED."""
+    unfused: frozenset[Annotated[str, one_of(WORDS["unfused"])]]
+    """Operators that run as several plain kernels; names of ``WORDS``."""
     passes: Annotated[dict[str, Positive], keys(PASSES, required=False)]
     """Times that norms, element-wise operators (activation, dropout, residual), rotary embedding and loss read or write their
     tensor, over the minimum; 1 = one fused kernel, and what is not named."""
@@ -215,8 +174,8 @@ class Kernels:
     with few multiprocessors."""
     casts: dict[str, Casts]
     """What quantising costs, by precision."""
-    fp8: frozenset[Annotated[str, one_of(FP8)]]
-    """What else happens in fp8 and fp4; names of FP8."""
+    fp8: frozenset[Annotated[str, one_of(WORDS["fp8"])]]
+    """What else happens in fp8 and fp4; names of ``WORDS``."""
     tp_copies: bool
     """Tensor-parallel collectives over the second dimension of (batch, sequence, hidden) copy the whole tensor into or out of
     rank order, unless split and pipelined with their GEMM."""
@@ -242,8 +201,8 @@ class Kernels:
 class Traffic:
     """How states travel, and what hides behind computation."""
 
-    overlap: frozenset[Annotated[str, one_of(OVERLAPS)]]
-    """Which communication hides behind computation; names of OVERLAPS."""
+    overlap: frozenset[Annotated[str, one_of(WORDS["overlap"])]]
+    """Which communication hides behind computation; names of ``WORDS``."""
     gradient_reduce_bytes: float
     """Bytes per parameter on the wire when gradients are reduced."""
     bucket_parameters: Positive

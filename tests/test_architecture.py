@@ -23,8 +23,8 @@ PACKAGE = ROOT / "planner"
 # each other. A name that ends in a dot is a package. Numbers are the floors of the design; inside a room imports have no circles.
 FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
-    (0, "units library detect"),
-    (0, "schema"),
+    (0, "units library"),
+    (0, "schema detect"),
     (1, "layout curves. hugging_face"),
     (1, "model hardware. trainer_records"),
     (1, "trainer"),
@@ -40,10 +40,10 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "search defaults"),
     (4, "explain explicit runs."),
     (4, "advice"),
-    (5, "timeline. lab.launch. lab.reference."),
+    (5, "timeline. lab.launch."),
     (5, "trainers"),
     (5, "trainers.bundle."),
-    (5, "trainers.targets trainers.checking. trainers.reading."),
+    (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),
     (5, "trainers.logs"),
     (5, "trainers."),  # one folder each: a new one stands here by itself
     (6, "questions.best_plan"),

@@ -109,9 +109,14 @@ def points(found: list[Any]) -> list[tuple[float, ...]]:
     return [tuple(float(one[0]) for one in point) for point in found]
 
 
+def shared(part: float) -> Any:
+    """A stage at which this part of the gradients is accumulated."""
+    return SimpleNamespace(accumulated_share=np.array([part]))
+
+
 def test_points_of_a_step_that_drops_weights_by_hand() -> None:
     """The rows of the module's table at zero 3, before any gradient is accumulated; new gradients stay."""
-    assert points(peak_points._alone(np.array([1000.0]), np.array([0.0]), arrays(S), arrays(T))) == [
+    assert points(peak_points._alone(np.array([1000.0]), shared(0.0), arrays(S), arrays(T))) == [
         (1000, 0, 30 + 60 + 35), (1058, 0, 140), (1098, 0, 0), (1063, 0, 70 + 6 + 70 + 25), (1005, 0, 70 + 140 + 9 + 25),
         (1155, 0, 40 + 140 + 9 + 85), (1055, 0, 40 + 50 + 16 + 85), (925, 0, 32 + 140 + 9 + 85), (925, 0, 64 + 32 + 9 + 25),
         (255, 70, 40 + 50 + 60 + 80), (5, 77, 240),
@@ -121,7 +126,7 @@ def test_points_of_a_step_that_drops_weights_by_hand() -> None:
 def test_points_of_a_step_that_keeps_weights_by_hand() -> None:
     """w (N + U) and so on below zero 3, with gradients accumulated and replicas; the embedding's gradient is larger than w E."""
     t = arrays({**T, "resharded": 0, "kept_new": 1, "table_gradient": 160, "new_layer": 47})
-    assert points(peak_points._alone(np.array([1000.0]), np.array([1.0]), arrays(S), t)) == [
+    assert points(peak_points._alone(np.array([1000.0]), shared(1.0), arrays(S), t)) == [
         (1000, 77, 30 + 530 + 35), (1058, 77, 670), (1098, 77, 600), (1063, 77, 70 + 6 + 600),
         (1005, 77, 70 + 140 + 9 + 530), (1155, 77, 40 + 140 + 9 + 530), (1055, 77, 40 + 50 + 9 + 47 + 470),
         (925, 77, 32 + 140 + 9 + 530), (925, 77, 64 + 47 + 3 + 9 + 470), (255, 77 + 30, 40 + 50 + 60 + 80),

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from planner.errors import PlannerError
-from planner.lab.profile import rounds as drift
+from planner.lab.profile import timing as drift
 from planner.lab.profile.journal import Journal, digest
 from planner.lab.profile.points import Measured, Point
 from planner.lab.profile.timing import interval_rank, measure, summarise, taker

@@ -143,7 +143,8 @@ def test_plain_operations_are_what_they_stand_for() -> None:
 
     for pass_ in ("forward", "backward"):
         for point in (
-            definitions.swiglu(pass_, 6, 10, "fp32", EAGER), definitions.rope(pass_, 6, (8, 4, 8), "fp32", EAGER)
+            definitions.memory_bound("swiglu", pass_, 6, 10, "fp32", kernel=EAGER),
+            definitions.rope(pass_, 6, (8, 4, 8), "fp32", EAGER)
         ):  # fmt: skip
             run = operator(point, "cpu")
             run()
@@ -182,7 +183,7 @@ def test_the_whole_layer_is_a_causal_transformer_layer() -> None:
 def test_memory_bound_operators_run_in_both_passes() -> None:
     from planner.lab.profile.operator_runs import operator
 
-    kinds = [kind for kind in definitions.MEMORY_BYTES if kind[0] not in ("swiglu", "rope")] + [definitions.WHOLE_LOSS]
+    kinds = [kind for kind in definitions.MEMORY_BYTES if kind[0] not in ("swiglu", "rope")]
     for op, pass_ in kinds:
         point = definitions.memory_bound(op, pass_, 6, 10, "fp32")
         made = operator(point, "cpu")()
@@ -212,7 +213,6 @@ def test_a_gpu_would_take_the_operands(monkeypatch: pytest.MonkeyPatch) -> None:
         "copy",
         "norm_backward",
         "optimizer",
-        "cross_entropy_whole",
         "rope",
     }  # need a build with CUDA, or gradients
     checked = set()

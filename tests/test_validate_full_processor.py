@@ -12,7 +12,7 @@ from validate_samples import entry, needs_torch, plan_file, task
 from planner.cost.layer.eager_kernels import UNCOMPILED
 from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
 from planner.lab.run.full_result import result
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import question
 from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import price

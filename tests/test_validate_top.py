@@ -16,9 +16,10 @@ from trainer_samples import LOGS, measured_step, of_megatron, plan_of, stand_in
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.lab.run.learn import learned
-from planner.lab.run.top import Finalist, finalists, ranked, validate_all
+from planner.lab.run.request import Finalist, finalists, ranked, validate_all
 from planner.layout import Layout
-from planner.runs.rows import load_validations
+from planner.library import read_yaml
+from planner.runs.rows import validations_from_dict
 from planner.timeline.priced_plan import estimate_of, job_of
 
 
@@ -73,7 +74,7 @@ def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -
         assert found["choose"].startswith(f"plan estimate {file} --")
     path = tmp_path / "finalists.yaml"
     path.write_text(yaml.safe_dump({"planner_validation": 1, "plan": str(file), **found}))
-    assert len(load_validations(path)) == 5
+    assert len(validations_from_dict(read_yaml(path))) == 5
 
 
 def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) -> None:
@@ -90,7 +91,7 @@ def test_top_runs_the_trainer_for_each_finalist_into_one_file(tmp_path: Path) ->
     )
     done = cli("validate", str(file), "--top", "3", "--steps", "3", *flags)
     assert done.exit_code == 0, done.output
-    entries = load_validations(output)
+    entries = validations_from_dict(read_yaml(output))
     assert [one["outcome"] for one in entries].count("completed") == 1 and len(entries) == 3
     other = next(one for one in entries if one["outcome"] == "failed")
     assert "the log is not of this plan" in other["failure"]["sentence"]

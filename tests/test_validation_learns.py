@@ -14,9 +14,10 @@ from trainer_samples import measured_step, of_megatron, of_torchtitan, plan_of
 from planner.errors import PlannerError
 from planner.lab.run.learn import learned, no_run, other_device
 from planner.layout import Layout
+from planner.library import read_yaml
 from planner.runs import Measured, read_runs, rows_from_dict, to_run
 from planner.runs.mapping import document_of_plan
-from planner.runs.rows import load_validations
+from planner.runs.rows import validations_from_dict
 from planner.units import GIB
 
 LAYOUTS = (
@@ -57,7 +58,7 @@ def test_a_validation_is_a_file_of_runs_and_a_damaged_one_a_sentence(tmp_path: P
     path.write_text(yaml.safe_dump(one, sort_keys=False))
     [run] = read_runs([path])
     assert (run.source, run.measured.step_time, run.measured.memory) == ("validation", 13.0, 50.0 * GIB)
-    assert load_validations(path)[0]["rung"] == "full"
+    assert validations_from_dict(read_yaml(path))[0]["rung"] == "full"
     (tmp_path / "several.yaml").write_text(yaml.safe_dump(several))
     assert [one.measured.step_time for one in read_runs([tmp_path / "several.yaml"])] == [13.0, 14.0]
     text = path.read_text()

@@ -9,7 +9,7 @@ from typing import Any
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.rows import Row, UnsupportedError, frameworks
+from planner.runs.rows import Row, UnsupportedError
 
 
 def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
@@ -47,13 +47,10 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
 @cache
 def gpu_profile(text: str) -> str:
     """Name of the profile of a GPU's text. Raises UnsupportedError."""
-    for entry in frameworks()["hardware"]:
-        if entry["match"].search(text):
-            return str(entry["hardware"])
     profile = text.lower() if text.lower() in library.names("hardware") else profile_of(text)
     if profile is not None:
         return profile
-    raise UnsupportedError(f"GPU '{text}' is not in profiles/frameworks.yaml")
+    raise UnsupportedError(f"GPU '{text}' is not in profiles/devices.yaml")
 
 
 @cache

@@ -1,53 +1,30 @@
-"""What a row trained: the trainer as it was set up, precision, optimizer and adapters; the model, with its preset's details."""
+"""What a row trained, and how, from its fields and notes: trainer, precision, optimizer; model; degrees, schedule, recompute."""
 
 import dataclasses
+import functools
 import json
+import math
+import operator
 import re
 from collections.abc import Mapping
-from functools import cache
 from typing import Any
 
 from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
+from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import ModelSpec
-from planner.runs.rows import Row, UnsupportedError
+from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer, merge_changes
-from planner.trainer_records import OVERLAPS, PASSES
 
 
-@cache
+@functools.cache
 def shipped_trainer(name: str) -> Trainer:
     """A trainer of the library, read once."""
     return load_trainer(name)
 
 
-_NOTES: tuple[tuple[str, dict[str, Any]], ...] = (
-    (r"RMS kernel", {"passes": {"norm": 1.0}, "-unfused": ["norm"]}),
-    (r"flash_attentionv1", {"attention_kernel": "fa1"}),
-    (r"kernel: torch\b", {"+unfused": ["softmax"]}),
-    # Liger: head and loss run together in chunks of tokens; no logits of the whole batch.
-    (r"Liger kernels", {"logit_bytes": 0.0, "passes": dict.fromkeys(PASSES, 1.0)}),
-    (r"\bdropout 0\.[1-9]", {"dropout": True}),
-    (r"(?<!no )CUDA graphs(?! router)", {"cuda_graphs": "layers"}),
-    (r"cuda graphs \w+/", {"cuda_graphs": "none"}),
-    # An implementation of 'none' captures nothing, whatever the scope says.
-    (r"cuda graphs (?!none)\w+/\[[^\]]*'attn'", {"cuda_graphs": "layers"}),
-    (r"cuda graphs (?!none)(\w*full\w*/|\w+/\w*full|\w+/\[[^\]]*full)", {"cuda_graphs": "layers_and_experts"}),
-    (r"(?i)deep-?ep", {"expert_dispatch": "deepep"}),
-    (r"(?i)hybrid-?ep", {"expert_dispatch": "deduplicated"}),
-    (r"a2a overlap on|EP overlap( on|,|$)", {"+overlap": ["ep"]}),
-    (
-        r"fused grouped MLP",
-        {"fused_experts": True, "-unfused": ["grouped_gemm", "expert_padding", "expert_bias", "clamp"]},
-    ),
-    (r"fp8 attention", {"+fp8": ["attention"]}),
-    (r"CUDA_LAUNCH_BLOCKING=1", {"-overlap": [*OVERLAPS]}),
-)
-"""What notes say about a trainer: facts, and members of its sets that are added (+) or taken away (-). Later ones count."""
-
-
-@cache
+@functools.cache
 def _variant(name: str, changes: str) -> Trainer:
     """A trainer with some facts replaced, as JSON: equal changes give one object."""
     return shipped_trainer(name).replace(**json.loads(changes))
@@ -57,7 +34,7 @@ def trainer_of(row: Row) -> Trainer:
     """The trainer with what the row says about kernels, overlap, graphs and compilation."""
     entry, base = row.entry, shipped_trainer(row.entry["trainer"])
     compiled = {False: "eager", True: "compiled"}.get(row.get("compile"), "")
-    said = [facts for pattern, facts in _NOTES if row.note(pattern)]
+    said = [one["facts"] for one in frameworks()["notes"] if row.note(one["note"])]
     for flag, names in (("tp_overlap", entry.get("tp_overlap", ["tp"])), ("grad_overlap", ["gradients", "parameters"])):
         if row.get(flag) is not None:
             said.append({f"{'+' if row.get(flag) else '-'}overlap": names})
@@ -108,14 +85,14 @@ def lora_rank_of(row: Row) -> int:
 # --------------------------------------------------------------------------------------------------------------- model
 
 
-@cache
+@functools.cache
 def _presets() -> list[tuple[str, str]]:
     """(letters and digits of a name or alias, preset), longest first: the first prefix is the most specific."""
     known = {name: name for name in library.names("models")} | models.aliases()
     return sorted(((re.sub(r"\W", "", n.lower()), p) for n, p in known.items()), key=lambda pair: (-len(pair[0]), pair))
 
 
-@cache
+@functools.cache
 def _preset(name: str) -> ModelSpec | None:
     """The preset whose name begins the row's model name ('deepseek-v3-4layers'), if there is one."""
     plain = re.sub(r"\W", "", name.lower())
@@ -137,7 +114,7 @@ def model_of(row: Row) -> ModelSpec:
     )
 
 
-@cache
+@functools.cache
 def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | None) -> ModelSpec:
     m = dict(items)
     heads, kv_heads = m["heads_run"], m.get("kv_heads") or m["heads"]
@@ -210,3 +187,185 @@ def _vocabulary(base: Mapping[str, Any], m: Mapping[str, Any]) -> int:
     if not 1000 <= vocabulary <= 300000:
         raise UnsupportedError("model not stated: vocab, and the published parameters do not tell it")
     return int(vocabulary)
+
+
+# -------------------------------------------------------------------------------------------------------------- layout
+
+
+def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
+    """The layout the row ran with; what had to be guessed is added to ``assumptions``. Raises UnsupportedError."""
+    tp, pp, cp = row.get("parallel.tp"), row.get("parallel.pp"), row.get("parallel.cp") or 1
+    ep, vpp = row.get("parallel.ep") or 1, row.get("parallel.vpp") or 1
+    dp = row.get("parallel.dp") or max((row.get("parallel.gpus") or 0) // (tp * pp * cp), 1)
+    gpus = row.get("parallel.gpus") or tp * pp * cp * dp
+    if tp * pp * cp * dp != gpus:
+        raise UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
+    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
+    steps = batch / (micro * dp)
+    if steps < 1:
+        raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
+    if steps != int(steps):
+        assumptions.append(f"{steps:.4g} microbatches per replica, rounded up: the last one is smaller")
+    etp = _expert_tp(row, tp * cp * dp, ep) if model.is_moe else 1
+    if model.is_moe and model.num_experts % ep:
+        raise UnsupportedError(f"{model.num_experts} experts do not divide by ep {ep}")
+    if pp * vpp > model.num_layers + 2:
+        raise UnsupportedError(f"{pp} stages times vpp {vpp} are more than {model.num_layers} layers")
+    split = row.get("parallel.sp")
+    if split is None:
+        split = shipped_trainer(row.entry["trainer"]).legal.sequence_parallel == "always"
+    return Layout(
+        tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
+        micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
+        sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
+        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
+    )  # fmt: skip
+
+
+def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
+    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
+
+    Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
+    """
+    if row.get("batch.global") == dp:
+        return 1
+    if pp == 1:
+        raise UnsupportedError("layout not stated: micro")
+    if row.entry.get("microbatches") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
+        return int(row.get("batch.global") // (dp * pp))
+    assumptions.append("micro batch 1")
+    return 1
+
+
+def _expert_tp(row: Row, ranks: int, ep: int) -> int:
+    """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage."""
+    stated = row.get("parallel.etp")
+    etp = stated or (row.get("parallel.tp") if row.entry.get("etp", 1) == "tp" else 1)
+    if ranks % (etp * ep) and not stated:
+        etp = 1
+    if ranks % (etp * ep):
+        raise UnsupportedError(f"ep {ep} times etp {etp} does not divide the {ranks} ranks of a pipeline stage")
+    return int(etp)
+
+
+def _shard(row: Row, dp: int) -> int:
+    """Ranks that share the states when fewer than dp; 0 = all."""
+    shard = row.get("parallel.shard") or 0
+    if shard and shard < dp and dp % shard:
+        raise UnsupportedError(f"a shard group of {shard} does not divide dp {dp}")
+    return int(shard) if shard < dp else 0
+
+
+def _zero(row: Row) -> int:
+    zero = row.get("parallel.zero")
+    zero = row.entry.get("zero", 0) if zero is None else zero
+    if zero > 3:
+        raise UnsupportedError(f"zero {zero} does not exist; it is 0 to 3")
+    return int(min(zero, row.entry.get("pipelined_zero", 3)) if (row.get("parallel.pp") or 1) > 1 else zero)
+
+
+def _cp_method(row: Row) -> int:
+    """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
+    if "Ulysses" in row.remarks:
+        return int(CpMethod.A2A)
+    methods = shipped_trainer(row.entry["trainer"]).legal.cp_methods
+    if "ring attention" in row.remarks or not methods:
+        return int(CpMethod.RING)
+    return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
+
+
+def _schedule(row: Row, pp: int, vpp: int) -> int:
+    match = row.note(r"schedule:? ([\w-]+)")
+    named = {"zb-v": Schedule.ZBV, "zb-1p": Schedule.ZB_H1, "zb-2p": Schedule.ZB_2P}
+    usual = Schedule.INTERLEAVED if vpp > 1 else Schedule.ONE_F_ONE_B
+    return int(named.get(match.group(1).lower() if match else "", usual) if pp > 1 else Schedule.ONE_F_ONE_B)
+
+
+_MODULES = {
+    "layernorm": Module.NORM, "norm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
+    "mla_up_proj": Module.MLA_UP_PROJECTION, "mlp": Module.MLP, "moe": Module.MOE, "core_attn": Module.CORE_ATTENTION,
+    "shared_experts": Module.SHARED_EXPERTS,
+}  # fmt: skip
+
+
+_SELECTIVE = {
+    "selective": Module.CORE_ATTENTION, "per-op selective": Module.EVERY_SECOND_MATMUL,
+    "per-op selective, core_attn": Module.EVERY_SECOND_MATMUL | Module.CORE_ATTENTION,
+}  # fmt: skip
+
+
+def _keeps_attention(entry: Mapping[str, Any]) -> bool:
+    """The framework's full recompute keeps what attention put out."""
+    terms = entry.get("changes", {}).get("terms", {}).values()
+    return any(values.get("recompute_keeps_attention", False) for values in terms)
+
+
+def _recompute(row: Row, pp: int) -> dict[str, int]:
+    """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
+    stated = row.get("recompute")
+    if stated is None:
+        stated = row.recipe.get("recompute")
+    text = str(row.entry.get("recompute", "none") if stated is None else stated).strip().lower()
+    if text == "full except attention output" and _keeps_attention(row.entry):
+        text = "full"
+    if text == "selective" and "torchtitan" in row.framework:
+        text = "per-op selective"
+    layers = re.fullmatch(r"(\d+) layers full", text)
+    if layers:
+        return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}
+    if text in ("none", "full"):
+        return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
+    match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())
+    names = [name.strip() for name in match.group(1).split(",")] if match else []
+    if text not in _SELECTIVE and (not names or not set(names) <= _MODULES.keys()):
+        raise UnsupportedError(f"recompute '{stated}' is not understood")
+    mask = _SELECTIVE.get(text) or functools.reduce(operator.or_, (_MODULES[name] for name in names))
+    return {"recompute": Recompute.SELECTIVE, "recompute_modules": int(mask)}
+
+
+def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, int]:
+    """Layers of the first and last stage: from the notes, from the framework's own table of layouts for this model, else
+    one fewer where embedding and head count as a layer.
+
+    A framework that assigns all its modules evenly, more to the first stages, says how many are before and after the layers.
+    """
+    if pp == 1:
+        return {}
+    if "other_modules" in row.entry:
+        before, after = row.entry["other_modules"]
+        each, more = divmod(model.num_layers + before + after, pp)
+        return {"first_stage_layers": each + (more > 0) - before, "last_stage_layers": each - after}
+    last = row.note(r"last stage has (\d+) layer")
+    if last:
+        return {"last_stage_layers": int(last.group(1))}
+    printed = row.note(r"pp layout (\S+)")
+    table = row.entry.get("pipeline_layouts", {})
+    known = table.get(pp * vpp, "") if table and re.search(table["model"], model.name, re.IGNORECASE) else ""
+    chunks = chunk_layers(printed.group(1) if printed else known)
+    if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
+        stages = [sum(chunks[rank::pp]) for rank in range(pp)]
+        return {"first_stage_layers": stages[0], "last_stage_layers": stages[-1]}
+    total = model.num_layers
+    if total % pp and (total + 2) % (pp * vpp) == 0 and (total + 2) // pp > 1:
+        return {"first_stage_layers": (total + 2) // pp - 1, "last_stage_layers": (total + 2) // pp - 1}
+    return {}
+
+
+def chunk_layers(text: str) -> list[int]:
+    """Transformer layers (t) of each chunk of Megatron's layout text: 'Et*2|(t*4|)*14tmL' -> [2, 4, ..., 4, 1]."""
+
+    def repeat(match: re.Match[str]) -> str:
+        return match.group(1) * min(int(match.group(2)), 1024)
+
+    flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
+    flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
+    return [chunk.count("t") for chunk in flat.split("|")]
+
+
+def _offload(row: Row) -> int:
+    """Percent of the optimizer states on the host."""
+    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
+        return 100
+    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
+    return min(int(match.group(1)), 100) if match else 0

@@ -5,7 +5,6 @@ a model's norms. A row that comes from a plan (``document_of_plan``) therefore c
 counts; the columns are there too, for people and for tools, and must say the same.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,10 +19,9 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
+from planner.runs.job import layout_of, lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
 from planner.runs.measured import Measured, measured_of
-from planner.runs.row_layout import layout_of
-from planner.runs.rows import Row, UnsupportedError, read_rows, rows_from_dict
+from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
 from planner.units import GIB, GIGA
 from planner.workload import Workload, peak_dtype
@@ -182,24 +180,12 @@ def _from_columns(
     return workload, trainer_of(row), layout
 
 
-_UNMODELLED = {
-    r"hybrid \(Mamba|^nemotron-3(?!\d)|^nemotron-?h": "the model has Mamba layers, which the planner does not model",
-    r"activation offload(ing|\b)": "activations of some layers wait in host memory without recompute; not modelled",
-    r"full CPU offload|parameter offload Y|ZeRO-3 offload": "weights live in host memory, which is not modelled",
-    r"does not fit \(host memory\)": "it ran out of host memory, not of GPU memory",
-    r"for part of the micro-?batches": "recompute of a part of the microbatches is not modelled",
-}  # fmt: skip
-
-_ANY_UNMODELLED = re.compile("|".join(_UNMODELLED), re.IGNORECASE | re.MULTILINE)
-
-
 def _refuse_unmodelled(row: Row) -> None:
     """Raises UnsupportedError for what the cost model has no terms for."""
     text = "\n".join((row.notes, row.framework, str(row.get("model.name")), str(row.get("recompute"))))
-    if _ANY_UNMODELLED.search(text):
-        for pattern, reason in _UNMODELLED.items():
-            if re.search(pattern, text, re.IGNORECASE | re.MULTILINE):
-                raise UnsupportedError(reason)
+    for entry in frameworks()["unmodelled"]:
+        if entry["match"].search(text):
+            raise UnsupportedError(entry["reason"])
 
 
 # -------------------------------------------------------------------------------- a plan as a row, and back

@@ -1,6 +1,5 @@
 """What a row measured, in base units; a printed TFLOP/s or MFU becomes a step time by the formula of its source."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from planner import units
@@ -28,47 +27,25 @@ class Measured:
     """It ran (True) or ran out of GPU memory (False)."""
 
 
-def _matmul(model: ModelSpec) -> float:
-    """Parameters that multiply each token: layers with the active experts, and the head; no embedding table."""
-    return active_parameters(model, input_embedding=False)
-
-
-def _core(model: ModelSpec, length: int) -> float:
-    """FLOP per token of scores and their product with the values, whole square, 3 passes: 6 L s a (d + d_v)."""
-    full = model.num_full_attention_layers * length + model.num_windowed_layers * min(2 * model.window, length)
-    return 6.0 * full * model.num_heads * (model.head_dim + model.value_head_size)
-
-
-def _narayanan(model: ModelSpec, length: int) -> float:
-    h, layers = model.hidden_size, model.num_layers
-    return 72.0 * layers * h * h * (1 + length / (6 * h)) + 6.0 * h * model.vocab_size
-
-
-def _palm(model: ModelSpec, length: int) -> float:
-    return 6.0 * active_parameters(model) + _core(model, length)
-
-
-def _causal(model: ModelSpec, length: int) -> float:
-    return 6.0 * _matmul(model) + _core(model, length) / 2
-
-
-def _full(model: ModelSpec, length: int) -> float:
-    return 6.0 * _matmul(model) + _core(model, length)
-
-
-FORMULAS: dict[str, tuple[str, Callable[[ModelSpec, int], float]]] = {
-    "narayanan": ("72 L h^2 (1 + s/6h + V/12Lh), recomputed 96 L h^2 (1 + s/6h + V/16Lh) [SC'21 eq. 3]", _narayanan),
-    "palm": ("6 N + 12 L a d s, N active, with the embedding [PaLM, appendix B]", _palm),
-    "causal": ("6 N_matmul + 6 L a d s: half of the attention square", _causal),
-    "full": ("6 N_matmul + 12 L a d s: the whole attention square", _full),
+FORMULAS: dict[str, tuple[bool, float]] = {
+    "narayanan": (False, 1.0),  # 72 L h^2 (1 + s/6h + V/12Lh), recomputed 96 L h^2 (1 + s/6h + V/16Lh) [SC'21 eq. 3]
+    "palm": (True, 1.0),  # 6 N + 12 L a d s, N active, with the embedding [PaLM, appendix B]
+    "causal": (False, 0.5),  # 6 N_matmul + 6 L a d s: half of the attention square
+    "full": (False, 1.0),  # 6 N_matmul + 12 L a d s: the whole attention square
 }
-"""FLOP per token behind a printed TFLOP/s or MFU, by name: the equation, and what it gives without recompute."""
+"""FLOP per token behind a printed TFLOP/s or MFU, by name: whether N counts the embedding table, and the part of the square."""
 
 
 def flop_per_token(formula: str, model: ModelSpec, length: int, *, recomputed: bool = False) -> float:
     """FLOP per token by a formula of FORMULAS. Full recompute adds a forward pass of the layers, a third of theirs."""
-    flop = FORMULAS[formula][1](model, length)
-    head = 6.0 * model.hidden_size * model.vocab_size
+    embedding, share = FORMULAS[formula]
+    h, head = model.hidden_size, 6.0 * model.hidden_size * model.vocab_size
+    if formula == "narayanan":  # counts the weights of a GPT, whatever the model has
+        flop = 72.0 * model.num_layers * h * h * (1 + length / (6 * h)) + head
+    else:  # scores and their product with the values in three passes: 6 L s a (d + d_v)
+        seen = model.num_full_attention_layers * length + model.num_windowed_layers * min(2 * model.window, length)
+        square = 6.0 * seen * model.num_heads * (model.head_dim + model.value_head_size)
+        flop = 6.0 * active_parameters(model, input_embedding=embedding) + share * square
     return flop + (flop - head) / 3 if recomputed else flop
 
 
@@ -96,11 +73,7 @@ def _step_seconds(row: Row, workload: Workload, layout: Layout, hardware: Hardwa
 def measured_of(row: Row, workload: Workload, layout: Layout, hardware: HardwareProfile) -> Measured:
     """Step time, peak memory and whether it fitted, as the row prints them or as they follow from what it prints."""
     step = _step_seconds(row, workload, layout, hardware)
-    memory, kind, oom = (
-        row.get("measured.mem_gb"),
-        str(row.entry.get("memory", "allocated")),
-        row.get("measured.oom"),
-    )
+    memory, oom, kind = row.get("measured.mem_gb"), row.get("measured.oom"), str(row.entry.get("memory", "allocated"))
     match = row.note(r"peak allocated|reserved (?=GiB)|nvidia-smi")
     if match:
         kind = {"peak allocated": "allocated", "nvidia-smi": "device"}.get(match.group(0), "reserved")

@@ -53,16 +53,11 @@ class UnsupportedError(Exception):
 
 @cache
 def frameworks() -> dict[str, list[dict[str, Any]]]:
-    """The table of frameworks, GPUs and families, its expressions compiled."""
+    """The table of frameworks, recipes and families, its expressions compiled."""
     table = library.read_yaml(library.profiles_directory() / "frameworks.yaml")
-    # A GPU's number ends where the text says so: H100 is not the beginning of H1000.
-    whole = {"hardware": r"(?:{})(?!\d)"}
-    return {
-        kind: [
-            {**entry, "match": re.compile(whole.get(kind, "{}").format(entry["match"]), re.IGNORECASE)} for entry in entries
-        ]
-        for kind, entries in table.items()
-    }
+    for entry in (one for entries in table.values() for one in entries if "match" in one):
+        entry["match"] = re.compile(entry["match"], re.IGNORECASE)
+    return table
 
 
 @cache
@@ -228,11 +223,6 @@ _NEEDED: dict[str, Any] = {
 def is_validation(data: Mapping[str, Any]) -> bool:
     """Whether a file's mapping says that it is a validation."""
     return "planner_validation" in data
-
-
-def load_validations(path: Path) -> list[dict[str, Any]]:
-    """The validations of a file. Raises PlannerError with file, line or key when it is damaged, or newer than this planner."""
-    return validations_from_dict(library.read_yaml(path), where=str(path))
 
 
 def validations_from_dict(data: Mapping[str, Any], *, where: str = "validation") -> list[dict[str, Any]]:

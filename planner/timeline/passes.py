@@ -10,7 +10,7 @@ from planner.cost.estimate import PARTS
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals
-from planner.cost.price.update import accumulation_seconds, activation_offload
+from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
 from planner.timeline.priced_plan import Priced
 

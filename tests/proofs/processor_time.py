@@ -43,10 +43,9 @@ from planner.lab.profile.compute_timing import measure_compute
 from planner.lab.profile.definitions import gemm, memory_bound
 from planner.lab.profile.fit_compute import base_of, fit_compute
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.points import Measured, Point, Settings
 from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.rank_groups import header
-from planner.lab.profile.settings import Settings
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
 from planner.lab.run.clock import Clock

@@ -172,14 +172,10 @@ def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
         if op not in ("swiglu", "rope", "optimizer") and (op != "quantize" or cuda)
     ]
     for kernel, pass_ in product((COMPILED, EAGER) if cuda else (EAGER,), BOTH):
-        points.append(definitions.swiglu(pass_, rows, width, dtype, kernel))
+        points.append(definitions.memory_bound("swiglu", pass_, rows, width, dtype, kernel=kernel))
         points.append(definitions.rope(pass_, rows, heads, dtype, kernel))
     states = rows if cuda else OPTIMIZER_STATES // width
     return [*points, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
-
-
-def _sequence(model: Any, sequence_length: int | None) -> int:
-    return sequence_length or min(model.max_sequence_length, 4096)
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
@@ -187,10 +183,11 @@ def layer_points(model: str, device: str, sequence_length: int | None) -> list[P
     tensor parallel group of 8."""
     spec, cuda = load_model(model), device == "cuda"
     divides = spec.num_experts % EXPERT_RANKS == 0 and spec.num_experts >= EXPERT_RANKS * spec.top_k
+    length = sequence_length or min(spec.max_sequence_length, 4096)
     kinds = [0] * (spec.num_plain_layers > 0)
     kinds += [EXPERT_RANKS if cuda and divides else 1] * (spec.num_moe_layers > 0)
     return [
-        shard_point(spec, pass_, tp, kind, _sequence(spec, sequence_length), DTYPE[device])
+        shard_point(spec, pass_, tp, kind, length, DTYPE[device])
         for tp in ((1, 8) if cuda else (1,))
         if not any(size % tp for size in (spec.num_heads, spec.ffn_size, spec.shared_expert_ffn_size))
         for kind in kinds for pass_ in BOTH
@@ -297,23 +294,16 @@ class Shapes:
         dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
-        size: tuple[float, float, str]
-        if kind in ("norm", "swiglu"):
-            size = self._rows(moved, (2.0 if kind == "norm" else 3.0) * e, columns), columns, dtype
-            if kind == "swiglu":
-                return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
-            return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
+        if bytes_each := {"norm": 2.0 * e, "swiglu": 3.0 * e, "cross_entropy": 6.0}.get(kind):
+            width = float(model.vocab_size) / first(shard.tp) if kind == "cross_entropy" else columns
+            size, more = (self._rows(moved, bytes_each, width), width, dtype), {"kernel": EAGER} if kind == "swiglu" else {}
+            names = {name: f"norm_{name}" if kind == "norm" else kind for name in weights}
+            return [definitions.memory_bound(names[name], name, *size, weights[name], **more) for name in weights]
         if kind == "rope":
             count = float(model.num_heads / first(shard.tp))
             kv, each = (count, model.qk_rope_head_dim) if model.is_mla else (first(shard.kv_heads), model.head_dim)
             rows = self._rows(2.0 * e * first(shard.tokens) * (count + kv) * each, 2.0 * e, (count + kv) * each)
             return [definitions.rope(name, rows, (count, kv, each), dtype, EAGER, weights[name]) for name in weights]
-        if kind == "cross_entropy":
-            width = float(model.vocab_size) / first(shard.tp)
-            size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
-            points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
-            op, pass_ = definitions.WHOLE_LOSS
-            return [*points, definitions.memory_bound(op, pass_, *size, 0.5 * both)]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]

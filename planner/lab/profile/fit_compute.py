@@ -119,7 +119,7 @@ def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[
         keys["graph_launch_floor"] = _micro((graph or stream)[0].median)
     for row in of(measured, "sustained"):  # the end of a long run over a short burst of the same product, at most 1
         burst = of(measured, "gemm", pass_="forward", **{name: row.point[name] for name in ("m", "n", "k", "dtype")})
-        first = burst[0].median if burst else float(row.more["first"])
+        first = burst[0].median if burst else float(row.details["first"])
         keys["sustained_clock"] = short(min(first / row.median, 1.0), 3)
     for name in ("usable", "context", "workspace", "communicator", "expert_communicator"):
         for fact in of(measured, "bytes", name=name):
@@ -158,7 +158,7 @@ def points_by_family(measured: Sequence[Measured]) -> dict[str, Any]:
             entry["interval"] = [short(row.low / scale), short(row.high / scale)]
         if row.outliers:
             entry["outliers"] = row.outliers
-        found.setdefault(row.point.family, []).append({**row.point.values, **entry, **row.more})
+        found.setdefault(row.point.family, []).append({**row.point.values, **entry, **row.details})
     return found
 
 

@@ -23,8 +23,7 @@ from planner.lab.profile.definitions import (
 )
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point, Run
-from planner.lab.profile.streams import memory_bound
-from planner.lab.profile.tensors import DTYPES, gradients, precision, rotating, values
+from planner.lab.profile.tensors import DTYPES, gradients, memory_bound, precision, rotating, values
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import Layer, Place, angles
 

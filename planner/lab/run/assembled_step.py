@@ -19,7 +19,7 @@ from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.lab.reference.split import Split
 from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
-from planner.lab.run.plan_question import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question, position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced
 
@@ -46,8 +46,7 @@ class Seen:
     stage: int
     """Pipeline rank."""
     passes: dict[tuple[str, int], float]
-    """Seconds per microbatch by pass and virtual stage: forward (the loss counts to the last), backward (input and weight
-    gradients together), weight (the part of it that is weight gradients, where the schedule computes them apart)."""
+    """Seconds per microbatch by pass and virtual stage, see ``eager_pricing.Passes``: the loss counts to the last forward pass."""
     once: float
     """Seconds per step that both passes took beyond microbatches times the above."""
     optimizer: float
@@ -58,8 +57,8 @@ class Seen:
 class Predicted:
     """What is predicted of every virtual stage, seconds per microbatch; on a processor that is not the cost model's own."""
 
-    computed: dict[str, Floats]
-    """Computation by pass: forward, backward, weight (part of backward)."""
+    computed: Passes
+    """Computation by pass."""
     exchanged: dict[str, Floats]
     """Exposed communication by part (EXCHANGED): of forward and backward passes, (2, stages)."""
     ranks: list[int]
@@ -80,13 +79,12 @@ def predicted_of(priced: Priced) -> Predicted:
     )  # fmt: skip
 
 
-def with_copies(priced: Priced, found: Passes) -> dict[str, Floats]:
-    """Passes by name with the copies of sharded states, which without a pipeline belong to them."""
-    forward, backward = found["F"], found["B"]
-    if int(priced.dealt.pp) == 1:
-        each = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
-        forward, backward = forward + each[0], backward + each[1]
-    return {"forward": forward, "backward": backward, "weight": found["W"]}
+def with_copies(priced: Priced, passes: Passes) -> Passes:
+    """Passes with the copies of sharded states, which without a pipeline belong to them."""
+    if int(priced.dealt.pp) > 1:
+        return passes
+    forward, backward = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
+    return passes | {"F": passes["F"] + forward, "B": passes["B"] + backward}
 
 
 def priced_as_run(asked: Question) -> Priced:
@@ -170,7 +168,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
     computed = {name: seconds * ratios[name][kinds] for name, seconds in whole.computed.items()}
     for (name, stage), seconds in (item for one in seen for item in one.passes.items()):
         computed[name][stage] = seconds
-    passes = np.array([computed["forward"], computed["backward"]])
+    passes = np.array([computed["F"], computed["B"]])
     forward, backward = passes + sum(whole.exchanged.values())
     slowest = int(np.bincount(whole.ranks, forward + backward).argmax())
     mine = np.array(whole.ranks) == slowest
@@ -179,10 +177,10 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
         parts[part] = m * float(of_passes[:, mine].sum())
     busy = walked = sum(parts.values())
     if pp > 1:
-        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["weight"]))
+        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["W"]))
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
-    sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("forward", "backward")]
+    sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("F", "B")]
                      for one in (computed, predicted_of(priced).computed)])  # fmt: skip
     longer = np.divide(sums[0], sums[1], out=np.ones((2, 3)), where=sums[1] > 0)
     parts |= _ends(priced, longer, whole.update * ratios["optimizer"], seen)
@@ -214,7 +212,7 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     for pair in sums.values():
         pair[:, missing] = pair.sum(axis=1, keepdims=True)
     ratios = {name: np.divide(pair[0], pair[1], out=np.ones(3), where=(pair > 0).min(axis=0)) for name, pair in sums.items()}
-    ratios["weight"] = np.where(sums["weight"][0] > 0, ratios["weight"], ratios["backward"])
+    ratios["W"] = np.where(sums["W"][0] > 0, ratios["W"], ratios["B"])
     others = " and ".join(POSITIONS[kind] for kind in measured)
     return ratios, tuple(
         f"{POSITIONS[kind]} stage not measured: priced times measured over predicted of {others}"

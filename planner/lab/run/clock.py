@@ -7,8 +7,7 @@ thread that computes. On shared cores only processor time says something about t
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -127,43 +126,6 @@ class Clock:
             Timed(kind=kind, stage=stage, microbatch=number, seconds=float(seconds), thread=float(thread))
             for (kind, stage, number), (seconds, thread) in found.items()
         ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedSteps:
-    """Steps that are taken one after the other, the last ones timed."""
-
-    warmup: int
-    """Steps before those that are timed."""
-    steps: int
-    """Steps that are timed."""
-    before: Callable[[int], AbstractContextManager[object]]
-    """Gives what stands around the step of a number, from 0, and around the wait for the last one."""
-    took: Callable[[list[Any]], object]
-    """Gets what ``Clock.cut`` gave of each timed step."""
-
-    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> list[torch.Tensor]:
-        """Losses of the timed steps. On a GPU the host may be one step ahead: a stream that waits to
-        be asked idles at the beginning of the next step."""
-        waiting: list[list[Any]] = []
-        losses = []
-        for number in range(self.warmup + self.steps):
-            clock.on = number >= self.warmup
-            with self.before(number):
-                with clock.span("step"):
-                    loss, _ = run.step(*data[number % len(data)])
-                if clock.on:
-                    losses.append(loss.detach())
-                    waiting.append(clock.cut())
-                elif clock.cuda:
-                    torch.cuda.synchronize()  # its time is over when it has run, not when it was started
-                while len(waiting) > int(clock.cuda):
-                    self.took(waiting.pop(0))
-        clock.on = False
-        with self.before(self.warmup + self.steps):
-            for batch in waiting:
-                self.took(batch)
-        return losses
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -21,10 +21,9 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import stage_parameters
-from planner.cost.price.sharding import local_states
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
-from planner.lab.run.plan_question import Question
+from planner.lab.run.levels import Question
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
@@ -88,7 +87,7 @@ def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
     """Seconds of the update as it runs, by kind of stage, (3,): the norm of the gradient and its scale, then the optimizer, with
     what the host needs around the tensors of its layers."""
     job, layout = priced.job, Layout.stack([priced.dealt])
-    states = local_states(job.workload, layout, stage_parameters(job.workload, layout, priced.contents))
+    states = stage_parameters(job.workload, layout, priced.contents).updated(job.workload, layout)
     clip = np.ravel(job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise"))
     each, ends = host[UPDATED] if host is not None else (0.0, 0.0)
     held = [sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp)]

@@ -104,7 +104,7 @@ def _while_it_runs(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts storages and collectives while it is entered; ``points`` holds the most since ``start`` at each point of the program."""
+    """Counts storages and collectives while it is entered; ``points``: the most since ``start`` at each point of the program."""
 
     def __init__(self) -> None:
         super().__init__()

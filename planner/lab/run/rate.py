@@ -5,17 +5,20 @@ of its figures at the rate that its yardstick had when it began; a step's are br
 mean of the yardstick between the passes of that step on that rank.
 """
 
+import gc
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
 from planner.lab.profile.compute_timing import stream_yardstick, yardstick
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import Split
-from planner.lab.run.clock import Clock, Timed
+from planner.lab.run.clock import Clock, Timed, reset_memory
 from planner.lab.run.eager_pricing import LAYERS, UPDATE, UPDATED, Host, apart, empty_layers
 from planner.lab.run.training import Run
 
@@ -94,6 +97,55 @@ class Core:
 def _streamed() -> list[float]:
     """The yardstick of the update, some times."""
     return [stream_yardstick().seconds() for _ in range(AROUND)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimedSteps:
+    """Steps that are taken one after the other, the last ones timed."""
+
+    warmup: int
+    """Steps before those that are timed."""
+    steps: int
+    """Steps that are timed."""
+    core: Core | None
+    """Of a processor."""
+    before: Callable[[int, str], AbstractContextManager[object]]
+    """Gives what stands around the step of a number, from 0, and in words, and around the wait for the last one."""
+    took: Callable[[list[Timed], Slowed | None], object]
+    """Gets what a timed step took, and how slow its core was."""
+
+    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> list[torch.Tensor]:
+        """Losses of the timed steps. On a GPU the host may be one step ahead: a stream that waits to
+        be asked idles at the beginning of the next step."""
+        waiting: list[list[Any]] = []
+        losses = []
+        if self.core is not None:
+            clock.between = self.core.look
+        for number in range(self.warmup + self.steps):
+            clock.on = number >= self.warmup
+            if number == self.warmup:
+                gc.collect()
+                reset_memory(run.device)
+            with self.before(number, f"step {number + 1 - self.warmup}" if clock.on else f"warm step {number + 1}"):
+                if self.core is not None:
+                    self.core.begin()
+                with clock.span("step"):
+                    loss, _ = run.step(*data[number % len(data)])
+                if clock.on:
+                    losses.append(loss.detach())
+                    waiting.append(clock.cut())
+                elif clock.cuda:
+                    torch.cuda.synchronize()  # its time is over when it has run, not when it was started
+                while len(waiting) > int(clock.cuda):
+                    self._read(clock, waiting.pop(0))
+        clock.on = False
+        with self.before(self.warmup + self.steps, "the last step"):
+            for batch in waiting:
+                self._read(clock, batch)
+        return losses
+
+    def _read(self, clock: Clock, batch: list[Any]) -> None:
+        self.took(clock.resolve(batch), self.core.ended() if self.core is not None else None)
 
 
 def taken_step(run: Run, clock: Clock, number: int) -> list[Timed]:

@@ -25,8 +25,7 @@ from planner.lab.run import full
 from planner.lab.run.assembled_step import parts_as_run
 from planner.lab.run.eager_pricing import host_of
 from planner.lab.run.learn import learned_of, not_compared
-from planner.lab.run.levels import Say, Task
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import Say, Task, question
 from planner.lab.run.record import complete
 from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.plan_file import Plan, predict

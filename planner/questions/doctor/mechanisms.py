@@ -21,7 +21,7 @@ from planner.layout import Layout, Recompute, Schedule
 from planner.questions.calibrate.factors import FACTORS, achieved, highest
 from planner.rules import Job, check
 from planner.timeline.priced_plan import Priced
-from planner.trainer_records import OVERLAPS, PASSES
+from planner.trainer_records import PASSES, WORDS
 from planner.units import GIB, GIGA, format_seconds
 from planner.workload import LOW_PRECISIONS
 
@@ -256,8 +256,8 @@ def faster(base: Priced) -> list[Mechanism]:
     packed = changed(workload={"document_length": workload.sequence_length // 16})
     cases = [
         *better,
-        Case("overlap", trainer.traffic.overlap != frozenset(OVERLAPS) and job.cluster.num_gpus > 1,
-             changed({"overlap": frozenset(OVERLAPS)})),
+        Case("overlap", trainer.traffic.overlap != frozenset(WORDS["overlap"]) and job.cluster.num_gpus > 1,
+             changed({"overlap": frozenset(WORDS["overlap"])})),
         _recompute(base, Recompute.NONE),
         Case("precision", workload.precision not in LOW_PRECISIONS and fp8, changed(workload={"precision": "fp8"})),
         Case("documents", workload.document_length == 0 and workload.sequence_length >= 1024, packed),

@@ -8,7 +8,7 @@ from planner import library
 from planner.errors import PlannerError, shown
 from planner.layout import CpMethod, Order, Recompute, Schedule
 from planner.model import ModelSpec
-from planner.runs.row_layout import chunk_layers
+from planner.runs.job import chunk_layers
 from planner.trainers.megatron import core_settings
 from planner.trainers.megatron.arguments import Arguments, read_arguments
 from planner.trainers.reading.configuration import Reading, known_model

@@ -7,8 +7,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.operators import Number
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import NO_LAYERS, TIE, StageParameters, Stages
-from planner.cost.price.sharding import column, local_states, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import NO_LAYERS, TIE, StageParameters, Stages, column, shard_groups
 from planner.cost.price.state_traffic import MATRICES, Part
 from planner.layout import Layout
 from planner.model import ModelSpec
@@ -70,11 +69,11 @@ class Terms(OwnTerms):
         of these pooled   N gather_buffer_bytes: the library's copy is one block larger than any that activations gave back
         [nanotron, optim/zero.py, all_gather_coalesced in distributed.py; torch, ProcessGroupNCCL.cpp, allgather: newLikeFlat]
         """
-        dense, expert = trained_parameters(workload, parameters)
+        dense, expert = parameters.trained(workload)
         trained = dense + expert
         gathers = (column(layout.zero) == 1) & (shard_groups(layout)[0] > 1)
         one = trained * self.gather_buffer_bytes * gathers
-        share = local_states(workload, layout, parameters) * self.gather_buffer_bytes * gathers
+        share = parameters.updated(workload, layout) * self.gather_buffer_bytes * gathers
         return trained * self.fresh_gradient_bytes, 2.0 * one + share, one
 
     def record_stream_bytes(
