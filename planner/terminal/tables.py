@@ -13,7 +13,7 @@ from rich.text import Text
 
 from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
-from planner.explain import COMPONENT_TEXT, PART_TEXT, degrees_text, layout_text, memory_options
+from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
 
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from planner.advice import Advice
 
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
-WIDE = 110
-"""Columns from which the table of plans is readable."""
 COMPONENT_MARKS = "WGOAwfcx"
 """Letters of the memory bar, so that it reads without colours too."""
 
@@ -94,43 +92,16 @@ def assumptions_table(assumptions: tuple[Assumption, ...]) -> Table:
 
 def plans_table(plans: list[Plan], fit: bool) -> Table:
     """The best plans, one row each."""
-    found = table(
-        ">#", "layout", "to save memory", ">step", ">tokens/s/GPU", ">MFU", ">bubble", "exposed comm.",
-        "~memory of worst stage", ">runs out", title="Best plans" if fit else "Closest attempts (none fits)", least=16,
-    )  # fmt: skip
+    headings = (">#", "layout", ">step", "~tokens/s/GPU", ">MFU", "~memory of worst stage", ">runs out")
+    found = table(*headings, title="Best plans" if fit else "Closest attempts (none fits)", least=14)
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
         found.add_row(
-            str(number), degrees_text(plan.layout), ", ".join(memory_options(plan.layout)) or "-",
-            seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
-            percent(one.mfu), percent(one.bubble_share), exposed_text(one),
-            f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB", risk(one.out_of_memory_probability),
+            str(number), layout_text(plan.layout), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
+            percent(one.mfu), f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB", risk(one.out_of_memory_probability),
             style="bold" if number == 1 else "",
         )  # fmt: skip
     return found
-
-
-def print_plans(console: Console, plans: list[Plan], fit: bool) -> None:
-    """The plans as a table where it is wide enough, else as a few lines each."""
-    if console.width >= WIDE:
-        console.print(plans_table(plans, fit))
-        return
-    console.print("Best plans" if fit else "Closest attempts (none fits)", style="italic")
-    for number, plan in enumerate(plans, 1):
-        one = plan.prediction
-        console.print(Text(f"{number}. {layout_text(plan.layout)}", style="bold" if number == 1 else ""))
-        console.print(
-            f"   step {seconds(one.step_time_s)}, {one.tokens_per_second_per_gpu:,.0f} tokens/s/GPU, MFU {percent(one.mfu)}, "
-            f"bubble {percent(one.bubble_share)}; exposed: {exposed_text(one)}; memory {one.memory_peak_gib:.1f} of "
-            f"{one.memory_limit_gib:.1f} GiB, runs out {percent(one.out_of_memory_probability)}"
-        )
-    console.print()
-
-
-def exposed_text(one: Prediction) -> str:
-    """Exposed communication by kind, what is above 0.05 % of the step."""
-    kinds = [(value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 5e-4 * one.step_time_s]
-    return ", ".join(f"{name} {percent(share)}" for share, name in sorted(kinds, reverse=True)) or "none"
 
 
 def memory_bar(one: Prediction, width: int) -> Text:

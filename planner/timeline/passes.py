@@ -56,6 +56,11 @@ class Slice:
     """-1 = none."""
 
     @property
+    def seconds(self) -> float:
+        """How long it takes."""
+        return self.end - self.start
+
+    @property
     def stream(self) -> str:
         """One of STREAMS."""
         return STREAM_OF_PART[self.part]

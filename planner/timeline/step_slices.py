@@ -74,12 +74,12 @@ class Timeline:
         counts = Counter((one.stage, one.kind) for one in self.actions if one.rank == rank)
         for count, piece in ((count, piece) for key, count in counts.items() for piece in self.pieces[key]):
             if not piece.hidden:
-                found[piece.part] += count * (piece.end - piece.start)
-                busy += count * (piece.end - piece.start)
+                found[piece.part] += count * piece.seconds
+                busy += count * piece.seconds
         for one in self.around:
             if one.rank == rank and not one.hidden:
-                found[one.part] += one.end - one.start
-                busy += one.end - one.start if one.microbatch >= 0 else 0.0
+                found[one.part] += one.seconds
+                busy += one.seconds if one.microbatch >= 0 else 0.0
         found["bubble"] = self.pipeline_end - self.pipeline_start - busy
         return {**found, "wait": self.step_time - sum(found.values())}
 

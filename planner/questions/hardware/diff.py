@@ -9,10 +9,11 @@ Single points are not judged.
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import fmean, median, variance
 from typing import Any, NamedTuple, TypeAlias
 
-from planner import units
+from planner import library, units
 from planner.hardware import HardwareProfile
 from planner.questions.hardware.numbers import figures
 
@@ -32,13 +33,7 @@ NORMAL = 1.96
 """Standard errors in half a 95 percent interval."""
 RESULTS = ("repetitions", "outliers", "rounds", "threads", "clock", "kernel_of_groups", "source", "gemm", "interval")
 """Entries of a point that are results, or how it was run; all other texts and whole numbers say what was measured."""
-PATHS: dict[str, tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]] = {
-    "gemm": (("dtype",), (), ("pass",)), "grouped_gemm": (("dtype",), (), ("pass",)),
-    "attention": (("dtype",), ("kernel",), ("pass",)), "memory_bound": ((), ("op",), ("pass", "dtype")),
-    "layer": ((), (), ("pass", "dtype")), "launch": ((), (), ("kind",)), "host_copy": ((), (), ("direction",)),
-    "host_stream": ((), (), ()), "cpu_adam": ((), (), ()), "sustained": ((), (), ()),
-}  # fmt: skip
-"""Family of points -> entries that name its root, its groups, and its curves."""
+_POINTS = library.read_yaml(Path(__file__).with_name("points.yaml"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +82,7 @@ def _points(profile: HardwareProfile) -> Iterator[Point]:
                     yield from _collective(row)
                 elif family == "overlap":
                     yield _overlap(row)
-                elif family in PATHS:
+                elif family in _POINTS["paths"]:
                     yield _operator(family, row)
             except (ArithmeticError, KeyError, TypeError, ValueError):
                 continue
@@ -101,7 +96,7 @@ def _key(row: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
 def _operator(family: str, row: Mapping[str, Any]) -> Point:
     value = float(row["whole_us"] if family == "layer" else row["us"]) * units.MICRO
     low, high = (float(end) * units.MICRO for end in row.get("interval", (0.0, 0.0)))
-    names = [" ".join(str(row[name]) for name in part if name in row) for part in PATHS[family]]
+    names = [" ".join(str(row[name]) for name in part if name in row) for part in _POINTS["paths"][family]]
     path = (f"{family} {names[0]}".strip(), names[1], names[2])
     return (family, _key(row)), path, value, _error(low, high)
 
@@ -193,22 +188,10 @@ def profile_diff(first: HardwareProfile, second: HardwareProfile, names: tuple[s
     return ProfileDiff(names=names, differences=found, compared=compared, not_compared=left_out)
 
 
-_MADE_OF = {
-    "gemm": ("gemm",), "attention": ("attention",), "memory": ("memory_bound",), "overlap": ("overlap",), "peak": ("gemm",),
-    "scale_up": ("collectives inside a node",), "scale_out": ("collectives across nodes",), "launch floor": ("launch",),
-    "graph launch floor": ("launch",), "memory bandwidth": ("memory_bound",), "pcie bandwidth": ("host_copy",),
-    "host memory bandwidth": ("memory_bound", "host_stream"), "cpu adam bandwidth fraction": ("cpu_adam", "host_stream"),
-    "sustained clock": ("sustained", "gemm"), "network latency": ("collectives across nodes", "collective send_recv"),
-    "scale up bandwidth": ("collectives inside a node", "collective send_recv"),
-    "network bandwidth": ("collectives across nodes", "collective send_recv"),
-}  # fmt: skip
-"""The points that a figure comes from, and others whose scatter is its own too; by the figure's family, or of the machine by its
-name or the first word of it. Sizes of memories have none."""
-
-
-def _made_of(family: str, name: str) -> tuple[str, ...]:
+def _made_of(family: str, name: str) -> list[str]:
+    made_of: dict[str, list[str]] = _POINTS["made_of"]
     keys = (name, name.split()[0] if name else "") if family == "machine" else (family,)
-    return next((_MADE_OF[key] for key in keys if key in _MADE_OF), ())
+    return next((made_of[key] for key in keys if key in made_of), [])
 
 
 def spread_of(profile: HardwareProfile, family: str, name: str = "") -> float:
