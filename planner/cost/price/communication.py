@@ -63,32 +63,27 @@ def slowdown_of(cluster: Cluster, n: Number, stride: Number) -> Slowdown:
 def collective_seconds(collectives: list[Collective], cluster: Cluster, rows: int) -> list[Floats]:
     """Seconds of all repetitions of each, running alone, columns of ``rows``; 0 in a group of one.
 
-    A layer runs the same collective several times: equal ones are priced once, those of one operation together.
+    Those of one operation are priced together.
     """
-    different: dict[tuple[object, ...], Collective] = {}
-    keys = []
-    for one in collectives:
-        keys.append((one.op, id(one.size), id(one.n), id(one.stride), id(one.count), one.copies, one.neighbours))
-        different.setdefault(keys[-1], one)
-    found: dict[tuple[object, ...], Floats] = {}
-    together: dict[str, list[tuple[object, ...]]] = {}
-    for key, one in different.items():
+    found: dict[int, Floats] = {}
+    together: dict[str, list[int]] = {}
+    for number, one in enumerate(collectives):
         if np.all(np.asarray(one.n) <= 1):
-            found[key] = np.zeros(rows)
+            found[number] = np.zeros(rows)
         elif one.op == "send_recv":
-            found[key] = np.broadcast_to(hop_seconds(cluster, one.size, one.n, one.stride) * one.count, (rows,))
+            found[number] = np.broadcast_to(hop_seconds(cluster, one.size, one.n, one.stride) * one.count, (rows,))
         elif one.copies:
-            found[key] = np.where(np.asarray(one.n) > 1, dispatch_seconds(one, cluster) * one.count, 0.0)
+            found[number] = np.where(np.asarray(one.n) > 1, dispatch_seconds(one, cluster) * one.count, 0.0)
         else:
-            together.setdefault(one.op, []).append(key)
+            together.setdefault(one.op, []).append(number)
     for op, members in together.items():
         size, n, stride, count = (
-            stacked([getattr(different[key], name) for key in members], rows)
+            stacked([getattr(collectives[number], name) for number in members], rows)
             for name in ("size", "n", "stride", "count")
         )
         times = np.where(n > 1, cluster.collective_time(op, size, n, stride) * count, 0.0)
         found |= dict(zip(members, times, strict=True))
-    return [found[key] for key in keys]
+    return [found[number] for number in range(len(collectives))]
 
 
 def neighbours_share(places: Number, copies: float, experts: float) -> Floats:
