@@ -120,7 +120,7 @@ def every_operation(place: Any, say: Callable[[Any], None], sizes: tuple[int, ..
                 point = collective_point(op, pattern, size, dtype, ranks.local)
                 one = measure_collective(point, ranks, buffers, 0.005)
                 assert one is not None
-                found[point.label] = (one.median, dict(one.details)["bus_bandwidth"], one.repetitions)
+                found[point.label] = (one.median, one.details["bus_bandwidth"], one.repetitions)
     ranks.watch.done()
     say(found)
 
@@ -158,7 +158,7 @@ def lacks_an_operation(place: Any, say: Callable[[Any], None], path: str) -> Non
     import torch.distributed as dist
 
     from planner.lab.profile import worker
-    from planner.lab.profile.settings import Settings
+    from planner.lab.profile.points import Settings
 
     def none_such(*_: Any, **__: Any) -> Any:
         raise RuntimeError("ProcessGroup does not support alltoall_base\nand more")
@@ -174,7 +174,7 @@ def cannot_finish(place: Any, say: Callable[[Any], None], path: str) -> None:
     from planner.errors import PlannerError
     from planner.lab.launch.torchrun import DIRECTORY
     from planner.lab.profile import worker
-    from planner.lab.profile.settings import Settings
+    from planner.lab.profile.points import Settings
 
     def finish() -> None:
         raise PlannerError("no room for the profile")
@@ -264,7 +264,7 @@ def both_timings(place: Any, say: Callable[[Any], None], sizes: tuple[int, ...])
             durations.append(time.time() - start)
         n = dist.get_world_size()
         sent = data.element_size() * data.numel() * 2 * (n - 1)
-        found.append((size, dict(one.details)["bus_bandwidth"], sent / (n * statistics.median(durations))))
+        found.append((size, one.details["bus_bandwidth"], sent / (n * statistics.median(durations))))
     ranks.watch.done()
     say(found)
 

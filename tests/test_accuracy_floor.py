@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from planner import library
-from planner.questions.accuracy.floor import deviations, floors, regrets, scatter_of, spread
 from planner.questions.accuracy.prediction import Pair, pairs_of
-from planner.questions.accuracy.ranking import ranking
+from planner.questions.accuracy.ranking import deviations, floors, ranking, regrets, scatter_of, spread
 from planner.runs import read_runs
 
 RUNS = library.profiles_directory() / "runs"

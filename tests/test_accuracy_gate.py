@@ -16,7 +16,7 @@ from planner.questions.accuracy.page import link, page, scatter
 from planner.questions.accuracy.prediction import Pair
 from planner.questions.accuracy.summary import summarise
 from planner.questions.report import evidence
-from planner.questions.sensitivity.ties import shipped
+from planner.questions.sensitivity.numbers import shipped_ties
 from tools.evidence import bars, snapshot, ties
 from tools.evidence.appendix import appendix
 from tools.evidence.reader import reader
@@ -53,7 +53,7 @@ def test_stored_predictions_are_those_of_now(pairs: list[Pair]) -> None:
 
 
 def test_stored_ties_are_those_of_the_predictions(pairs: list[Pair]) -> None:
-    counted, stored = ties.build(ties.ordered(pairs), "now"), shipped()
+    counted, stored = ties.build(ties.ordered(pairs), "now"), shipped_ties()
     assert stored.pairs == pytest.approx(counted.pairs, rel=0.1) and stored.sources == counted.sources
     for gap in (*ties.STEPS, stored.equal_gap):
         assert stored.chance(gap) == pytest.approx(counted.chance(gap), abs=0.05), (

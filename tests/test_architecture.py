@@ -40,10 +40,10 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (4, "search defaults"),
     (4, "explain explicit runs."),
     (4, "advice"),
-    (5, "timeline. lab.launch. lab.reference."),
+    (5, "timeline. lab.launch."),
     (5, "trainers"),
     (5, "trainers.bundle."),
-    (5, "trainers.targets trainers.checking. trainers.reading."),
+    (5, "lab.reference. trainers.targets trainers.checking. trainers.reading."),
     (5, "trainers.logs"),
     (5, "trainers."),  # one folder each: a new one stands here by itself
     (6, "questions.best_plan"),

@@ -9,7 +9,7 @@ from samples import TRAINERS, job
 
 from planner.lab.run import assembled_step as assemble
 from planner.lab.run.assembled_step import Seen, predicted_of
-from planner.lab.run.plan_question import position
+from planner.lab.run.levels import position
 from planner.layout import Layout
 from planner.timeline.priced_plan import Priced, price
 
@@ -33,12 +33,12 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     told, pp = predicted_of(priced), int(priced.dealt.pp)
     mine = [i for i, where in enumerate(told.ranks) if where == rank]
     kind = position(rank, pp)
-    split = bool(told.computed["weight"].any())
+    split = bool(told.computed["W"].any())
     passes = {
         (name, i): slower * float(told.computed[name][i])
-        for name in ("forward", "backward", "weight")
+        for name in ("F", "B", "W")
         for i in mine
-        if split or name != "weight"
+        if split or name != "W"
     }
     once = float(assemble._copies(priced)[:, kind].sum()) if pp > 1 else 0.0
     return Seen(stage=rank, passes=passes, once=slower * once, optimizer=slower * float(priced.shared.optimizer[kind, 0]))

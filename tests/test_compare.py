@@ -51,27 +51,27 @@ PAIRS = {
 def test_effects_sum_to_the_whole_difference(name: str) -> None:
     first, other = PAIRS[name]
     found = compare([first, other], ["a", "b"])
-    [way] = found.ways
+    [effects] = found.ways
     before, after = first.prediction, other.prediction
-    assert sum(one.step_time_s for one in way.effects) == pytest.approx(
+    assert sum(one.step_time_s for one in effects) == pytest.approx(
         after.step_time_s - before.step_time_s, abs=1e-9
     )
-    assert sum(one.memory_peak_gib for one in way.effects) == pytest.approx(
+    assert sum(one.memory_peak_gib for one in effects) == pytest.approx(
         after.memory_peak_gib - before.memory_peak_gib
     )
-    for one in way.effects:
+    for one in effects:
         assert sum(one.parts_s.values()) == pytest.approx(one.step_time_s, abs=1e-9)
-    changed = [field for one in way.effects for field, _, _ in one.changes]
+    changed = [field for one in effects for field, _, _ in one.changes]
     differ = {field for field, value in inputs(first).items() if value != inputs(other)[field]}
     assert set(changed) == differ and len(changed) == len(differ)
     assert {one.field for one in found.differences} == differ
-    assert len(way.effects) >= 2, "they come apart"
+    assert len(effects) >= 2, "they come apart"
 
 
 def states(first: Plan, found: Comparison) -> list[Plan]:
     """The plans on the way, rebuilt from the changes as text."""
     plans, at = [first], first
-    for one in found.ways[0].effects:
+    for one in found.ways[0]:
         for field, _, new in one.changes:
             if field in FIELDS:
                 value = getattr(dataclasses.replace(at).layout.from_dict({field: _yaml(field, new)}), field)
@@ -101,7 +101,7 @@ def test_each_effect_is_a_price_of_a_legal_layout(name: str) -> None:
     time, memory = first.prediction.step_time_s, first.prediction.memory_peak_gib
     stops = states(first, found)
     assert inputs(stops[-1]) == inputs(other)
-    for stop, one in zip(stops[1:], found.ways[0].effects, strict=True):
+    for stop, one in zip(stops[1:], found.ways[0], strict=True):
         job = job_of(stop)
         check(job, stop.layout)
         priced = price(job, stop.layout)
@@ -112,7 +112,7 @@ def test_each_effect_is_a_price_of_a_legal_layout(name: str) -> None:
 
 def test_inputs_that_need_each_other_change_together() -> None:
     found = compare(list(PAIRS["degrees"]), ["a", "b"])
-    groups = [{field for field, _, _ in one.changes} for one in found.ways[0].effects]
+    groups = [{field for field, _, _ in one.changes} for one in found.ways[0]]
     assert {"tp", "pp"} in groups, "tp x pp x dp stays the number of GPUs"
     assert {"micro_batch_size", "num_microbatches"} in groups, "b x m x dp stays the batch"
     assert all({field} in groups for field in ("zero", "recompute") if {field} & set().union(*groups))

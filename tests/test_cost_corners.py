@@ -103,7 +103,7 @@ def test_experts_of_every_rank_lie_in_their_layers_unit(zero: int, own: float) -
     """From ZeRO 1 on, where experts are not spread over ranks, dense and experts are 10 + 16 of one unit."""
     one, layout = job("moe", TITAN), Layout(dp=8, zero=zero, num_microbatches=4)
     stages = split_stages(MODELS["moe"], layout)
-    dense, expert = state_traffic._parts(one.workload, TITAN, layout, stages, held(10, 16, 1, 2))
+    dense, expert = state_traffic._parts(one.workload, one.cluster, TITAN, layout, stages, held(10, 16, 1, 2))
     assert (float(dense.learned[0, 0]), float(expert.learned[0, 0])) == (26 - own, own)
 
 

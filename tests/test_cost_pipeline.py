@@ -133,7 +133,7 @@ def test_later_middle_stages_hold_less() -> None:
     one = job("gqa", gpus=8, batch=16)
     layout = Layout.stack([Layout(pp=4, dp=2, num_microbatches=8, zero=1)])
     second, third = (
-        memory_by_stage(one.workload, one.cluster, one.trainer, layout, middle)["activations"][:, 0]
+        memory_by_stage(one.workload, one.cluster, one.trainer, layout, middle)[0]["activations"][:, 0]
         for middle in (1, 2)
     )
     assert second[0] == third[0] and second[2] == third[2]

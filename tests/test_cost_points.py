@@ -23,14 +23,13 @@ M = 2**20
 
 
 def states(name: str, layout: Layout, **parameters: float) -> dict[str, Any]:
-    """STATE_PARTS of the first stage, of given parameters, and of the last one's head and embedding."""
+    """``state_parts`` of the first stage, of given parameters, and of the last one's head and embedding."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
     sizes = {"adapters": 0.0, **parameters}
     held = StageParameters(**{key: np.full((1, 1 if "unit" in key else 3), value) for key, value in sizes.items()})
     found = peak_points.state_parts(work, TITAN, layout, stages, held)
-    rows = dict(zip(peak_points.STATE_PARTS, found[:, 0, 0].tolist(), strict=True))
-    last = dict(zip(peak_points.STATE_PARTS, found[:, 2, 0].tolist(), strict=True))
-    return {**rows, "last": (last["head_weights"], last["table_weights"])}
+    rows = {key: float(value[0, 0]) for key, value in found.items()}
+    return {**rows, "last": (found["head_weights"][2, 0], found["table_weights"][2, 0])}
 
 
 def test_states_of_experts_without_a_pipeline_by_hand() -> None:
@@ -62,12 +61,12 @@ def test_states_of_a_pipeline_by_hand() -> None:
 
 
 def shapes(name: str, layout: Layout) -> dict[str, float]:
-    """SHAPE_PARTS of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
+    """``shape_parts`` of the first stage, in MiB, which stores 100, gets 90 back by recompute, and whose head saves 1000."""
     work, stages = job(name, TITAN).workload, split_stages(MODELS[name], layout)
     stored, working, head = (np.full((3, 1), value * float(M)) for value in (100, 90, 1000))
     times = SimpleNamespace(last_layer=stored, working=working, loss=head)
     found = peak_points.shape_parts(work, TITAN, stack([layout]), stages, times)  # type: ignore[arg-type]
-    return {key: value / M for key, value in zip(peak_points.SHAPE_PARTS, found[:, 0, 0].tolist(), strict=True)}
+    return {key: float(value[0, 0]) / M for key, value in found.items()}
 
 
 def test_shapes_of_dense_layers_by_hand() -> None:
@@ -110,9 +109,14 @@ def points(found: list[Any]) -> list[tuple[float, ...]]:
     return [tuple(float(one[0]) for one in point) for point in found]
 
 
+def shared(part: float) -> Any:
+    """A stage at which this part of the gradients is accumulated."""
+    return SimpleNamespace(accumulated_share=np.array([part]))
+
+
 def test_points_of_a_step_that_drops_weights_by_hand() -> None:
     """The rows of the module's table at zero 3, before any gradient is accumulated; new gradients stay."""
-    assert points(peak_points._alone(np.array([1000.0]), np.array([0.0]), arrays(S), arrays(T))) == [
+    assert points(peak_points._alone(np.array([1000.0]), shared(0.0), arrays(S), arrays(T))) == [
         (1000, 0, 30 + 60 + 35), (1058, 0, 140), (1098, 0, 0), (1063, 0, 70 + 6 + 70 + 25), (1005, 0, 70 + 140 + 9 + 25),
         (1155, 0, 40 + 140 + 9 + 85), (1055, 0, 40 + 50 + 16 + 85), (925, 0, 32 + 140 + 9 + 85), (925, 0, 64 + 32 + 9 + 25),
         (255, 70, 40 + 50 + 60 + 80), (5, 77, 240),
@@ -122,7 +126,7 @@ def test_points_of_a_step_that_drops_weights_by_hand() -> None:
 def test_points_of_a_step_that_keeps_weights_by_hand() -> None:
     """w (N + U) and so on below zero 3, with gradients accumulated and replicas; the embedding's gradient is larger than w E."""
     t = arrays({**T, "resharded": 0, "kept_new": 1, "table_gradient": 160, "new_layer": 47})
-    assert points(peak_points._alone(np.array([1000.0]), np.array([1.0]), arrays(S), t)) == [
+    assert points(peak_points._alone(np.array([1000.0]), shared(1.0), arrays(S), t)) == [
         (1000, 77, 30 + 530 + 35), (1058, 77, 670), (1098, 77, 600), (1063, 77, 70 + 6 + 600),
         (1005, 77, 70 + 140 + 9 + 530), (1155, 77, 40 + 140 + 9 + 530), (1055, 77, 40 + 50 + 9 + 47 + 470),
         (925, 77, 32 + 140 + 9 + 530), (925, 77, 64 + 47 + 3 + 9 + 470), (255, 77 + 30, 40 + 50 + 60 + 80),

@@ -16,7 +16,7 @@ from planner.explicit import explicit_plan
 from planner.layout import Recompute
 from planner.plan_file import Plan
 from planner.questions.doctor.mechanisms import faster, memory_mechanisms, slower
-from planner.questions.doctor.numbers import Finding, _Asked, _odds, diagnose
+from planner.questions.doctor.numbers import Finding, _odds, diagnose
 from planner.rules import Job
 from planner.timeline.priced_plan import estimate_of, job_of, price_plan
 from planner.units import GIB
@@ -185,13 +185,13 @@ def test_a_mechanism_with_which_the_job_would_not_fit_weighs_less() -> None:
     base = price_plan(plan("node"))
     slow = estimate_of(*next(one for one in slower(base) if one.key == "attention").change(base, 1.0))
     assert float(slow.out_of_memory_probability[0]) > 0.9
-    asked = _Asked(measured=None, interval=(0.9, 1.1))
+    asked = (None, (0.9, 1.1))
     ran, ran_out = (1.0, 1.0, 1.0), (2.0, 2.0, 1.0 - float(slow.out_of_memory_probability[0]))
     assert _odds(ran_out, ran, asked, 1) < 0.1
     assert _odds(ran, ran_out, asked, 1) == 1.0, "where the plan itself does not fit, fitting counts for nothing"
-    time = _Asked(measured=2.0, interval=(0.9, 1.1))
+    time = (2.0, (0.9, 1.1))
     assert _odds((2.0, 1.0, 1.0), ran, time, 0) == 1e3, "it meets a step time that the plan misses by far"
-    met = _Asked(measured=1.0, interval=(0.9, 1.1))
+    met = (1.0, (0.9, 1.1))
     assert _odds((0.8, 1.0, 1.0), ran, met, 0) < 0.1, "it misses one that the plan meets"
 
 

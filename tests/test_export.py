@@ -17,8 +17,7 @@ from planner.model import load_model
 from planner.plan_file import Plan
 from planner.trainers.bundle.folder import make_bundle, write_bundle
 from planner.trainers.bundle.nearest import require_expressible
-from planner.trainers.bundle.process_groups import GROUPS, group_of
-from planner.trainers.bundle.target import ExportJob, in_range
+from planner.trainers.bundle.target import GROUPS, ExportJob, group_of, in_range
 from planner.trainers.megatron.core_settings import moe_layer_pattern, pipeline_layout, vocab_rows
 from planner.trainers.megatron.readback import parse as read_megatron
 from planner.trainers.targets import TARGETS, load_target

@@ -110,7 +110,7 @@ def test_every_trainer_with_a_target_is_looked_at() -> None:
 @pytest.mark.parametrize("name", TARGETS)
 def test_every_refusal_names_what_exists(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All conditions and sentences of the tables of refusals can be evaluated: here each of them is said."""
-    read, said = quoting._template, []
+    read, said = quoting.template, []
 
     def always(trainer: str, file: str) -> str:
         text = read(trainer, file)
@@ -123,7 +123,7 @@ def test_every_refusal_names_what_exists(name: str, monkeypatch: pytest.MonkeyPa
     trainer = target.trainers[0]
     job = ExportJob.of(found(Wanted(model="llama-3.1-8b", gpus=16, trainer=trainer, top=1))[0])
     quoting._refusals.cache_clear()
-    monkeypatch.setattr(quoting, "_template", always)
+    monkeypatch.setattr(quoting, "template", always)
     try:
         assert target.refusals(job) or not said
     finally:

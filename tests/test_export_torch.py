@@ -84,7 +84,7 @@ def test_export_then_import_is_the_identity(trainer: str, file: str, models: tup
                 (tmp_path / path).parent.mkdir(exist_ok=True)
                 (tmp_path / path).write_text(text)
             found = reader.read(tmp_path / file, job.cluster.num_gpus)
-            back, layout = found.layout(), job.layout
+            back, layout = Layout(**found.fields), job.layout
             if (
                 back.first_stage_layers != layout.first_stage_layers
                 or back.last_stage_layers != layout.last_stage_layers
@@ -147,14 +147,14 @@ def test_torchtitan_command_lines_and_old_files(tmp_path: Path) -> None:
         "  --training.local_batch_size 1 --parallelism.new_knob 3 activation-checkpoint:full\n"
     )
     found = read(tmp_path / "run.sh", 32)
-    values = found.layout().to_dict()
+    values = Layout(**found.fields).to_dict()
     assert (values["tp"], values["dp"], values["dp_shard"], values["num_microbatches"]) == (4, 8, 4, 8)
     assert (values["recompute"], values["zero"], found.unread) == ("full", 3, ("parallelism.new_knob",))
     (tmp_path / "old.toml").write_text(
         "[parallelism]\npipeline_parallel_degree = 4\npipeline_parallel_schedule = '1F1B'\n"
         "[training]\nlocal_batch_size = 8\nseq_len = 4096\n[activation_checkpoint]\nmode = 'none'\n"
     )
-    values = read(tmp_path / "old.toml", 8).layout().to_dict()
+    values = Layout(**read(tmp_path / "old.toml", 8).fields).to_dict()
     assert (values["pp"], values["dp"], values["num_microbatches"], values["zero"]) == (4, 2, 8, 2)
 
 
@@ -181,7 +181,7 @@ def test_deepspeed_says_what_it_does_not_know(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(data))
     found = importlib.import_module("planner.trainers.deepspeed.readback").read(tmp_path / "ds.json", 8)
     assert found.unread == ("aio", "zero_optimization.zero_hpz_partition_size")
-    assert (found.layout().micro_batch_size, found.layout().zero) == (2, 3)
+    assert (Layout(**found.fields).micro_batch_size, Layout(**found.fields).zero) == (2, 3)
     assert "say --recompute full" in found.notes[0]
 
 

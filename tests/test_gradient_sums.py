@@ -14,7 +14,7 @@ from planner.cluster import Cluster
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import MemoryBound, Shard, loss_bytes
 from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.price.update import accumulation_seconds
+from planner.cost.price.state_traffic import accumulation_seconds
 from planner.hardware import load_hardware
 from planner.layout import Layout
 from planner.model import load_model

@@ -13,7 +13,7 @@ from planner.errors import PlannerError
 from planner.plan_file import load_plan
 from planner.trainers.bundle.target import ExportJob
 from planner.trainers.reading import read
-from planner.trainers.reading.configuration import Said, to_plan
+from planner.trainers.reading.configuration import to_plan
 from planner.trainers.targets import load_target
 
 FILES = {
@@ -136,7 +136,7 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
         job = ExportJob.of(found(Wanted(model="llama-3.1-8b", gpus=16, trainer=target, top=1))[0])
         files[target] = {FILES[target][1]: load_target(target).render(job).files[FILES[target][1]]}
     generator, refused, read_in = random.Random(6), 0, 0
-    said = Said(model="llama-3.1-8b", num_gpus=16, hardware="h100-sxm", sequence_length=4096)
+    said = {"model": "llama-3.1-8b", "num_gpus": 16, "hardware": "h100-sxm", "sequence_length": 4096}
     for _ in range(400):
         target = generator.choice(list(files))
         name = generator.choice(list(files[target]))

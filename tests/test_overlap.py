@@ -135,7 +135,7 @@ def test_file_show_and_diff() -> None:
 def pair(op: str, of: str, nodes: int, slowdown: float) -> Measured:
     point = Point.of("overlap", op=op, of=of, n=2, stride=1, size=2**20, dtype="fp32", per_node=2, nodes=nodes)
     return Measured(
-        point=point, median=1e-3, low=0.99e-3, high=1.01e-3, repetitions=11, details=(("slowdown", slowdown),)
+        point=point, median=1e-3, low=0.99e-3, high=1.01e-3, repetitions=11, details={"slowdown": slowdown}
     )
 
 

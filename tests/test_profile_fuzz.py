@@ -20,7 +20,7 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.lab.profile import profile_file as assemble
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.settings import Settings
+from planner.lab.profile.points import Settings
 from planner.questions.hardware.diff import differences
 from planner.questions.hardware.numbers import shown_profile
 

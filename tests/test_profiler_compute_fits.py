@@ -26,8 +26,8 @@ def synthetic(profile: HardwareProfile, scatter: float, seed: int = 0) -> list[M
     """Points of the two models on a GPU that is exactly ``profile``, each disturbed by up to ``scatter``."""
     random = np.random.default_rng(seed)
     found = []
-    chains = {op: 0.8 * profile.memory_fraction[op] for op in ("swiglu", "rope")}  # slower than the fused kernels
-    plain = replace(profile, memory_fraction=profile.memory_fraction | chains)
+    eager = {op: 0.8 * profile.memory_fraction[op] for op in ("swiglu", "rope")}  # slower than the fused kernels
+    plain = replace(profile, memory_fraction=profile.memory_fraction | eager)
     for point in compute_points(("llama-8b", "qwen3-30b-a3b"), "h100-sxm", "cuda"):
         value = point.values
         if point.family == "gemm" and value["dtype"] != "bf16":

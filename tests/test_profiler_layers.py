@@ -17,7 +17,7 @@ from planner.lab.profile.definitions import EAGER, Heads
 from planner.lab.profile.fit_compute import base_of, fit_compute
 from planner.lab.profile.layer_check import HOST_LAYER, predicted, predicted_parts
 from planner.lab.profile.points import Measured, Point
-from planner.lab.profile.rounds import Rounds
+from planner.lab.profile.timing import Rounds
 from planner.units import GIGA, MIB
 
 pytest.importorskip("torch")
@@ -56,7 +56,7 @@ def proof_points() -> list[Point]:
         for op in kinds for width in (512, 1024)
     ]  # fmt: skip
     for pass_ in ("forward", "backward"):
-        points += [definitions.swiglu(pass_, 256, width, "fp32", EAGER) for width in (1024, 2048)]
+        points += [definitions.memory_bound("swiglu", pass_, 256, width, "fp32", kernel=EAGER) for width in (1024, 2048)]
         points += [definitions.rope(pass_, 256, (heads, heads // 2, 64), "fp32", EAGER) for heads in (8, 12)]
     return points + [
         Point.of("grouped_gemm", dtype="fp32", tokens=tokens, n=n, k=k, groups=8, **{"pass": name})

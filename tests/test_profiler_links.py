@@ -87,7 +87,7 @@ def test_overlap_has_both_directions() -> None:
     found = {label: Measured.from_dict(data) for label, data in ranks.together(2, ranks.beside)[0].items()}
     assert len(found) == 8
     for label, one in found.items():
-        details = dict(one.details)
+        details = one.details
         assert details["slowdown"] == pytest.approx(one.median / details["alone"]) and details["spread"] >= 0, label
         assert 0.2 < details["slowdown"] < 100 and details["gemm"] in (64, 96, 128, 192, 256, 384, 512, 768, 1024)
     measured, notes = fit_overlap(list(found.values()))

@@ -16,8 +16,7 @@ from planner.errors import PlannerError
 from planner.lab.profile import definitions
 from planner.lab.profile.compute_points import warm_up_point
 from planner.lab.profile.points import Measured, Point
-from planner.lab.profile.rounds import Rounds, steady, warm_up
-from planner.lab.profile.timing import Yardstick, measure
+from planner.lab.profile.timing import Rounds, Yardstick, measure, steady, warm_up
 
 pytest.importorskip("torch")
 
@@ -39,10 +38,10 @@ def test_rounds_and_the_yardstick_take_a_busy_machine_out() -> None:
         found = measure(
             lambda: spin(6), device="cpu", clock="cpu", budget_s=0.3, yardstick=replace(yardstick, reference=base)
         )  # fmt: skip
-        if found.median == pytest.approx(3.0 * base, rel=0.25) and dict(found.details)["slowed"] > 1.4:
+        if found.median == pytest.approx(3.0 * base, rel=0.25) and found.details["slowed"] > 1.4:
             break
-    assert found.median == pytest.approx(3.0 * base, rel=0.25) and dict(found.details)["slowed"] > 1.4
-    assert found.measured(definitions.gemm("fp32", "forward", 8, 8, 8)).details[0][0] == "slowed"
+    assert found.median == pytest.approx(3.0 * base, rel=0.25) and found.details["slowed"] > 1.4
+    assert found.measured(definitions.gemm("fp32", "forward", 8, 8, 8)).details.keys() == {"slowed"}
     assert not steady([1.0] * 9) and steady([3.0, 2.0, *[1.0] * 10]) and not steady([2.0] * 5 + [1.0] * 5)
     falling = iter(np.exp(-np.arange(400.0)))
     blocks, lasted = warm_up(lambda: float(next(falling)) if not time.sleep(0.04) else 0.0, 0.5)
@@ -50,7 +49,7 @@ def test_rounds_and_the_yardstick_take_a_busy_machine_out() -> None:
     rounds, point = Rounds(), definitions.gemm("fp32", "forward", 8, 8, 8)
     counted_ = [rounds.add(known(point, seconds)) for seconds in (3.0, 1.0, 2.0)]
     assert [one.median for one in counted_] == [3.0, 1.0, 2.0]
-    assert dict(counted_[-1].details) == {"rounds": 3, "over_rounds": 2.0} and point.identity in rounds
+    assert counted_[-1].details == {"rounds": 3, "over_rounds": 2.0} and point in rounds
 
 
 def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
@@ -59,8 +58,8 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     """A worker that is stopped in the second round: the journal has the first one whole; a resumed one measures the rest."""
     from planner.lab.profile import compute_timing, worker
     from planner.lab.profile.journal import Journal
+    from planner.lab.profile.points import Settings
     from planner.lab.profile.profile_file import _failures
-    from planner.lab.profile.settings import Settings
 
     product, low, late = (
         definitions.gemm(dtype, "forward", 64, 64, 64 * scale)
@@ -104,7 +103,7 @@ def test_what_was_measured_is_kept_and_a_point_that_fails_is_said(
     assert _failures(kept) == [
         f"not measured: {low.label} and 2 more like it: products in nvfp4 need a GPU; this is a CPU"
     ]
-    assert [one.more["rounds"] for one in kept.of() if one.point.identity == product.identity] == [2]
+    assert [one.details["rounds"] for one in kept.of() if one.point == product] == [2]
     visited.clear()
     resumed = Journal.resume(path, {})
     go(resumed, [point for point in points if point not in resumed])

@@ -12,8 +12,7 @@ import pytest
 from planner.defaults import Request, ResolvedJob, resolve
 from planner.questions import best_plan as best
 from planner.questions.best_plan import best_of
-from planner.questions.sensitivity import ties
-from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, step_times
+from planner.questions.sensitivity.numbers import Sensitivity, sensitivity, shipped_ties, step_times
 from planner.questions.sensitivity.quantities import QUANTITIES, relevant
 from planner.search import plan_key
 from tests.samples import MODELS
@@ -106,13 +105,13 @@ def test_every_quantity_moves_something_and_one_is_no_change(quantity: Any) -> N
 
 
 def test_neighbours_are_equal_below_the_gap_that_sweeps_resolve(found: Sensitivity) -> None:
-    gap = ties.shipped().equal_gap
+    gap = shipped_ties().equal_gap
     assert 0.01 < gap < 0.2
     assert found.neighbours and found.best.prediction is not None
     for one in found.neighbours:
         assert one.behind == pytest.approx(one.step_time_s / found.best.prediction.step_time_s - 1.0)
         assert one.equal == (math.log1p(one.behind) < gap)
-        assert one.right == pytest.approx(ties.shipped().chance(math.log1p(one.behind)), rel=1e-12)
+        assert one.right == pytest.approx(shipped_ties().chance(math.log1p(one.behind)), rel=1e-12)
     assert [one.right for one in found.neighbours] == sorted(one.right for one in found.neighbours)
 
 

@@ -37,8 +37,7 @@ def read(path, num_gpus): return Reading(trainer="megatron", fields={"tp": 2})
 """,
     "log": """from planner.trainers.reading.log_facts import Log, Step
 
-WRITER = "Made up"
-def matches(text): return text.startswith("made up")
+WRITER, MARK = "Made up", "made up"
 def read(text): return Log(framework="megatron-lm core", steps=[Step(number=1, seconds=float(text.split()[-1]))])
 """,
 }

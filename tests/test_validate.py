@@ -191,7 +191,7 @@ def test_bad_input_is_one_sentence(tmp_path: Path) -> None:
 
 @needs_torch
 def test_a_megatron_plan_is_compared_as_torchtitan_or_refused(tmp_path: Path) -> None:
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "4", "--tp", "2", "--dp", "2", "--zero", "1")

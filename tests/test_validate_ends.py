@@ -163,10 +163,10 @@ from tests.proofs import parity
 from planner.lab.run.workers import Manner, measure_all
 
 def work(split, rank, say):
-    say.begin("the first half", 30.0)
-    say.keep(f"half of {rank}")
+    say("begin", ("the first half", 30.0))
+    say("kept", f"half of {rank}")
     if rank == 1:
-        say.begin("the second half", 0.5)
+        say("begin", ("the second half", 0.5))
         time.sleep(60)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)

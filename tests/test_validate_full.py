@@ -18,7 +18,7 @@ from validate_samples import ROOT, alive, needs_torch, plan_file, start, steps_w
 
 from planner.lab.run.comparison import BOUNDS
 from planner.lab.run.eager_pricing import as_run, computed, processor_seconds
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import question
 from planner.lab.run.record import FOUND
 from planner.plan_file import load_plan
 from planner.rules import Job

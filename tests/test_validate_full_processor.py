@@ -12,7 +12,7 @@ from validate_samples import entry, needs_torch, plan_file, task
 from planner.cost.layer.eager_kernels import UNCOMPILED
 from planner.lab.run.eager_pricing import UPDATED, as_run, priced_host, processor_seconds, update_seconds
 from planner.lab.run.full_result import result
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import question
 from planner.plan_file import load_plan
 from planner.rules import Job
 from planner.timeline.priced_plan import price
@@ -107,25 +107,25 @@ def test_host_and_update_by_hand(tmp_path: Path) -> None:
 @needs_torch
 def test_a_slower_core_is_brought_to_the_rate_of_the_profile() -> None:
     """Passes by the product's yardstick, the update by that of memory; what waits is not touched. Halves of a backward pass are
-    one, and the yardstick's own wall time is taken off."""
+    one."""
     from planner.lab.run.clock import Timed
     from planner.lab.run.full_rank import summary
     from planner.lab.run.rate import Slowed
 
     timed = [
-        Timed(kind=kind, stage=stage, microbatch=number, seconds=2.0 * busy, processor=busy, thread=busy)
+        Timed(kind=kind, stage=stage, microbatch=number, seconds=2.0 * busy, thread=busy)
         for kind, stage, number, busy in [
             ("F", 1, 0, 0.016), ("F", 1, 1, 0.032), ("I", 1, 0, 0.008), ("W", 1, 0, 0.024), ("optimizer", -1, -1, 0.010),
             ("passes", -1, -1, 0.1), ("step", -1, -1, 0.1),
         ]
     ]  # fmt: skip
-    found = summary(timed, Slowed(passes=1.6, update=1.25, wall=0.01, worked=0.01))
+    found = summary(timed, Slowed(passes=1.6, update=1.25))
     assert found["actions"] == [
         {"stage": 1, "kind": "B", "total": [0.064, pytest.approx(0.02)], "median": [0.064, pytest.approx(0.02)]},
         {"stage": 1, "kind": "F", "total": [0.096, pytest.approx(0.03)], "median": [0.048, pytest.approx(0.015)]},
         {"stage": 1, "kind": "W", "total": [0.048, pytest.approx(0.015)], "median": [0.048, pytest.approx(0.015)]},
     ]
-    assert found["optimizer"] == [0.02, 0.008] and found["step"][0] == pytest.approx(0.19)
+    assert found["optimizer"] == [0.02, 0.008] and found["step"][0] == 0.2
     assert found["waited"] == pytest.approx(0.08) and (found["slowed"], found["update_slowed"]) == (1.6, 1.25)
     assert "slowed" not in summary(timed, None)
 

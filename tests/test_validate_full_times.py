@@ -12,8 +12,7 @@ from validate_samples import entry, needs_torch, plan_file, task
 from planner.lab.run.comparison import predicted_memory
 from planner.lab.run.full import LIBRARIES, needed_memory
 from planner.lab.run.full_result import result
-from planner.lab.run.levels import Task
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import Task, question
 from planner.lab.run.record import complete, time_row
 from planner.plan_file import load_plan
 from planner.units import GIB

@@ -42,7 +42,6 @@ from planner.lab.run import emulate
 from tests.proofs import parity
 from tests.proofs.forked_ranks import run_ranks
 from planner.lab.run.training import Run
-from planner.lab.run.eager_pricing import Yardsticks
 from planner.lab.run.meta import measure_ranks
 from planner.lab.run.workers import Manner, measure_all
 
@@ -67,7 +66,7 @@ def alone(split, rank, say):
         buffers = [info.buffer for some in infos for info in some if info.buffer is not None]
         seen["buffers"] = [[int((one.abs() < 1e-30).sum()), float(one.std()), bool(one.isfinite().all())] for one in buffers]
     emulate.LoneRank.time = kept
-    kept = Yardsticks(product=1e-3, stream=2e-3)
+    kept = {"product": 1e-3, "stream": 2e-3}
     found = emulate.emulate(emulate.Alone(device="cpu", warmup=1, steps=2, yardsticks=kept, host=True), split, rank, say)
     return found, seen
 
@@ -80,7 +79,7 @@ for rank, one, (found, seen) in zip(ranks, fake, real):
     for row in one.collectives:
         collectives[row["operation"]] = collectives.get(row["operation"], 0) + row["times"]
     whole = found.seen()
-    passes = sum(seconds for (name, _), seconds in whole.passes.items() if name != "weight")
+    passes = sum(seconds for (name, _), seconds in whole.passes.items() if name != "W")
     print("FOUND", json.dumps({
         "shapes": [seen["shapes"], every[rank]], "peak": [one.most.total, found.memory.most.total],
         "parts": [one.most.parts, found.memory.most.parts], "parameters": [one.parameters, found.memory.parameters],
@@ -122,43 +121,31 @@ def test_a_rank_alone_is_the_rank_among_others() -> None:
 
 @needs_torch
 def test_times_of_a_rank_are_brought_to_the_rate_of_the_profile() -> None:
-    """A core half as quick, memory at 0.8: passes halved, the update by its own yardstick, whose runs are no work of the passes;
-    halves of a backward pass joined. Nothing is touched where the profile has no yardstick."""
+    """A core half as quick, memory at 0.8: passes halved, the update by its own yardstick; halves of a backward pass
+    joined. Nothing is touched where the profile has no yardstick."""
     from planner.lab.run import emulate
     from planner.lab.run.clock import Timed
     from planner.lab.run.rate import Slowed
-    from planner.lab.run.workers import Pipe
     from tests.proofs.parity import combination
 
     spans = {("F", 0, 0): 0.02, ("I", 0, 0): 0.02, ("W", 0, 0): 0.01, ("passes", -1, -1): 0.07, ("clip", -1, -1): 0.01,
              ("optimizer", -1, -1): 0.04, ("step", -1, -1): 0.2}  # fmt: skip
 
-    class Clock:
-        cuda = False
-
-        def resolve(self, batch: Any) -> list[Timed]:
-            return [
-                Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, processor=t, thread=9.0)
-                for (kind, stage, number), t in spans.items()
-            ]
-
-    class Core:
-        def ended(self) -> Slowed:
-            return Slowed(passes=2.0, update=1.25, wall=0.5, worked=0.01)
-
+    timed = [
+        Timed(kind=kind, stage=stage, microbatch=number, seconds=9.0, thread=t) for (kind, stage, number), t in spans.items()
+    ]
     split = combination("llama", pp=2, num_microbatches=4)
-    for core, by, update, worked in ((Core(), 2.0, 1.25, 0.01), (None, 1.0, 1.0, 0.0)):
-        lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, Pipe())
-        lone.clock, lone.core = Clock(), core  # type: ignore[assignment]
+    for slowed, by, update in ((Slowed(passes=2.0, update=1.25), 2.0, 1.25), (None, 1.0, 1.0)):
+        lone = emulate.LoneRank(emulate.Alone(device="cpu", warmup=0, steps=1), split, 0, lambda *_: None)
         lone.starts.append(0)
-        lone.took([])
+        lone.took(timed, slowed)
         found = lone.found
         assert found.samples == {
-            ("forward", 0): [0.02 / by], ("backward", 0): [pytest.approx(0.03 / by)], ("weight", 0): [0.01 / by],
+            ("F", 0): [0.02 / by], ("B", 0): [pytest.approx(0.03 / by)], ("W", 0): [0.01 / by],
         }  # fmt: skip
-        assert found.totals == [pytest.approx((0.07 - worked) / by)]
+        assert found.totals == [pytest.approx(0.07 / by)]
         assert found.updates == [pytest.approx(0.05 / update)]
-        assert (found.slowed, found.update_slowed) == (([2.0], [1.25]) if core else ([], []))
+        assert (found.slowed, found.update_slowed) == (([2.0], [1.25]) if slowed else ([], []))
 
 
 STANDS = """
@@ -297,8 +284,9 @@ def test_a_truncated_plan_runs_on_two_ranks_and_is_scaled_up(tmp_path: Path) -> 
     step = found["scaled"]["step"]
     assert sum(one["scaled_seconds"] for one in parts.values()) == pytest.approx(step["scaled_seconds"])
     assert step["depth_error"] is None and parts["tensor_communication"]["ratio"] is None
-    from planner.lab.run.as_run import host_of, parts_as_run
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.assembled_step import parts_as_run
+    from planner.lab.run.eager_pricing import host_of
+    from planner.lab.run.levels import question
     from planner.plan_file import load_plan
 
     host, asked = host_of(found["as_run"]), question(load_plan(plan))
@@ -345,8 +333,8 @@ def test_scaling_up_multiplies_what_was_seen() -> None:
 @needs_torch
 def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     from planner.lab.run import one_rank
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.learn import not_compared
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "2", "--dp", "2", "--zero", "3"))
@@ -357,17 +345,16 @@ def test_what_cannot_be_emulated_is_a_sentence(tmp_path: Path) -> None:
     assert one_rank.obstacle(roomy) == ""
     with pytest.raises(PlannerError, match="--rank 2: the plan has ranks 0 to 1"):
         one_rank.run(dataclasses.replace(roomy, ranks=(0, 2)), lambda _: None)
-    assert "not compared: on a CPU" in one_rank.other_device(task.asked, place)
+    assert "it ran on CPUs" in not_compared(task.asked.cluster.hardware, place)
     card = dataclasses.replace(place, device="cuda", name="NVIDIA H100 80GB HBM3")
-    assert one_rank.other_device(task.asked, card) == ""
+    assert not_compared(task.asked.cluster.hardware, card) == ""
     other = dataclasses.replace(card, name="NVIDIA A100-SXM4-80GB")
-    assert "on NVIDIA A100-SXM4-80GB, and the plan is for h100-sxm" in one_rank.other_device(task.asked, other)
+    assert "it ran on NVIDIA A100-SXM4-80GB (Ampere), and the plan is for" in not_compared(task.asked.cluster.hardware, other)
 
 
 def test_the_highest_rung_that_the_gpus_allow_is_taken(tmp_path: Path) -> None:
     """A plan of 16 GPUs: eight GPUs run it truncated, one GPU a rank of it; a CPU says nothing about its times."""
-    from planner.lab.run.levels import Machine, Task, choose
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, choose, question
     from planner.plan_file import load_plan
 
     plan = load_plan(plan_file(tmp_path, "--gpus", "16", "--tp", "2", "--dp", "8", "--zero", "3", num_kv_heads=4))
@@ -392,8 +379,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     """The second of two ranks of a pipeline, 3 of its 8 microbatches, and what the rung makes of it."""
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     loaded = load_plan(plan)
@@ -401,7 +387,7 @@ def lone_rank(plan: Path, device: str = "cpu", **more: Any) -> tuple[Any, dict[s
     machine = Machine(device=device, gpus=int(device == "cuda"), name="x", memory=1e9, cores=2, place=None)
     ran = dataclasses.replace(
         Emulation.of(1, asked.split), totals=[0.35], updates=[0.01],
-        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]}, **more,
+        samples={("F", 1): [0.03, 0.03, 0.04], ("B", 1): [0.07, 0.08, 0.07]}, **more,
     )  # fmt: skip
     return asked, one_rank.result(Task(plan=loaded, asked=asked, machine=machine), [ran])
 
@@ -448,9 +434,7 @@ def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) 
     asked, found = lone_rank(plan, "cuda")
     planned = price(Job(workload=asked.workload, cluster=asked.cluster, trainer=asked.trainer), asked.layout)
     told = {row["kind"]: row["predicted_seconds"] for row in found["stages"]}
-    assert told == {
-        kind: float(predicted_of(planned).computed[name][1]) for kind, name in (("F", "forward"), ("B", "backward"))
-    }
+    assert told == {kind: float(predicted_of(planned).computed[kind][1]) for kind in ("F", "B")}
     times = {row["what"]: row for row in found["times"]}
     assert times["step"]["predicted_seconds"] == pytest.approx(planned.step_time) and found["as_run"] is None
     assert times["optimizer of rank 1"]["predicted_seconds"] == float(planned.shared.optimizer[2, 0])
@@ -459,8 +443,8 @@ def test_a_rank_on_a_processor_is_compared_with_what_runs_there(tmp_path: Path) 
 def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     """Tokens have no gradient: the first stage does its whole backward pass as gradients of weights; the parts of the step are
     those of the cost model where the trainer runs nothing else."""
-    from planner.lab.run.as_run import parts_as_run, predicted_as_run, priced_as_run
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.assembled_step import parts_as_run, predicted_as_run, priced_as_run
+    from planner.lab.run.levels import question
     from planner.plan_file import load_plan
 
     flags = ("--gpus", "2", "--pp", "2", "--global-batch-size", "8", "--schedule", "zbv", "--vpp", "2")
@@ -468,8 +452,8 @@ def test_halves_of_a_backward_pass_are_those_of_torch(tmp_path: Path) -> None:
     priced = priced_as_run(asked)
     told = predicted_as_run(priced, asked.split, None)
     computed, model = told.computed, predicted_of(priced).computed
-    assert computed["weight"][0] == computed["backward"][0] and 0 < computed["weight"][1] < computed["backward"][1]
-    for name in ("forward", "backward"):
+    assert computed["W"][0] == computed["B"][0] and 0 < computed["W"][1] < computed["B"][1]
+    for name in ("F", "B"):
         assert computed[name] == pytest.approx(model[name])
     parts, whole = parts_as_run(asked, None), priced.estimate.time
     more = told.update - priced.shared.optimizer[:, 0]
@@ -485,8 +469,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     """One rank out of memory, one whose process was lost, one that ran: the last one's times are kept."""
     from planner.lab.run import one_rank
     from planner.lab.run.emulate import Emulation
-    from planner.lab.run.levels import Machine, Task
-    from planner.lab.run.plan_question import question
+    from planner.lab.run.levels import Machine, Task, question
     from planner.plan_file import load_plan
 
     plan = load_plan(on_this_cpu(tmp_path, "--gpus", "4", "--pp", "2", "--dp", "2", "--global-batch-size", "16"))
@@ -496,7 +479,7 @@ def test_a_rank_that_does_not_get_through_is_a_result(tmp_path: Path) -> None:
     )
     ran = dataclasses.replace(
         Emulation.of(2, asked.split), totals=[0.35], updates=[0.01],
-        samples={("forward", 1): [0.03, 0.03, 0.04], ("backward", 1): [0.07, 0.08, 0.07]},
+        samples={("F", 1): [0.03, 0.03, 0.04], ("B", 1): [0.07, 0.08, 0.07]},
     )  # fmt: skip
     full = {"phase": "step 1", "sentence": "CUDA out of memory", "allocated_gib": 70.5, "outcome": "out_of_memory"}
     ended = {"phase": "its step", "allocated_gib": None, "outcome": "failed"}

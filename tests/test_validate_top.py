@@ -16,7 +16,7 @@ from trainer_samples import LOGS, measured_step, of_megatron, plan_of, stand_in
 from planner.commands.main import main
 from planner.errors import PlannerError
 from planner.lab.run.learn import learned
-from planner.lab.run.top import Finalist, finalists, ranked, validate_all
+from planner.lab.run.request import Finalist, finalists, ranked, validate_all
 from planner.layout import Layout
 from planner.library import read_yaml
 from planner.runs.rows import validations_from_dict

@@ -14,7 +14,7 @@ import pytest
 from trainer_samples import LOGS, ROOT, of_megatron, of_torchtitan, plan_of, stand_in
 
 from planner.errors import PlannerError
-from planner.lab.launch.children import run_watched
+from planner.lab.launch.torchrun import run_watched
 from planner.lab.run.learn import learned
 from planner.lab.run.trainer_run import TrainerRun, require_runnable, run_trainer
 from planner.layout import Layout
@@ -124,7 +124,7 @@ def test_what_cannot_be_started_is_said_before_anything_starts(tmp_path: Path, m
 
 
 def test_the_exported_script_starts_the_trainer_with_the_whole_batch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """smoke.sh as users run it: a stand-in torchrun on the PATH is given the trainer's words and prints Megatron's log."""
     stand, words = tmp_path / "torchrun", tmp_path / "words"
@@ -134,16 +134,16 @@ def test_the_exported_script_starts_the_trainer_with_the_whole_batch(
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setenv("MEGATRON_LM", str(tmp_path))
     monkeypatch.setattr("planner.lab.run.trainer_run._probe", lambda: (8, True, "2.13"))
-    told: list[str] = []
     asked = TrainerRun(trainer="megatron", steps=8, warm_up=4)
-    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked, say=told.append)
+    found = run_trainer(of_megatron(), tmp_path / "plan.yaml", asked)
     assert found["outcome"] == "completed" and found["steps"] == {"warm": 4, "measured": 8} and found["log"] is None
     given = words.read_text().splitlines()
     last = {flag: given[at + 1] for at, flag in enumerate(given) if flag.startswith("--")}  # of two, the last counts
     assert str(tmp_path / "pretrain_gpt.py") in given and last["--nproc-per-node"] == "8"
     assert (last["--train-iters"], last["--global-batch-size"]) == ("12", "128") and "--mock-data" in given
     assert (last["--tensor-model-parallel-size"], last["--micro-batch-size"]) == ("2", "1")
-    assert told == [found["limits"]] and "12 steps, about" in told[0] and "CUDA_DEVICE_MAX_CONNECTIONS=1" in given
+    said = capsys.readouterr().err
+    assert said == f"{found['limits']}\n" and "12 steps, about" in said and "CUDA_DEVICE_MAX_CONNECTIONS=1" in given
 
 
 def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
@@ -169,5 +169,5 @@ def test_a_stopped_trainer_is_written_down_and_ended(tmp_path: Path) -> None:
 
 def test_a_command_that_outlives_its_deadline_is_ended(tmp_path: Path) -> None:
     words = ["sh", "-c", "trap '' TERM; echo on; sleep 30"]
-    ended = run_watched(words, lambda _: None, lambda: 0.0, folder=tmp_path)
+    ended = run_watched(words, lambda _: 0.0, folder=tmp_path)
     assert ended.hung and ended.code != 0

@@ -16,8 +16,7 @@ from click.testing import CliRunner
 from samples import model
 
 from planner.commands.main import main
-from planner.lab.run.levels import Machine, Task
-from planner.lab.run.plan_question import question
+from planner.lab.run.levels import Machine, Task, question
 from planner.plan_file import load_plan
 
 ROOT = Path(__file__).resolve().parent.parent

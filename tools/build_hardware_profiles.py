@@ -57,7 +57,7 @@ def fit_table(
     keep = (m >= 128) & (n >= 256) & (k >= 256)
     m, n, k, t = m[keep], n[keep], k[keep], us[keep] * 1e-6
     device = Device(peak=peak, bandwidth=memory, units=units, waves=ampere)
-    curve = fit_gemm((m, n, k), t, recipe, device, RANDOM.random(len(t)) < 0.5)
+    curve = fit_gemm(np.array((m, n, k)), t, recipe, device, RANDOM.random(len(t)) < 0.5)
     print("   ", recipe, len(t), curve.errors)
     return curve
 

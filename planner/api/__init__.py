@@ -7,7 +7,6 @@ Each call imports what it needs.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -317,13 +316,12 @@ def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKe
     neither says.
     """
     from planner.trainers.reading import read
-    from planner.trainers.reading.configuration import Said, to_plan
+    from planner.trainers.reading.configuration import SAID, to_plan
 
-    names = [one.name for one in dataclasses.fields(Said)]
-    require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in names])
-    fields = {name: value for name, value in request_fields(said).items() if name in names}
+    require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
+    fields = {name: value for name, value in request_fields(said).items() if name in SAID}
     reading = read(Path(file), format, fields.get("num_gpus"))
-    return Imported(to_plan(reading, Said(**fields)), unread=reading.unread, notes=reading.notes)
+    return Imported(to_plan(reading, fields), unread=reading.unread, notes=reading.notes)
 
 
 __all__ = [

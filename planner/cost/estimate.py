@@ -10,12 +10,12 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.memory.device_memory import peak, stage_memory
+from planner.cost.memory.peak_points import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
 from planner.cost.price.compute import stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.cost.price.stage_times import SLOWEST, at_stage, largest_stage
+from planner.cost.price.stage_times import at_stage, largest_stage
 from planner.cost.unique_stages import Gathered, StageTable
 from planner.hardware import HardwareProfile
 from planner.layout import Layout
@@ -188,34 +188,24 @@ def _every_row(layout: Layout) -> Layout:
     return Layout(**{n: np.broadcast_to(np.asarray(v), (len(layout),)) for n, v in layout.columns().items()})
 
 
-def _by_stage(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int) -> Gathered:
-    layout = _every_row(layout)
-    return StageTable(workload, cluster, trainer, layout, middle).take(slice(0, len(layout)))
-
-
 def memory_by_stage(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1
-) -> dict[str, Floats]:
-    """Bytes by component but for the context on the first, a middle and the last stage, (3, N): what ``estimate`` takes the
-    largest of. ``middle`` is the number of the middle one."""
-    priced = _by_stage(workload, cluster, trainer, layout, middle)
-    return _memory(trainer, priced, cluster.hardware)[0]
+) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Bytes on the first, a middle and the last stage, (3, N); ``middle`` is the number of the middle one.
 
-
-def largest_by_stage(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1
-) -> dict[str, Floats]:  # fmt: skip
-    """Most bytes of each component that the allocator hands out, each at a program point of its own, and "peak", the most of all
-    together; (3, N). ``middle`` as in ``memory_by_stage``."""
-    priced = _by_stage(workload, cluster, trainer, layout, middle)
-    found = _memory(trainer, priced, cluster.hardware)[0]
+    By component but for the context: what ``estimate`` takes the largest of. And the most bytes of each component that the
+    allocator hands out, each at a program point of its own, and "peak", the most of all together.
+    """
+    layout, hardware = _every_row(layout), cluster.hardware
+    priced = StageTable(workload, cluster, trainer, layout, middle).take(slice(0, len(layout)))
+    found = _memory(trainer, priced, hardware)[0]
     largest = {name: found[name] for name in ALLOCATED} | {"gradients": priced.gradients}
-    largest["activations"] = peak(trainer, priced, cluster.hardware).largest_activations
-    return largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
+    largest["activations"] = peak(trainer, priced, hardware).largest_activations
+    return found, largest | {"peak": np.sum([found[name] for name in ALLOCATED], axis=0)}
 
 
 def _memory(trainer: Trainer, priced: Gathered, hardware: HardwareProfile) -> tuple[dict[str, Floats], Floats]:
-    return stage_memory(trainer, priced, hardware, priced.of_slowest("host_share"))
+    return stage_memory(trainer, priced, hardware, priced.slowest["host_share"])
 
 
 def _peak_dtype(precision: str, known: Collection[str]) -> str:
@@ -234,7 +224,7 @@ def _step_parts(
     adapters are trained), averaged over the stages.
     """
     m = np.asarray(layout.num_microbatches, dtype=float)
-    slowest = {name: priced.of_slowest(name) for name in SLOWEST}
+    slowest = priced.slowest
     sent = 2.0 * priced.send
     overlapped = sends_overlap(trainer, layout)
     exposed_send = sent * (1.0 - overlapped)
@@ -257,10 +247,7 @@ def _step_parts(
         layout.num_gpus, layout.pp, priced.forward + priced.backward, slowest["compute"] + slowest["recompute"]
     )
     time["stragglers"] = slowed * (time["compute"] + time["recompute"] + time["bubble"])
-    concealed = {
-        "tensor": m * slowest["tensor_hidden"],
-        "context": m * slowest["context_hidden"],
-        "expert": m * slowest["expert_hidden"],
+    concealed = {name: m * slowest[f"{name}_hidden"] for name in HIDDEN[:3]} | {
         "pipeline": m * (sent - exposed_send),
         "data": at_stage(hidden, end),
     }

@@ -15,7 +15,7 @@ from planner.layout import Layout
 if TYPE_CHECKING:
     from planner.cost.layer.operators import Collective, Number, Operator, Shard
     from planner.cost.pipeline.partition import StageParameters, Stages
-    from planner.cost.price.state_traffic import Gather
+    from planner.cost.price.state_traffic import Part
     from planner.model import ModelSpec
     from planner.workload import Workload
 
@@ -88,10 +88,10 @@ class OwnTerms:
         """Bytes that kernels in addition to the optimizer's own move per updated parameter."""
         return 0.0
 
-    def gather_seconds(self, gather: Gather, seconds: Floats) -> Floats:
-        """Seconds until all ranks of a group have updated weights, by those of one all-gather."""
+    def gather_seconds(self, part: Part, size: Floats, seconds: Floats) -> Floats:
+        """Seconds until all ranks of a group have updated weights, by those of one all-gather of ``size`` bytes."""
         return seconds
 
-    def gather_host_seconds(self, gather: Gather) -> Number:
+    def gather_host_seconds(self, part: Part) -> Number:
         """Host work, in seconds, to gather all weights of a stage once, in addition."""
         return 0.0

@@ -11,7 +11,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.estimate import Estimate, estimate
+from planner.cost.estimate import PARTS, Estimate, estimate
 from planner.cost.pipeline.partition import Stages, assign_layers, stage_layers
 from planner.cost.pipeline.schedule_walk import StageDurations, walked_time
 from planner.cost.pipeline.schedules import EQUATIONS, pipeline_time, sends_overlap
@@ -21,10 +21,7 @@ from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
-BUSY = (
-    "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
-    "pipeline_communication",
-)  # fmt: skip
+BUSY = PARTS[:7]
 """Parts of the step time in which the slowest stage is not idle."""
 
 
@@ -98,7 +95,7 @@ def refine(
         stage, send = durations(workload, layout, *table.content(row)), each * (1.0 - overlap)
         passes = StageDurations(stage.forward + send, stage.backward + send, stage.weight)
         walked = walked_time(schedule, pp, vpp, m, passes, each * overlap)
-        waiting = float(shared.of_slowest("waiting")[0])
+        waiting = float(shared.slowest["waiting"][0])
         busy = sum(float(one.time[part][0]) for part in BUSY) + m * waiting
         bubble = np.array([max(walked - busy, 0.0)])
         stragglers = one.time["stragglers"] + one.slowed * (bubble - one.time["bubble"])

@@ -1,37 +1,22 @@
 """The distinct stages, sends and groups of a batch of layouts, priced once and gathered for any of its candidates."""
 
-import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
-from planner.cost.memory.peak_points import shape_parts, state_parts
-from planner.cost.memory.states import (
-    StageBytes,
-    communicator_bytes,
-    host_bytes,
-    state_bytes,
-    workspace_bytes,
-)
-from planner.cost.pipeline.partition import (
-    StageParameters,
-    Stages,
-    assign_layers,
-    split_stages,
-    stage_parameters,
-    stage_positions,
-)
+from planner.cost.memory import peak_points, states
+from planner.cost.pipeline import partition
+from planner.cost.pipeline.partition import StageParameters, Stages, column, stage_positions
 from planner.cost.pipeline.schedules import flight_columns, in_flight
+from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
-from planner.cost.price.sharding import column
-from planner.cost.price.stage_times import SLOWEST, StageSeconds, StageTimes, stage_times, stages_first
-from planner.cost.price.state_traffic import TRAFFIC_FIELDS, UpdateSeconds, reduce_and_gather
-from planner.cost.price.update import accumulation_seconds, copy_seconds, optimizer_seconds
+from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
 from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -44,13 +29,12 @@ FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered(StageSeconds, StageBytes, UpdateSeconds):
+class Gathered(StageSeconds, states.StageBytes, state_traffic.UpdateSeconds):
     """What many candidates share, gathered for N of them. Arrays are (3, N), the three stages first, unless stated:
     operations with a column of N are then contiguous, several times faster than with the stages last."""
 
-    def of_slowest(self, name: str) -> Floats:
-        """One column of ``slowest``, by its name in SLOWEST."""
-        return self.slowest[SLOWEST.index(name)]
+    send: Floats
+    """Seconds to hand one microbatch to the next stage, all its virtual stages together, (N,)."""
 
 
 class StageTable:
@@ -58,17 +42,17 @@ class StageTable:
     number of the middle stage whose microbatches in flight are counted."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
-        layout = assign_layers(workload.model, trainer, layout)
+        layout = partition.assign_layers(workload.model, trainer, layout)
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
-        stages = split_stages(workload.model, contents)
+        stages = partition.split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        parameters = stage_parameters(workload, contents, stages)
-        adding = accumulation_seconds(workload, cluster, trainer, contents, parameters)
+        parameters = partition.stage_parameters(workload, contents, stages)
+        adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
-        groups, group_rows = distinct(layout, TRAFFIC_FIELDS, v_shaped)
+        groups, group_rows = distinct(layout, state_traffic.TRAFFIC_FIELDS, v_shaped)
         spaces, space_rows = distinct(layout, _space_fields(trainer), v_shaped)
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
@@ -76,7 +60,7 @@ class StageTable:
             (stages, parameters) if groups is contents else _held(workload, groups)
         )  # few candidates are not sorted out
         more = (stages, parameters) if spaces is contents else _held(workload, spaces)
-        self._tables: list[tuple[dict[str, Floats], NDArray[np.intp]]] = [
+        self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
             (_state_columns(workload, cluster, trainer, groups, held), group_rows),
@@ -86,32 +70,37 @@ class StageTable:
 
     def take(self, rows: slice) -> Gathered:
         """Everything of some candidates."""
-        columns: dict[str, Floats] = {}
+        columns: dict[str, Any] = {}
         for table, numbers in self._tables:
-            some = numbers[rows]
-            columns |= {name: values.take(some, axis=-1) for name, values in table.items()}
+            columns |= _taken(table, numbers[rows])
         return Gathered(**columns)
 
     def content(self, row: int) -> tuple[Stages, StageTimes]:
         """Contents (1, 3) and times (3, 1) of the stages of one candidate."""
         _, rows, stages, times = self._content
         here = rows[row : row + 1]
-        return (
-            Stages(**{f.name: getattr(stages, f.name)[here] for f in dataclasses.fields(stages)}),
-            StageTimes(**{f.name: getattr(times, f.name)[..., here] for f in dataclasses.fields(times)}),
-        )
+        held = Stages(**{name: one[here] for name, one in vars(stages).items()})
+        return held, StageTimes(**_taken(vars(times), here))
+
+
+def _taken(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
+    """Some rows of every column, also of those in a dictionary of their own."""
+    return {
+        name: _taken(one, rows) if isinstance(one, dict) else one.take(rows, axis=-1) for name, one in columns.items()
+    }
 
 
 def _content_columns(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes
-) -> dict[str, Floats]:
+) -> dict[str, Any]:
     offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
     layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
     kept = np.zeros((len(layout), 1))
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
-    nothing = np.zeros((0, *times.saved.shape))
-    parts = shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else nothing
+    parts = (
+        peak_points.shape_parts(workload, trainer, layout, stages, times) if trainer.stored.gradients_on_demand else {}
+    )
     return {
         "slowest": times.slowest,
         "forward": times.forward,
@@ -127,20 +116,20 @@ def _state_columns(
     workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, held: tuple[Stages, StageParameters]
 ) -> dict[str, Floats]:
     stages, parameters = held
-    reduce, gather, (reduced_last, gathered_first) = reduce_and_gather(
+    reduce, gather, (reduced_last, gathered_first) = state_traffic.reduce_and_gather(
         workload, cluster, trainer, layout, stages, parameters
     )
-    optimizer, offload = optimizer_seconds(workload, cluster, trainer, layout, parameters)
+    optimizer, offload = state_traffic.optimizer_seconds(workload, cluster, trainer, layout, parameters)
     fresh = step_end = pooled = np.zeros_like(parameters.dense)
     for term in trainer.terms:
         more = term.end_bytes(workload, layout, parameters)
         fresh, step_end, pooled = fresh + more[0], step_end + more[1], pooled + more[2]
     columns = {
-        **state_bytes(workload, trainer, layout, parameters),
-        "host": host_bytes(workload, trainer, layout, parameters),
+        **states.state_bytes(workload, trainer, layout, parameters),
+        "host": states.host_bytes(workload, trainer, layout, parameters),
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
-        "buffers": communicator_bytes(cluster, layout),
-        "reduce": reduce, "gather": gather, "copies": copy_seconds(cluster, layout, parameters),
+        "buffers": states.communicator_bytes(cluster, layout),
+        "reduce": reduce, "gather": gather, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
         "reduced_last": reduced_last, "gathered_first": gathered_first,
         "optimizer": optimizer, "offload": offload,
     }  # fmt: skip
@@ -154,8 +143,8 @@ def _space_columns(
     layout: Layout,
     held: tuple[Stages, StageParameters],
     middle: int,
-) -> dict[str, Floats]:
-    workspace = workspace_bytes(workload, cluster, trainer, layout, *held)
+) -> dict[str, Any]:
+    workspace = states.workspace_bytes(workload, cluster, trainer, layout, *held)
     launched = most = waiting = busy = np.zeros((len(layout), 1))
     flights = in_flight(layout, stage_positions(layout, middle)) if trainer.terms else launched
     for term in trainer.terms:
@@ -169,9 +158,7 @@ def _space_columns(
         "held_waiting": waiting,
         "held_busy": busy,
     }
-    parts = np.zeros((0, 3, len(layout)))
-    if trainer.stored.gradients_on_demand:
-        parts = state_parts(workload, trainer, layout, *held)
+    parts = peak_points.state_parts(workload, trainer, layout, *held) if trainer.stored.gradients_on_demand else {}
     return {name: stages_first(values) for name, values in columns.items()} | {"state_parts": parts}
 
 
@@ -190,8 +177,8 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
 
 def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
     """What the stages of a layout hold."""
-    stages = split_stages(workload.model, layout)
-    return stages, stage_parameters(workload, layout, stages)
+    stages = partition.split_stages(workload.model, layout)
+    return stages, partition.stage_parameters(workload, layout, stages)
 
 
 def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:

@@ -10,7 +10,7 @@ from planner.cost.estimate import PARTS
 from planner.cost.pipeline.partition import stage_parameters
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.cost.price.stage_times import pass_seconds, stage_totals
-from planner.cost.price.update import accumulation_seconds, activation_offload
+from planner.cost.price.state_traffic import accumulation_seconds, activation_offload
 from planner.layout import Layout, Schedule
 from planner.timeline.priced_plan import Priced
 
@@ -35,8 +35,8 @@ STREAM_OF_PART = {part: part.removesuffix("_communication") for part in PARTS} |
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Drawn:
-    """Something on one stream of one rank."""
+class Slice:
+    """Something that runs on one stream of one rank, or as a piece on that of every action of one stage and kind."""
 
     kind: str
     """F, B, I, W, recompute; what is none of them in words: 'send', 'gather weights', 'optimizer'."""
@@ -44,37 +44,21 @@ class Drawn:
     """Part of the step time that it counts for, one of PARTS."""
     hidden: bool = False
     """It runs during computation and is no part of the step time."""
-
-    @property
-    def stream(self) -> str:
-        """One of STREAMS."""
-        return STREAM_OF_PART[self.part]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slice(Drawn):
-    """Something that runs on one rank."""
-
-    rank: int
-    """Pipeline rank."""
     start: float
-    """Seconds from the start of the step."""
+    """Seconds from the start of the step; of a piece from that of the action."""
     end: float
-    """Seconds from the start of the step."""
+    """The same."""
+    rank: int = -1
+    """Pipeline rank."""
     stage: int = -1
     """Virtual stage in model order; -1 = the whole rank."""
     microbatch: int = -1
     """-1 = none."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece(Drawn):
-    """A part of every action of one stage and kind."""
-
-    offset: float
-    """Seconds from the start of the action."""
-    seconds: float
-    """How long it takes."""
+    @property
+    def stream(self) -> str:
+        """One of STREAMS."""
+        return STREAM_OF_PART[self.part]
 
 
 def stage_kind(rank: int, pp: int) -> int:
@@ -87,7 +71,7 @@ def rank_of_kind(kind: int, pp: int) -> int:
     return min((0, 1, pp - 1)[kind], pp - 1) if pp > 2 or kind != 1 else 0
 
 
-def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]:
+def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Slice, ...]]:
     """The pieces of an action by (virtual stage, kind of action), in order; hidden communication among them.
 
     Their seconds are those of ``cost.refine.durations``, split by the same layer costs: what is not hidden sums to the
@@ -96,7 +80,7 @@ def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]
     """
     passes, hidden = _seconds(priced)
     overlap = priced.job.trainer.traffic.overlap
-    found: dict[tuple[int, str], tuple[Piece, ...]] = {}
+    found: dict[tuple[int, str], tuple[Slice, ...]] = {}
     for stage in range(len(passes["F"]["compute"])):
         windows = {kind: float(parts["recompute"][stage] + parts["compute"][stage]) for kind, parts in passes.items()}
         for kind, parts in passes.items():
@@ -110,19 +94,19 @@ def pieces_by_action(priced: Priced) -> dict[tuple[int, str], tuple[Piece, ...]]
     return found
 
 
-def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) -> tuple[Piece, ...]:
+def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) -> tuple[Slice, ...]:
     """One action: its parts one after the other, hidden communication from where its computation starts."""
-    pieces, offset = [], 0.0
+    pieces, at = [], 0.0
     for part, word in WORDS.items():
         if part == "recompute":
             pieces += [
-                Piece(kind=WORDS[name], part=name, offset=offset, seconds=seconds, hidden=True)
+                Slice(kind=WORDS[name], part=name, start=at, end=at + seconds, hidden=True)
                 for name, seconds in overlapped.items()
                 if seconds > 0
             ]
         if parts[part] > 0:
-            pieces.append(Piece(kind=word or kind, part=part, offset=offset, seconds=parts[part]))
-            offset += parts[part]
+            pieces.append(Slice(kind=word or kind, part=part, start=at, end=at + parts[part]))
+            at += parts[part]
     return tuple(pieces)
 
 

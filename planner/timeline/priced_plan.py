@@ -51,7 +51,7 @@ class Priced:
     def pipeline_seconds(self) -> float:
         """Seconds from the first forward to the last backward pass: the slowest stage's passes and the bubble."""
         passes = sum(float(self.estimate.time[part][0]) for part in PARTS[:8])  # compute to bubble
-        return passes + int(self.layout.num_microbatches) * float(self.shared.of_slowest("waiting")[0])
+        return passes + int(self.layout.num_microbatches) * float(self.shared.slowest["waiting"][0])
 
     @property
     def send(self) -> tuple[float, float]:

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.memory.device_memory import stage_memory
-from planner.cost.memory.peak_points import SHAPE_PARTS
+from planner.cost.memory.peak_points import stage_memory
 from planner.cost.memory.states import COMPONENTS
 from planner.cost.pipeline.partition import stage_layers
 from planner.cost.pipeline.schedules import flight_columns
@@ -88,7 +87,7 @@ def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
     ranks, hardware = _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware
-    found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.of_slowest("host_share"))
+    found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.slowest["host_share"])
     layers = stage_layers(priced.job.model.num_layers, priced.dealt)
     return tuple(
         StageMemory(
@@ -106,7 +105,7 @@ def _by_rank(shared: Gathered, kinds: list[int], counts: dict[str, Floats]) -> G
     for field in dataclasses.fields(shared):
         value = getattr(shared, field.name)
         if field.name in ("shape_parts", "state_parts"):
-            columns[field.name] = value[:, kinds]
+            columns[field.name] = {name: one[kinds] for name, one in value.items()}
         else:
             columns[field.name] = value if field.name in ("slowest", "send") else value[kinds]
     return Gathered(**{**columns, **counts})
@@ -138,7 +137,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
     workspace, step_end = max(workspace, fresh - stored - transient), max(step_end, fresh)
     static = {name: of_rank.memory[name] for name in STATIC}
     if priced.job.trainer.stored.gradients_on_demand:
-        stored += float(shared.shape_parts[SHAPE_PARTS.index("outputs"), kind, 0])
+        stored += float(shared.shape_parts["outputs"][kind, 0])
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0
         workspace = largest - of_rank.in_flight * stored

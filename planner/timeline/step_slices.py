@@ -21,7 +21,7 @@ from planner.cost.pipeline.schedule_walk import Span, walk
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import largest_stage
 from planner.layout import Layout
-from planner.timeline.passes import Piece, Slice, pieces_by_action, stage_kind
+from planner.timeline.passes import Slice, pieces_by_action, stage_kind
 from planner.timeline.priced_plan import Priced
 
 SAME = 1e-9
@@ -46,7 +46,7 @@ class Timeline:
     """When the last backward pass has ended."""
     actions: tuple[Span, ...]
     """Every action of every stage, whole: the classic picture of a pipeline. Those of one rank are in order of time."""
-    pieces: dict[tuple[int, str], tuple[Piece, ...]]
+    pieces: dict[tuple[int, str], tuple[Slice, ...]]
     """The parts of an action, by stage and kind of action."""
     around: tuple[Slice, ...]
     """Before, after and (data-parallel traffic, hidden sends) during the actions."""
@@ -59,10 +59,10 @@ class Timeline:
         yield from self.around
         for action in self.actions:
             for piece in self.pieces[action.stage, action.kind]:
-                begin = min(action.start + piece.offset, action.end)
+                begin = min(action.start + piece.start, action.end)
                 yield Slice(
                     rank=action.rank, kind=piece.kind, part=piece.part, stage=action.stage, microbatch=action.microbatch,
-                    start=begin, end=min(begin + piece.seconds, action.end), hidden=piece.hidden,
+                    start=begin, end=min(action.start + piece.end, action.end), hidden=piece.hidden,
                 )  # fmt: skip
 
     def totals(self, rank: int) -> dict[str, float]:
@@ -74,8 +74,8 @@ class Timeline:
         counts = Counter((one.stage, one.kind) for one in self.actions if one.rank == rank)
         for count, piece in ((count, piece) for key, count in counts.items() for piece in self.pieces[key]):
             if not piece.hidden:
-                found[piece.part] += count * piece.seconds
-                busy += count * piece.seconds
+                found[piece.part] += count * (piece.end - piece.start)
+                busy += count * (piece.end - piece.start)
         for one in self.around:
             if one.rank == rank and not one.hidden:
                 found[one.part] += one.end - one.start

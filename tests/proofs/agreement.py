@@ -17,7 +17,7 @@ from planner.cluster import Cluster
 from planner.hardware import load_hardware
 from planner.lab.reference.split import split_of
 from planner.lab.run.comparison import BOUNDS, memory_row, predicted_memory
-from planner.lab.run.plan_question import Question
+from planner.lab.run.levels import Question
 from planner.layout import NAMES, CpMethod, Layout, Module, Recompute, Schedule
 from planner.model import load_model
 from planner.trainer import load_trainer

@@ -43,10 +43,9 @@ from planner.lab.profile.compute_timing import measure_compute
 from planner.lab.profile.definitions import gemm, memory_bound
 from planner.lab.profile.fit_compute import base_of, fit_compute
 from planner.lab.profile.journal import Journal
-from planner.lab.profile.points import Measured, Point
+from planner.lab.profile.points import Measured, Point, Settings
 from planner.lab.profile.profile_file import profile_data
 from planner.lab.profile.rank_groups import header
-from planner.lab.profile.settings import Settings
 from planner.lab.profile.tensors import keep_memory
 from planner.lab.reference.split import SCHEDULES, Split, virtual_stages
 from planner.lab.run.clock import Clock
@@ -120,7 +119,7 @@ class Asked:
             job, self.layout, estimate(job.workload, job.cluster, job.trainer, one), "fp32", largest=TRAFFIC
         )
         copy = memory_bound("copy", "forward", 512, 512, "fp32")
-        return [*found, *([] if any(one.identity == copy.identity for one in found) else [copy])]
+        return [*found, *([] if copy in found else [copy])]
 
 
 TRAFFIC = 16.0 * MIB
@@ -181,11 +180,11 @@ def on_rank(split: Split, points: Sequence[Point], rounds: int) -> tuple[list[li
             work()
             seconds.append(time.thread_time() - start)
             rate.look()
-        beside = rate.take()[0]
+        beside = rate.take()
         for found, took in zip(samples, seconds, strict=True):
             found.append(took / beside)
         passes = passes_of(taken_step(run, clock, number_))
-        beside = rate.take()[0]
+        beside = rate.take()
         steps.append({key: took / beside for key, took in passes.items()})
         if number_ == 0:
             for found in samples:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.questions.calibrate.fit import Solution, Unknown, solve
+from planner.questions.calibrate.fit import Solution, solve
 from planner.runs import Run
 from tools.evidence.constants import Constant, predict_with
 
@@ -111,11 +111,8 @@ def _solve(
         errors = _logs(runs, listed, {**known, **values}, fits)
         return errors - mean @ errors if fits == "time differences" else errors
 
-    unknowns = [
-        Unknown(name=one.name, low=math.log(one.low / one.default), high=math.log(one.high / one.default), width=_width(one))
-        for one in group
-    ]  # fmt: skip
-    return solve(residuals, unknowns)
+    bounds = [(math.log(one.low / one.default), math.log(one.high / one.default), _width(one)) for one in group]
+    return solve(residuals, np.array(bounds).reshape(-1, 3).T)
 
 
 def _logs(runs: Sequence[Run], listed: Sequence[Constant], values: Mapping[str, float], fits: str) -> Floats:

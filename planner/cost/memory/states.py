@@ -6,8 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.sharding import column, gathered_bytes, local_states, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
 from planner.cost.price.state_traffic import bucket_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
@@ -41,10 +40,10 @@ class StageBytes:
     """Microbatches whose logits wait on the last stage."""
     waiting_weights: Floats
     """Microbatches whose weight gradients come later."""
-    shape_parts: Floats
-    """Of ``peak_points.SHAPE_PARTS``, (parts, 3, N); no parts where gradients are buffered."""
-    state_parts: Floats
-    """Of ``peak_points.STATE_PARTS``, likewise."""
+    shape_parts: dict[str, Floats]
+    """Of ``peak_points.shape_parts``; none where gradients are buffered."""
+    state_parts: dict[str, Floats]
+    """Of ``peak_points.state_parts``, likewise."""
     workspace: Floats
     held_launched: Floats
     """Of what collectives read in all passes until most is alive (``OwnTerms.record_stream_bytes``)."""
@@ -86,7 +85,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     if workload.precision == "fp16":
         gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
         optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
-    trained = trained_parameters(workload, parameters)
+    trained = parameters.trained(workload)
     on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
     resident = per_rank(parameters.dense, parameters.expert, trainer.stored.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0)
@@ -94,7 +93,7 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     return {
         "weights": (resident + extra) * weight_bytes,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
-        "optimizer_states": local_states(workload, layout, parameters) * optimizer_bytes * on_gpu,
+        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes * on_gpu,
     }  # fmt: skip
 
 
@@ -104,7 +103,7 @@ def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters:
         trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     )
     share = column(layout.offload_optimizer) / 100.0
-    return local_states(workload, layout, parameters) * share * each
+    return parameters.updated(workload, layout) * share * each
 
 
 def workspace_bytes(
@@ -138,7 +137,7 @@ def workspace_bytes(
     at_ends = table * (weight + trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
-    dense, expert = trained_parameters(workload, parameters)
+    dense, expert = parameters.trained(workload)
     learned = dense + expert
     everything = parameters.all * weight + unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go

@@ -1,4 +1,5 @@
-"""Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere."""
+"""Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere. How many of the
+parameters a rank holds, trains and updates, by state sharding."""
 
 from dataclasses import dataclass
 
@@ -10,6 +11,11 @@ from planner.layout import Layout, is_v_shaped
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
+
+
+def column(value: object) -> Floats:
+    """A layout field as a float column of shape (N, 1)."""
+    return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +129,19 @@ class StageParameters:
         """Parameters of one rank, experts included."""
         return self.dense + self.expert
 
+    def trained(self, workload: Workload) -> tuple[Floats, Floats]:
+        """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
+        if workload.lora_rank:
+            return self.adapters, np.zeros_like(self.expert)
+        return self.dense, self.expert
+
+    def updated(self, workload: Workload, layout: Layout) -> Floats:
+        """Parameters whose optimizer states live on one rank."""
+        dense, expert = self.trained(workload)
+        dense_shard, expert_shard = shard_groups(layout)
+        sharded = column(layout.zero) >= 1
+        return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
+
 
 def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> StageParameters:
     """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
@@ -132,14 +151,12 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     [parameters.count_parameters; as Megatron's own model has them]
     """
     model, counts = workload.model, count_parameters(workload.model)
-    tp = np.asarray(layout.tp, dtype=float)[..., None]
+    tp = column(layout.tp)
     repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
     attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
     mlp = counts.mlp_sharded / tp + counts.mlp_replicated
     others = counts.shared_experts / tp + counts.router
-    experts = counts.expert * model.num_experts / (
-        np.asarray(layout.ep, dtype=float) * np.asarray(layout.etp, dtype=float)
-    )[..., None]  # fmt: skip
+    experts = counts.expert * model.num_experts / (column(layout.ep) * column(layout.etp))
     table = counts.input_embedding / tp
     copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
@@ -168,3 +185,14 @@ def _adapter_width(model: ModelSpec, targets: str) -> float:
     output = (model.attention_output_size + h) * (targets != "qkv")
     mlp = (h + (model.num_mlp_matrices - 1) * width) + (width + h)
     return float(projections + output + mlp * (targets == "all"))
+
+
+def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
+    """Ranks over which states are sharded: dense weights over dp_shard * cp, experts over their part of edp."""
+    replicas = column(layout.dp) / column(layout.shard)
+    return column(layout.shard) * column(layout.cp), np.maximum(column(layout.edp) / replicas, 1.0)
+
+
+def gathered_bytes(workload: Workload) -> float:
+    """Bytes per parameter of weights that are gathered: in fp32 the fp32 weights themselves."""
+    return 4.0 if workload.precision == "fp32" else 2.0

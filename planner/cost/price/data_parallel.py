@@ -1,22 +1,18 @@
 """What the traffic of states adds to a step: how often gradients are reduced and weights gathered, and what overlap hides."""
 
-from __future__ import annotations
-
-from dataclasses import dataclass
-
 import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.price.communication import exposed, slowdown_of
-from planner.cost.price.state_traffic import StateSeconds
+from planner.cost.price.state_traffic import UpdateSeconds
 from planner.hardware import Slowdown
 from planner.layout import Layout, Schedule
 from planner.trainer import Trainer
 
 
 def data_parallel(
-    trainer: Trainer, layout: Layout, traffic: StateSeconds, forward: Floats, backward: Floats, slowdown: Slowdown
+    trainer: Trainer, layout: Layout, traffic: UpdateSeconds, forward: Floats, backward: Floats, slowdown: Slowdown
 ) -> tuple[Floats, Floats]:
     """Exposed and hidden seconds per step of gradients and weights; all arrays (3, N), stages first.
 
@@ -43,15 +39,16 @@ def data_parallel(
         traffic.reduced_last * traffic.reduce,
         traffic.gathered_first * traffic.gather,
     )
-    windows = _Windows.of(layout, slowdown)
     once = (zero <= 1) | pipelined
     backward_traffic = traffic.reduce + np.where(once | (zero < 3), 0.0, weights)
     passes = np.where(once, 1.0, m)
     gathers = np.where(once | (zero < trainer.stored.weight_sharding_level), 1.0, m) * (zero >= 1)
-    added = windows.exposed(backward_traffic, backward, last) if "gradients" in hidden_by else backward_traffic
+    added = backward_traffic
+    if "gradients" in hidden_by:
+        added = _exposed(layout, slowdown, backward_traffic, backward, last)
     if trainer.traffic.zero1_all_reduces:
         added = np.where(zero == 1, backward_traffic, added)
-    gathering = windows.exposed(weights, forward, first) if "parameters" in hidden_by else weights
+    gathering = _exposed(layout, slowdown, weights, forward, first) if "parameters" in hidden_by else weights
     added = passes * added + gathers * gathering
     hidden = passes * backward_traffic + gathers * weights - added
     again = np.where(once | (zero < 3), 0.0, passes)
@@ -66,36 +63,21 @@ def data_parallel(
     return added + traffic.copies * moved, hidden
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Windows:
-    """How much computation traffic has to hide behind.
+def _exposed(layout: Layout, slowdown: Slowdown, time: Floats, window: Floats, end: Floats) -> Floats:
+    """Seconds that stay exposed of ``time``, of which ``end`` has nothing to hide behind.
 
     Interleaved schedules end with min(p, m) backward passes of each of the v chunks in turn: gradients of all but the
     last chunk are complete while others are still computed, so (v - 1) / v of the traffic has min(p, m) times the
     window; the weights of all but the first chunk likewise.  [Megatron Core, one bucket group per model chunk]
     """
-
-    early: Floats
-    """Share of the traffic that has the longer window."""
-    longer: Floats
-    """Length of that window, in passes."""
-    slowdown: Slowdown
-
-    @classmethod
-    def of(cls, layout: Layout, slowdown: Slowdown) -> _Windows:
-        """Of every candidate."""
-        interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (np.asarray(layout.pp) > 1)
-        early = np.where(interleaved, 1.0 - 1.0 / np.maximum(np.asarray(layout.vpp, dtype=float), 1.0), 0.0)
-        longest = np.minimum(np.asarray(layout.pp, dtype=float), np.asarray(layout.num_microbatches, dtype=float))
-        return cls(early=early, longer=longest, slowdown=slowdown)
-
-    def exposed(self, time: Floats, window: Floats, end: Floats) -> Floats:
-        """Seconds that stay exposed of ``time``, of which ``end`` has nothing to hide behind."""
-        late = 1.0 - self.early
-        last = exposed(time * late, window * late, end, self.slowdown)
-        if not np.any(self.early):
-            return last
-        return last + exposed(time * self.early, window * self.early * self.longer, slowdown=self.slowdown)
+    pp, vpp, m = (np.asarray(one, dtype=float) for one in (layout.pp, layout.vpp, layout.num_microbatches))
+    interleaved = (np.asarray(layout.schedule) == Schedule.INTERLEAVED) & (pp > 1)
+    early = np.where(interleaved, 1.0 - 1.0 / np.maximum(vpp, 1.0), 0.0)
+    late = 1.0 - early
+    last = exposed(time * late, window * late, end, slowdown)
+    if not np.any(early):
+        return last
+    return last + exposed(time * early, window * early * np.minimum(pp, m), slowdown=slowdown)
 
 
 def data_slowdown(cluster: Cluster, layout: Layout) -> Slowdown:

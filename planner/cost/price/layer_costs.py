@@ -6,7 +6,7 @@ a pipeline stage is then a sum of blocks, as every quantity here is additive.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,12 +27,12 @@ QUANTITIES = (
     "tp_forward", "tp_backward", "cp_forward", "cp_backward", "ep_forward", "ep_backward",
     "tp_hidden", "cp_hidden", "ep_hidden",
     "launches_forward", "launches_backward", "behind",
-    "saved", "working", "input", "flop",
+    "saved", "working", "flop",
 )  # fmt: skip
 """Rows of a block. Seconds of computation by pass (backward = dgrad + wgrad, and recompute); exposed seconds of
 communication by group and pass, hidden ones by group; kernels launched; seconds that the GPU waits for the host after it
 said how many tokens each expert gets; bytes saved per microbatch, bytes that recompute
-brings back for one layer at a time, bytes of the block's input; FLOP forward."""
+brings back for one layer at a time; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
 
 SHAPE_FIELDS = (
@@ -60,30 +60,23 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
     stored = dataclasses.replace(shard, layout=shapes.replace(recompute=int(Recompute.NONE)))
     model = workload.model
     nothing = np.zeros((len(QUANTITIES), len(shapes)))
-    has_dense, has_moe = model.num_plain_layers > 0, model.num_moe_layers > 0
-    dense_priced = _price(*layers.layer(shard, moe=False), shard, cluster) if has_dense else None
-    moe_priced = _price(*layers.layer(shard, moe=True), shard, cluster) if has_moe else None
-    dense = dense_stored = _layer(dense_priced, shard) if dense_priced else nothing
-    moe = moe_stored = _layer(moe_priced, shard) if moe_priced else nothing
-    if np.any(np.asarray(layout.recompute_layers) > 0):
-        dense_stored = _layer(dense_priced, stored) if dense_priced else nothing
-        moe_stored = _layer(moe_priced, stored) if moe_priced else nothing
-    return Blocks(
-        dense=dense.take(inverse, axis=1),
-        moe=moe.take(inverse, axis=1),
-        dense_stored=dense_stored.take(inverse, axis=1),
-        moe_stored=moe_stored.take(inverse, axis=1),
-        embedding=_block(_price(*layers.embedding(stored), stored, cluster), stored).take(inverse, axis=1),
-        head=_block(_price(*layers.head(stored), stored, cluster), stored).take(inverse, axis=1),
-    )
+    blocks = {
+        "embedding": _block(_price(*layers.embedding(stored), stored, cluster), stored),
+        "head": _block(_price(*layers.head(stored), stored, cluster), stored),
+    }
+    for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
+        priced = _price(*layers.layer(shard, moe=kind == "moe"), shard, cluster) if number > 0 else None
+        blocks[kind] = blocks[f"{kind}_stored"] = _layer(priced, shard) if priced else nothing
+        if priced and np.any(np.asarray(layout.recompute_layers) > 0):
+            blocks[f"{kind}_stored"] = _layer(priced, stored)
+    return Blocks(**{name: block.take(inverse, axis=1) for name, block in blocks.items()})
 
 
 def _ep_stride(layout: Layout) -> NDArray[Any]:
     return np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Priced:
+class _Priced(NamedTuple):
     """A block's operators and collectives with their seconds, which do not depend on what is recomputed."""
 
     operators: list[Operator]
@@ -102,9 +95,7 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     among_kernels = [
         (one, alone, slowdown_of(cluster, one.n, one.stride)) for one, alone in zip(collectives, seconds, strict=True)
     ]
-    return _Priced(
-        operators=operators, work=work, collectives=among_kernels, compute_units=cluster.hardware.compute_units
-    )
+    return _Priced(operators, work, among_kernels, cluster.hardware.compute_units)
 
 
 def _layer(priced: _Priced, shard: Shard) -> Floats:
@@ -122,9 +113,7 @@ def _block(priced: _Priced, shard: Shard) -> Floats:
     trainer, sums = shard.trainer, _Sums(shard)
     for operator in priced.operators:
         sums.operator(operator, priced.work[operator.name])
-    first_input = shard.tokens_split * shard.model.hidden_size * shard.element
-    sums.add("input", first_input)
-    sums.add("saved", sums.full * first_input)
+    sums.add("saved", sums.full * shard.tokens_split * shard.model.hidden_size * shard.element)
     if trainer.host.graphs:
         sums.add("launches_forward", GRAPH_LAUNCHES)
         sums.add("launches_backward", GRAPH_LAUNCHES)

@@ -7,36 +7,25 @@ import numpy as np
 
 from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster
-from planner.cost.pipeline.partition import Stages
+from planner.cost.pipeline.partition import Stages, column
 from planner.cost.price.layer_costs import INDEX, Blocks
-from planner.cost.price.sharding import column
-from planner.cost.price.update import activation_offload
+from planner.cost.price.state_traffic import activation_offload
 from planner.layout import Layout, Recompute
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 
-SLOWEST = (
-    "compute", "recompute", "host", "tensor_communication", "context_communication", "expert_communication",
-    "tensor_hidden", "context_hidden", "expert_hidden", "waiting", "forward", "backward", "weight", "host_share",
-    "all_stages", "flop",
-)  # fmt: skip
-"""Columns of StageTimes.slowest: seconds per microbatch of the slowest stage, both passes together where not named;
-backward includes waiting for offloaded activations; host_share is the host's time to launch over the GPU's; all_stages sums
-both passes over the pipeline; flop is the mean."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class StageSeconds:
-    """Seconds per microbatch of N candidates."""
+    """Seconds per microbatch of the three stages of N candidates."""
 
-    slowest: Floats
-    """Of the slowest stage, (len(SLOWEST), N)."""
+    slowest: dict[str, Floats]
+    """Of the slowest stage, (N,) each, both passes together where not named; backward includes waiting for offloaded activations;
+    host_share is the host's time to launch over the GPU's; all_stages sums both passes over the pipeline; flop is the mean."""
     forward: Floats
-    """Of each stage, (3, N)."""
+    """Forward pass, (3, N): computation, exposed communication, host; without sends."""
     backward: Floats
-    """Of each stage, (3, N)."""
-    send: Floats
-    """To hand one microbatch to the next stage, all its virtual stages together, (N,)."""
+    """Backward pass, (3, N): recompute and waiting for offloaded activations included; without sends."""
 
 
 EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backward", "ep_backward"))
@@ -44,17 +33,11 @@ EXPOSED = (("tp_forward", "cp_forward", "ep_forward"), ("tp_backward", "cp_backw
 
 
 @dataclass(frozen=True, kw_only=True)
-class StageTimes:
-    """Seconds per microbatch of the three stages; arrays of shape (3, N), stages first, unless stated."""
+class StageTimes(StageSeconds):
+    """What those are made of; arrays of shape (3, N), stages first."""
 
-    forward: Floats
-    """Forward pass: computation, exposed communication, host; without sends."""
-    backward: Floats
-    """Backward pass: recompute and waiting for offloaded activations included; without sends."""
     weight: Floats
     """The part of backward that is weight gradients."""
-    slowest: Floats
-    """What the slowest stage's time is made of, (len(SLOWEST), N)."""
     saved: Floats
     """Bytes that the layers save per microbatch."""
     ends_forward: Floats
@@ -64,7 +47,7 @@ class StageTimes:
     ends_weight: Floats
     """Weight gradients of embedding and head."""
     loss: Floats
-    """Bytes alive at the peak of the loss, shape (N, 3)."""
+    """Bytes alive at the peak of the loss."""
     embedding_saved: Floats
     """Bytes that the embedding saves per microbatch."""
     working: Floats
@@ -101,13 +84,14 @@ def stage_times(
     backward = backward + waiting
     both = forward + backward
     slowest = largest_stage(both)
-    parts = (
-        _sum_of(totals, "forward", "dgrad", "wgrad"), _sum_of(totals, "recompute"), host[0] + host[1],
-        _sum_of(totals, "tp_forward", "tp_backward"), _sum_of(totals, "cp_forward", "cp_backward"),
-        _sum_of(totals, "ep_forward", "ep_backward"),
-        _sum_of(totals, "tp_hidden"), _sum_of(totals, "cp_hidden"), _sum_of(totals, "ep_hidden"),
-        waiting, forward, backward, _sum_of(totals, "wgrad"), launch_seconds(trainer, layout, totals) / (busy[0] + busy[1]),
-    )  # fmt: skip
+    parts = {
+        "compute": _sum_of(totals, "forward", "dgrad", "wgrad"), "recompute": _sum_of(totals, "recompute"),
+        "host": host[0] + host[1], "waiting": waiting, "forward": forward, "backward": backward,
+        "weight": _sum_of(totals, "wgrad"), "host_share": launch_seconds(trainer, layout, totals) / (busy[0] + busy[1]),
+    }  # fmt: skip
+    for name, group in (("tensor", "tp"), ("context", "cp"), ("expert", "ep")):
+        parts[f"{name}_communication"] = _sum_of(totals, f"{group}_forward", f"{group}_backward")
+        parts[f"{name}_hidden"] = _sum_of(totals, f"{group}_hidden")
     weights = stages_first(stages.weight)
     all_stages = functools.reduce(np.add, both * weights)
     flop = _model_flop(model, blocks) / np.asarray(layout.pp)
@@ -119,7 +103,8 @@ def stage_times(
         forward=forward,
         backward=backward,
         weight=_sum_of(totals, "wgrad"),
-        slowest=np.stack([*(at_stage(part, slowest) for part in parts), all_stages, flop]),
+        slowest={name: at_stage(part, slowest) for name, part in parts.items()}
+        | {"all_stages": all_stages, "flop": flop},
         saved=saved,
         ends_forward=_sum_of(ends, "forward", *EXPOSED[0]),
         ends_backward=_sum_of(ends, "dgrad", "wgrad", *EXPOSED[1]),

@@ -1,4 +1,5 @@
-"""Traffic of states, once per optimizer step: gradients reduced, weights gathered, and what hides behind computation."""
+"""Traffic of states, once per optimizer step: gradients reduced, weights gathered, and what hides behind computation; the update
+and what surrounds it: accumulation, copies, transfers to the host."""
 
 from dataclasses import dataclass
 
@@ -6,9 +7,8 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
-from planner.cost.pipeline.partition import StageParameters, Stages
-from planner.cost.price.sharding import column, gathered_bytes, shard_groups, trained_parameters
-from planner.layout import Layout
+from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
 from planner.workload import Workload
 
@@ -19,11 +19,16 @@ TRAFFIC_FIELDS = (
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 MATRICES = 4.0
 """Weights of a layer without its two norms: QKV, output, up with gate, down. A bucket holds at least one of them whole."""
+MUON_STEPS = 5.0
+"""Newton-Schulz iterations of Muon, each 4 m^2 n + 2 m^3 FLOP on a matrix of m <= n: about 6 h per parameter at m = n = h.
+
+[Jordan 2024, Muon; five iterations in bf16]
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class StateSeconds:
-    """Seconds of the traffic of states of each stage of N candidates, (3, N)."""
+class UpdateSeconds:
+    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
 
     reduce: Floats
     """To reduce all gradients once."""
@@ -35,12 +40,6 @@ class StateSeconds:
     """Part of ``reduce`` that has nothing to hide behind: gradients that are ready last."""
     gathered_first: Floats
     """Part of ``gather`` that has nothing to hide behind: weights that are wanted first."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UpdateSeconds(StateSeconds):
-    """Seconds per optimizer step of each stage of N candidates, (3, N)."""
-
     optimizer: Floats
     """Of the update on the GPU."""
     offload: Floats
@@ -66,9 +65,16 @@ def last_unit(
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Part:
-    """The dense or the expert weights of a stage, (N, 3) each."""
+class Part:
+    """The dense or the expert weights of a stage, (N, 3) or (N, 1) each."""
 
+    cluster: Cluster
+    trainer: Trainer
+    zero: Floats
+    layers: Floats
+    """Layers of a stage."""
+    weight_bytes: float
+    """Bytes per parameter gathered."""
     learned: Floats
     """Parameters with gradients."""
     resident: Floats
@@ -90,6 +96,45 @@ class _Part:
     largest_dense_unit: Floats
     """Parameters of a layer without its experts."""
 
+    def scattered(self, parameters: Floats) -> Floats:
+        """Seconds to reduce the gradients of so many parameters to the ranks that hold their states, over replicas as well."""
+        size = parameters * self.trainer.traffic.gradient_reduce_bytes
+        seconds = self.cluster.collective_time("reduce_scatter", size, self.group, self.distance)
+        if np.any(self.replicas > 1):
+            piece, distance = size / self.group, self.distance * self.group
+            seconds = seconds + self.cluster.collective_time("all_reduce", piece, self.replicas, distance)
+        return seconds
+
+    def reduced(self) -> Floats:
+        """Seconds to reduce all gradients once."""
+        group, traffic = self.group * self.replicas, self.trainer.traffic
+        size = self.learned * traffic.gradient_reduce_bytes
+        replicated = self.cluster.collective_time("all_reduce", size, group, self.distance)
+        if bucket_bytes(self.trainer):  # torch DDP reduces its buckets one by one
+            largest = np.maximum(traffic.bucket_parameters, self.largest_dense_unit / MATRICES)
+            buckets = np.maximum(np.ceil(self.learned / largest), 1.0)
+            one = self.cluster.collective_time("all_reduce", size / buckets, group, self.distance)
+            replicated = np.where(self.zero == 0, buckets * one, replicated)
+        whole = (self.zero == 0) | (traffic.zero1_all_reduces & (self.zero == 1))
+        scattered = self.reductions * self.scattered(self.learned / self.reductions)
+        return np.where(whole, replicated, scattered)
+
+    def gathered_once(self, parameters: Floats) -> Floats:
+        """Seconds of one gather of so many parameters."""
+        size = parameters * self.weight_bytes
+        seconds = self.cluster.collective_time("all_gather", size, self.group, self.distance)
+        for term in self.trainer.terms:
+            seconds = term.gather_seconds(self, size, seconds)
+        return seconds
+
+    def gathered(self) -> Floats:
+        """Seconds to gather all weights once; what is not trained only where resident weights are sharded."""
+        wanted = np.where(self.zero >= self.trainer.stored.weight_sharding_level, self.resident, self.learned)
+        seconds = self.gathers * self.gathered_once(wanted / self.gathers)
+        for term in self.trainer.terms:
+            seconds = seconds + term.gather_host_seconds(self)
+        return seconds
+
 
 def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
     """Collectives, without those of experts, in which the weights of a stage are gathered or its gradients reduced once, one after
@@ -108,8 +153,8 @@ def units(workload: Workload, trainer: Trainer, stages: Stages) -> Floats:
 
 
 def _parts(
-    workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
-) -> tuple[_Part, _Part]:
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, stages: Stages, parameters: StageParameters
+) -> tuple[Part, Part]:
     """Dense and expert weights. Experts that are not spread over ranks lie in their layer's unit and are dense here.
 
     [torchtitan, distributed/fsdp.py: a mesh of their own with expert parallelism only] Of adapters no end is trained.
@@ -117,7 +162,7 @@ def _parts(
     stride, shards = strides(layout), shard_groups(layout)
     near = np.where(column(layout.cp) > 1, column(stride["cp"]), column(stride["dp"])), column(stride["edp"])
     ones = np.ones_like(parameters.dense)
-    learned, resident = list(trained_parameters(workload, parameters)), [parameters.dense, parameters.expert]
+    learned, resident = list(parameters.trained(workload)), [parameters.dense, parameters.expert]
     last, pieces = [ones, ones], [ones, ones]
     if trainer.traffic.root_units:
         last = list(last_unit(workload, trainer, layout, stages, parameters))
@@ -130,9 +175,11 @@ def _parts(
         reductions[0] = np.maximum(stages.dense + stages.moe, 1.0)
         ends = [learned[0] / reductions[0], learned[1]]
     dense, expert = (
-        _Part(learned=learned[i], resident=resident[i], reduced_last=ends[i], gathered_first=last[i], reductions=reductions[i],
-              gathers=pieces[i], group=shards[i], replicas=column(layout.dp) / column(layout.shard), distance=near[i],
-              largest_dense_unit=parameters.largest_dense_unit)
+        Part(cluster=cluster, trainer=trainer, zero=column(layout.zero), layers=workload.model.num_layers / column(layout.pp),
+             weight_bytes=gathered_bytes(workload), learned=learned[i], resident=resident[i], reduced_last=ends[i],
+             gathered_first=last[i], reductions=reductions[i], gathers=pieces[i], group=shards[i],
+             replicas=column(layout.dp) / column(layout.shard), distance=near[i],
+             largest_dense_unit=parameters.largest_dense_unit)
         for i in range(2)
     )  # fmt: skip
     return dense, expert
@@ -148,14 +195,14 @@ def reduce_and_gather(
     zero = column(layout.zero)
     nothing = np.zeros_like(parameters.dense)
     gradients, weights, last, first = nothing, nothing, nothing, nothing
-    for part in _parts(workload, trainer, layout, stages, parameters):
+    for part in _parts(workload, cluster, trainer, layout, stages, parameters):
         if not np.any(part.resident):
             continue
-        gradients = gradients + _reduced(cluster, trainer, layout, parameters, part)
-        weights = weights + _gathered(workload, cluster, trainer, layout, part)
+        gradients = gradients + part.reduced()
+        weights = weights + part.gathered()
         if trainer.traffic.root_units:
-            last = last + _scattered(cluster, trainer, part, part.reduced_last)
-            first = first + _gathered_once(workload, cluster, trainer, layout, part, part.gathered_first)
+            last = last + part.scattered(part.reduced_last)
+            first = first + part.gathered_once(part.gathered_first)
     bucket = trainer.traffic.bucket_parameters / np.maximum(parameters.all, trainer.traffic.bucket_parameters)
     weights = np.where(zero == 0, 0.0, weights)
     if not trainer.traffic.root_units:
@@ -166,84 +213,79 @@ def reduce_and_gather(
     return gradients, weights, (reduced_last, gathered_first)
 
 
-def _scattered(cluster: Cluster, trainer: Trainer, part: _Part, parameters: Floats) -> Floats:
-    """Seconds to reduce the gradients of so many parameters to the ranks that hold their states, over replicas as well."""
-    size = parameters * trainer.traffic.gradient_reduce_bytes
-    seconds = cluster.collective_time("reduce_scatter", size, part.group, part.distance)
-    if np.any(part.replicas > 1):
-        piece = size / part.group
-        seconds = seconds + cluster.collective_time("all_reduce", piece, part.replicas, part.distance * part.group)
-    return seconds
-
-
-def _buckets(trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
-    """Buckets of an all-reduce of whole gradients; 1 where they are scattered."""
-    matrix = parameters.largest_dense_unit / MATRICES
-    whole = np.ceil(part.learned / np.maximum(trainer.traffic.bucket_parameters, matrix))
-    buckets: Floats = np.where(column(layout.zero) == 0, whole, 1.0)
-    return np.maximum(buckets, 1.0) if bucket_bytes(trainer) else buckets
-
-
 def bucket_bytes(trainer: Trainer) -> float:
     """Bytes per parameter of buckets that gradients are copied into where they have replicas; 0 = they lie in them."""
     return sum(term.bucket_bytes() for term in trainer.terms)
 
 
-def _reduced(cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters, part: _Part) -> Floats:
-    """Seconds to reduce all gradients of a part once."""
-    zero, group = column(layout.zero), part.group * part.replicas
-    size, buckets = part.learned * trainer.traffic.gradient_reduce_bytes, _buckets(trainer, layout, parameters, part)
-    replicated = cluster.collective_time("all_reduce", size, group, part.distance)
-    if bucket_bytes(trainer):  # torch DDP reduces its buckets one by one
-        one = cluster.collective_time("all_reduce", size / buckets, group, part.distance)
-        replicated = np.where(zero == 0, buckets * one, replicated)
-    whole = (zero == 0) | (trainer.traffic.zero1_all_reduces & (zero == 1))
-    count = part.reductions
-    scattered = count * _scattered(cluster, trainer, part, part.learned / count)
-    seconds: Floats = np.where(whole, replicated, scattered)
-    return seconds
+def optimizer_traffic(workload: Workload, trainer: Trainer) -> float:
+    """Bytes read and written per updated parameter: gradient in, states in and out, weight out.
+
+    Megatron bf16 Adam: 4 + 2 * 12 + 2 = 30, and 4 more for the gradient norm. Other kernels: terms of the trainer.
+    """
+    states = trainer.stored.optimizer_bytes[workload.optimizer]
+    around = sum(term.update_bytes(workload) for term in trainer.terms)
+    return 2.0 * trainer.stored.gradient_bytes + 2.0 * states + trainer.stored.weight_bytes + around
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gather:
-    """One all-gather of weights, as the terms of a trainer see it; (N, 3) or (N, 1)."""
+def optimizer_seconds(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
+) -> tuple[Floats, Floats]:
+    """Seconds of the update on the GPU and, for offloaded states, beyond it on the host.
 
-    cluster: Cluster
-    size: Floats
-    """Bytes gathered."""
-    group: Floats
-    distance: Floats
-    layers: Floats
-    """Layers of a stage."""
-    learned: Floats
-    """Parameters with gradients."""
-    largest_dense_unit: Floats
-    """Parameters of a layer without its experts."""
+    GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
+    memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but overlap
+    each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
+    """
+    hardware = cluster.hardware
+    updated = parameters.updated(workload, layout)
+    bytes_each = optimizer_traffic(workload, trainer)
+    host_share = column(layout.offload_optimizer) / 100.0
+    on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
+    if workload.optimizer == "muon":
+        on_gpu = on_gpu + updated * MUON_STEPS * 6.0 * workload.model.hidden_size / hardware.sustained_flops("bf16")
+    if not np.any(host_share > 0):
+        return on_gpu, np.zeros_like(on_gpu)
+    moved = updated * host_share
+    transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
+    per_gpu = (
+        hardware.host_memory_bandwidth
+        * hardware.cpu_adam_bandwidth_fraction
+        / min(hardware.gpus_per_node, cluster.num_gpus)
+    )
+    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
 
 
-def _gathered_once(
-    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part, parameters: Floats
+def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
+    """Seconds to move one byte for each parameter of a stage, where states are sharded.  [Trainer.gather_copy_bytes]"""
+    dense_shard, expert_shard = shard_groups(layout)
+    moved = parameters.dense * (dense_shard > 1) + parameters.expert * (expert_shard > 1)
+    return cluster.hardware.memory_time(moved, "copy")
+
+
+def accumulation_seconds(
+    workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, parameters: StageParameters
 ) -> Floats:
-    """Seconds of one gather of so many parameters."""
-    gather = _gather(workload, cluster, layout, part, parameters)
-    seconds = cluster.collective_time("all_gather", gather.size, part.group, part.distance)
-    for term in trainer.terms:
-        seconds = term.gather_seconds(gather, seconds)
-    return seconds
+    """Seconds per microbatch to add a stage's fresh gradients to the accumulated ones, as kernels of their own.
+
+    fp32 main gradients: read 2 and 4, write 4 bytes per parameter; half-precision ones: read 2 and 2, write 2. Nothing
+    where the GEMM of the weight gradient accumulates.  [Trainer.accumulation_bytes]
+    In a pipeline FSDP2 adds every microbatch's half-precision gradient to an unsharded fp32 sum, 2 + 4 + 4; the first is only
+    cast, 2 + 4, but the reduction then reads 4 bytes instead of 2: 2 bytes per step are left out. Gradients in fp32 are added by
+    autograd, 4 + 4 + 4.  [torch 2.13, _fsdp_param.py: to_accumulated_grad_if_needed, accumulate_unsharded_grad_if_needed]
+    """
+    dense, expert = parameters.trained(workload)
+    in_pipeline = trainer.traffic.copied("accumulate_in_pipeline") + (2.0 if workload.element == 4 else 0.0)
+    waiting = (
+        (column(layout.pp) > 1) & (column(layout.zero) >= 1) & (trainer.traffic.copied("accumulate_in_pipeline") > 0)
+    )
+    each = trainer.traffic.copied("accumulate") + np.where(waiting, in_pipeline, 0.0)
+    return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 
 
-def _gather(workload: Workload, cluster: Cluster, layout: Layout, part: _Part, parameters: Floats) -> Gather:
-    return Gather(
-        cluster=cluster, size=parameters * gathered_bytes(workload), group=part.group, distance=part.distance,
-        layers=workload.model.num_layers / column(layout.pp), learned=part.learned, largest_dense_unit=part.largest_dense_unit,
-    )  # fmt: skip
-
-
-def _gathered(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, part: _Part) -> Floats:
-    """Seconds to gather all weights of a part once; what is not trained only where resident weights are sharded."""
-    wanted = np.where(column(layout.zero) >= trainer.stored.weight_sharding_level, part.resident, part.learned)
-    count = part.gathers
-    seconds = count * _gathered_once(workload, cluster, trainer, layout, part, wanted / count)
-    for term in trainer.terms:
-        seconds = seconds + term.gather_host_seconds(_gather(workload, cluster, layout, part, wanted))
-    return seconds
+def activation_offload(cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats) -> Floats:
+    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
+    used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
+    transfer = stored / cluster.hardware.pcie_bandwidth
+    waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
+    return np.where(used, waiting, 0.0)

@@ -1,17 +1,18 @@
 """One rank of a profile as torchrun starts it: ``torchrun ... -m planner.lab.profile settings.json``."""
 
+import json
 import sys
 
 from planner.lab.launch.place import Place
 from planner.lab.launch.torchrun import as_rank
-from planner.lab.profile.settings import Settings
+from planner.lab.profile.points import Settings
 
 
 def measure(settings: str, place: Place) -> None:
     """Measures as this rank."""
     from planner.lab.profile.worker import work  # torch takes seconds; the process that started this knows it by now
 
-    work(Settings.from_json(settings), place)
+    work(Settings(**json.loads(settings)), place)
 
 
 if __name__ == "__main__":

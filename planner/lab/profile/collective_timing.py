@@ -65,18 +65,14 @@ def measure_collective(point: Point, ranks: Ranks, buffers: Buffers, budget_s: f
         _check(operation, ranks, point)
         if operation:
             operation.calm()
-        samples, own, inner = _sample(operation, ranks, budget_s)
+        samples, own = _sample(operation, ranks, budget_s)
         ranks.watch.again()
         _check(operation, ranks, point)
         several: dict[str, Value] = {}
         if len(everyone) >= FEWEST and size >= units.MIB:  # a slow link shows in the group that it is in
             several["slowest_group"], several["over_median"] = slowest_group(everyone, ranks.collect(median(own)))
     found = summarise(samples, "cuda_events" if ranks.device == "cuda" else "wall")
-    bandwidth = size / found.median
-    return found.measured(
-        point, inner=inner, algorithm_bandwidth=bandwidth, bus_bandwidth=bandwidth * factor(op, pattern.n),
-        groups=len(everyone), **several,
-    )  # fmt: skip
+    return found.measured(point, bus_bandwidth=size / found.median * factor(op, pattern.n), **several)
 
 
 def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
@@ -104,9 +100,9 @@ def _check(operation: Operation | None, ranks: Ranks, point: Point) -> None:
         )
 
 
-def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float], int]:
-    """Samples of the slowest rank, those of this one (0 where it only waits), and the runs in each. All ranks leave a barrier
-    before each block, and decide alike: by the slowest's.
+def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple[list[float], list[float]]:
+    """Samples of the slowest rank, and those of this one (0 where it only waits). All ranks leave a barrier before each block,
+    and decide alike: by the slowest's.
 
     On a GPU the barrier is an all-reduce of one element queued before the first event, so that the devices start together and the
     host runs ahead of them; a collective makes the current stream wait for its own.
@@ -133,7 +129,7 @@ def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple
         enough = len(samples) >= (LEAST if 3.0 * max(new) * inner < budget_s else 3)
         if precise(samples, PRECISION) or (spent > budget_s and enough):
             break
-    return samples, own, inner
+    return samples, own
 
 
 def _device_barrier(ranks: Ranks) -> Run | None:
@@ -151,12 +147,11 @@ def rank_point(device: str) -> Point:
 
 def measure_ranks(point: Point, ranks: Ranks) -> Measured:
     """Seconds of one product on the slowest rank while all ranks run it; details name it and compare it with the median."""
-    side, dtype = point["m"], DTYPES[point["dtype"]]
-    a, b = (torch.ones(side, side, dtype=dtype, device=ranks.device) for _ in range(2))
+    product = _square(point["m"], point["dtype"], ranks.device)
     budget, clock = SECONDS[ranks.device], "cpu" if ranks.device == "cpu" else "cuda_events"
     with ranks.watch.doing("a product on every rank", list(range(ranks.world)), ranks.timeout + 10.0 * budget):
         ranks.barrier()
-        found = measure(lambda: torch.mm(a, b), device=ranks.device, clock=clock, budget_s=budget)
+        found = measure(product, device=ranks.device, clock=clock, budget_s=budget)
         all_ranks = ranks.collect(found.median)
     slowest, ratio = slowest_of(all_ranks)
     return summarise([all_ranks[slowest]], clock).measured(

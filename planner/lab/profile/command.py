@@ -20,7 +20,7 @@ from planner.hardware import HardwareProfile, load_hardware
 from planner.lab.launch.place import Place, commands, place_from
 from planner.lab.launch.state import Bar, State
 from planner.lab.launch.torchrun import InterruptedRunError, count_by_torch, need_torch, run_here
-from planner.lab.profile.settings import PARTS, Settings
+from planner.lab.profile.points import PARTS, Settings
 from planner.model import load_model
 from planner.terminal.flags import console, this_program
 
@@ -139,7 +139,7 @@ def profile_here(settings: Settings, ranks: int, show: Callable[[State], object]
     Raises what ``run_here`` raises. No torch in this process.
     """
     with tempfile.TemporaryDirectory(prefix="plan-profile-") as name:
-        return run_here("planner.lab.profile", settings.to_json(), ranks, Path(name), show)
+        return run_here("planner.lab.profile", json.dumps(vars(settings)), ranks, Path(name), show)
 
 
 def _from_here(settings: Settings, ranks: int) -> HardwareProfile:

@@ -25,7 +25,7 @@ from planner.hardware import HardwareProfile
 from planner.lab.profile import definitions
 from planner.lab.profile.definitions import COMPILED, EAGER, GEMM_PASSES, Heads
 from planner.lab.profile.layer_check import HOST_LAYER, first, shard_point
-from planner.lab.profile.points import Identity, Point, Value, unique
+from planner.lab.profile.points import Point, Value
 from planner.layout import Layout
 from planner.model import load_model
 from planner.rules import Job
@@ -47,7 +47,6 @@ STREAM: dict[str, Any] = {"kind": "stream", "elements": 2**21, "dtype": "fp32"}
 product down, a neighbour on the core, slows memory less."""
 OPTIMIZER_STATES = 8192 * 512
 """Parameters of the update that a processor is timed with: 117 MB, as states of a model lie in memory, not in a cache."""
-LARGEST_CHAIN = 2**22  # Elements of a chain's tensor at most: beyond the caches the time of an element stays the same
 SUSTAINED_SECONDS = {"cuda": 20.0, "cpu": 3.0}
 SUSTAINED_SIZE = {"cuda": 8192, "cpu": 512}
 EXPERT_RANKS = 8  # On a GPU whole layers have an eighth of the experts, with the tokens of all, where they divide
@@ -67,7 +66,6 @@ def compute_points(
     dtype, largest = ("fp32", CPU_TRAFFIC) if cpu else (None, units.GIB)
     shapes = with_kernels(weighed(named, GPUS[device], hardware_guess, length, dtype, largest), device)
     layers = [point for name in named for point in layer_points(name, device, length)]
-    chains = [point for name in named for point in chain_points(name, length)] if cpu else []
     if cpu:
         shapes = affordable(shapes, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST)
         layers = affordable(layers, CPU_RATE, CPU_BANDWIDTH, CPU_LONGEST_LAYER)
@@ -80,13 +78,13 @@ def compute_points(
     for point in shapes:
         names = ("pass", "dtype", "op", "head_dim", "kernel")
         kinds.setdefault((point.family, *(point.values.get(name) for name in names)), point)
-    anchors = {point.identity: point for point in kinds.values()}
-    rest = [point for point in shapes if point.identity not in anchors]
+    anchors = set(kinds.values())
+    rest = [point for point in shapes if point not in anchors]
     most = max(1, len(rest) // 4)  # layers and clocks after the shapes that most of the time is in
     last = spanning(device)
     classes = [point for point in last if point.family == "memory_bound"]
-    needed = [*facts(device), *anchors.values(), *chains, *classes]
-    return unique([*needed, *rest[:most], *layers, *machine(device), *rest[most:], *last])
+    first = [*facts(device), *kinds.values(), *classes, *rest[:most], *layers]
+    return list(dict.fromkeys([*first, *machine(device), *rest[most:], *last]))
 
 
 def check_device(device: str) -> None:
@@ -174,34 +172,10 @@ def _classes(cuda: bool, rows: int, width: int) -> list[Point]:
         if op not in ("swiglu", "rope", "optimizer") and (op != "quantize" or cuda)
     ]
     for kernel, pass_ in product((COMPILED, EAGER) if cuda else (EAGER,), BOTH):
-        points.append(definitions.swiglu(pass_, rows, width, dtype, kernel))
+        points.append(definitions.memory_bound("swiglu", pass_, rows, width, dtype, kernel=kernel))
         points.append(definitions.rope(pass_, rows, heads, dtype, kernel))
     states = rows if cuda else OPTIMIZER_STATES // width
     return [*points, definitions.memory_bound("optimizer", "forward", states, width, "fp32")]
-
-
-def _sequence(model: Any, sequence_length: int | None) -> int:
-    return sequence_length or min(model.max_sequence_length, 4096)
-
-
-def chain_points(model: str, sequence_length: int | None) -> list[Point]:
-    """The chains of plain kernels that a layer and the loss of a model are where nothing is compiled, at their own sizes: on a
-    processor each kernel finds in the cache what the one before it has written, which no single kernel shows."""
-    spec = load_model(model)
-    seq = _sequence(spec, sequence_length)
-    columns = {"cross_entropy": spec.vocab_size}
-    if spec.norm == "rmsnorm":
-        columns["norm"] = spec.hidden_size
-    if spec.gated:
-        columns["swiglu"] = spec.ffn_size
-    if spec.position == "rope" and not spec.is_mla:
-        columns["rope"] = (spec.num_heads + spec.num_kv_heads) * spec.head_dim
-    more: dict[str, Any] = {"head_dim": spec.head_dim, "dtype": "fp32"}
-    return [
-        Point.of("chain", op=op, rows=min(seq, max(LARGEST_CHAIN // width, 1)), columns=width, pass_=pass_, **more)
-        for op, width in columns.items()
-        for pass_ in BOTH
-    ]
 
 
 def layer_points(model: str, device: str, sequence_length: int | None) -> list[Point]:
@@ -209,10 +183,11 @@ def layer_points(model: str, device: str, sequence_length: int | None) -> list[P
     tensor parallel group of 8."""
     spec, cuda = load_model(model), device == "cuda"
     divides = spec.num_experts % EXPERT_RANKS == 0 and spec.num_experts >= EXPERT_RANKS * spec.top_k
+    length = sequence_length or min(spec.max_sequence_length, 4096)
     kinds = [0] * (spec.num_plain_layers > 0)
     kinds += [EXPERT_RANKS if cuda and divides else 1] * (spec.num_moe_layers > 0)
     return [
-        shard_point(spec, pass_, tp, kind, _sequence(spec, sequence_length), DTYPE[device])
+        shard_point(spec, pass_, tp, kind, length, DTYPE[device])
         for tp in ((1, 8) if cuda else (1,))
         if not any(size % tp for size in (spec.num_heads, spec.ffn_size, spec.shared_expert_ffn_size))
         for kind in kinds for pass_ in BOTH
@@ -238,7 +213,7 @@ def weighed(
         found = search(job, top=BEST)
         for layout, estimate in zip(found.layouts, found.estimates, strict=True):
             points += layout_points(job, layout, estimate, dtype, largest)
-    return unique(sorted(points, key=lambda point: -point.weight))
+    return list(dict.fromkeys(sorted(points, key=lambda point: -point.weight)))
 
 
 def layout_points(
@@ -257,7 +232,7 @@ def layout_points(
         (head(shard)[0], 1.0 / stages),
     ]
     shapes = Shapes(shard=shard, hardware=hardware, dtype=dtype, largest=largest)
-    summed: dict[Identity, Point] = {}
+    weights: dict[Point, float] = {}
     for operators, count in parts:
         if not count or not operators:
             continue
@@ -266,9 +241,8 @@ def layout_points(
             seconds = {name: first(getattr(work[operator.name], name)) for name in ("forward", "dgrad", "wgrad")}
             for point in shapes.of(operator, seconds):
                 share = point.weight * count * first(layout.num_microbatches) / first(estimate.step_time)
-                before = summed.get(point.identity)
-                summed[point.identity] = replace(point, weight=share + (before.weight if before else 0.0))
-    return [point for point in summed.values() if point.weight >= LEAST_SHARE]
+                weights[point] = weights.get(point, 0.0) + share
+    return [replace(point, weight=weight) for point, weight in weights.items() if weight >= LEAST_SHARE]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -320,23 +294,16 @@ class Shapes:
         dtype = self.dtype or ("fp32" if shard.element > 2 else "bf16")
         weights = {"forward": seconds["forward"], "backward": seconds["dgrad"]}
         columns, moved, e = float(model.hidden_size), first(operator.forward), shard.element
-        size: tuple[float, float, str]
-        if kind in ("norm", "swiglu"):
-            size = self._rows(moved, (2.0 if kind == "norm" else 3.0) * e, columns), columns, dtype
-            if kind == "swiglu":
-                return [definitions.swiglu(name, *size, EAGER, weights[name]) for name in weights]
-            return [definitions.memory_bound(f"norm_{name}", name, *size, weights[name]) for name in weights]
+        if bytes_each := {"norm": 2.0 * e, "swiglu": 3.0 * e, "cross_entropy": 6.0}.get(kind):
+            width = float(model.vocab_size) / first(shard.tp) if kind == "cross_entropy" else columns
+            size, more = (self._rows(moved, bytes_each, width), width, dtype), {"kernel": EAGER} if kind == "swiglu" else {}
+            names = {name: f"norm_{name}" if kind == "norm" else kind for name in weights}
+            return [definitions.memory_bound(names[name], name, *size, weights[name], **more) for name in weights]
         if kind == "rope":
             count = float(model.num_heads / first(shard.tp))
             kv, each = (count, model.qk_rope_head_dim) if model.is_mla else (first(shard.kv_heads), model.head_dim)
             rows = self._rows(2.0 * e * first(shard.tokens) * (count + kv) * each, 2.0 * e, (count + kv) * each)
             return [definitions.rope(name, rows, (count, kv, each), dtype, EAGER, weights[name]) for name in weights]
-        if kind == "cross_entropy":
-            width = float(model.vocab_size) / first(shard.tp)
-            size, both = (self._rows(moved, 6.0, width), width, dtype), sum(weights.values())
-            points = [definitions.memory_bound(kind, name, *size, weights[name]) for name in weights]
-            op, pass_ = definitions.WHOLE_LOSS
-            return [*points, definitions.memory_bound(op, pass_, *size, 0.5 * both)]
         if kind not in ("elementwise", "permute", "copy") or moved <= 0.0:
             return []
         element = definitions.ELEMENT[dtype]
@@ -350,7 +317,7 @@ class Shapes:
 
 
 def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
-    """On a GPU what torch.compile makes of a chain of plain operations stands before the chain itself. Weight gradients of experts
+    """On a GPU what torch.compile makes of plain operations stands before these themselves. Weight gradients of experts
     also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
     def changed(point: Point, **values: Value) -> Point:

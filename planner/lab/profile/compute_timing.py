@@ -14,11 +14,10 @@ import torch
 from planner.errors import PlannerError
 from planner.lab.profile import compute_points as planned
 from planner.lab.profile import operator_runs as operators
-from planner.lab.profile import rounds
+from planner.lab.profile import timing
 from planner.lab.profile.layer_check import HOST_LAYER
 from planner.lab.profile.points import Measured, Point, Run, Timing
-from planner.lab.profile.streams import adam
-from planner.lab.profile.tensors import keep_memory, precision, rotating, values
+from planner.lab.profile.tensors import adam, keep_memory, precision, rotating, values
 from planner.lab.profile.timing import Yardstick, measure, summarise, taker
 
 LAUNCHES = 200  # Kernels in one sample of the launch floor: events and clocks see their sum
@@ -143,7 +142,7 @@ def _product(point: Point, device: str) -> Run:
 
 
 def warm_up(point: Point, device: str, budget_s: float) -> Measured:
-    """A product and an addition until their time is steady (``rounds.steady``) or the limit is over; the last blocks' median."""
+    """A product and an addition until their time is steady (``timing.steady``) or the limit is over; the last blocks' median."""
     product, y = _product(point, device), values((point["m"], point["n"]), point["dtype"], device)
     clock, tick = ("wall", time.perf_counter) if device == "cuda" else ("cpu", time.process_time)
 
@@ -154,10 +153,10 @@ def warm_up(point: Point, device: str, budget_s: float) -> Measured:
             torch.cuda.synchronize()
         return tick() - start
 
-    blocks, lasted = rounds.warm_up(run, min(rounds.WARM_UP_LIMIT[device], budget_s))
+    blocks, lasted = timing.warm_up(run, min(timing.WARM_UP_LIMIT[device], budget_s))
     return Measured.fact(
-        point, median(blocks[-rounds.WINDOW :]), repetitions=len(blocks), clock=clock,
-        details=(("first", blocks[0]), ("lasted", round(lasted, 3)), ("steady", rounds.steady(blocks))),
+        point, median(blocks[-timing.WINDOW :]), repetitions=len(blocks), clock=clock,
+        details={"first": blocks[0], "lasted": round(lasted, 3), "steady": timing.steady(blocks)},
     )  # fmt: skip
 
 
@@ -210,7 +209,7 @@ def memory_fact(point: Point, device: str, _: float) -> Measured:
         total, source = float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "MemTotal"
     else:
         total, source = _gpu_fact(name)
-    return Measured.fact(point, total, confidence=1.0, details=(("source", source),))
+    return Measured.fact(point, total, confidence=1.0, details={"source": source})
 
 
 def _gpu_fact(name: str) -> tuple[float, str]:

@@ -23,7 +23,7 @@ GEMM_PASSES = ("forward", "dgrad", "wgrad")
 ACCUMULATING = "wgrad_fp32"
 """The weight gradient added to an fp32 sum by the product's own kernel; ``wgrad`` is without the sum."""
 EAGER, COMPILED = "eager", "compiled"
-"""How torch runs a chain of operations: one kernel for each of them, or one that torch.compile makes of all."""
+"""How torch runs several operations: one kernel for each of them, or one that torch.compile makes of all."""
 
 MEMORY_BYTES: dict[tuple[str, str], tuple[float, float]] = {
     ("norm_forward", "forward"): (2.0, 0.0),  # x in, y out
@@ -49,11 +49,9 @@ EAGER_TENSORS: dict[tuple[str, str], tuple[float, float]] = {
     # four products 4, negated half 1, two gradients of each half added 3, halves joined 2
     ("rope", "backward"): (10.0, 16.0),
 }
-"""(operator, pass) of a chain of plain torch operations: tensors of rows x columns read or written, and kernels (q and k apart)."""
+"""(operator, pass) of plain torch operations: tensors of rows x columns read or written, and kernels (q and k apart)."""
 ATTENTION_HALVES = 2
 """Of context parallelism: a rank holds this many pieces of the sequence, one from each end, so that causal work is equal."""
-WHOLE_LOSS = ("cross_entropy_whole", "both")
-"""torch's own loss forward and backward, kept in addition to its kernels; no class of the profile is fitted to it."""
 
 
 def rows_columns_depth(point: Point) -> tuple[int, int, int]:
@@ -120,8 +118,6 @@ def moved_bytes(point: Point) -> float:
     kind, element = (point["op"], point["pass"]), ELEMENT[point["dtype"]]
     if kind in EAGER_TENSORS and point.values.get("kernel") == EAGER:
         each = EAGER_TENSORS[kind][0] * element
-    elif kind == WHOLE_LOSS:
-        each = 2.0 * element + 12.0
     elif kind in MEMORY_BYTES:
         multiples, further = MEMORY_BYTES[kind]
         each = multiples * element + further
@@ -174,14 +170,9 @@ def rope(
     return memory_bound("rope", pass_, rows, (count + kv_heads) * size, dtype, weight, **more)
 
 
-def swiglu(pass_: str, rows: float, columns: float, dtype: str, kernel: str, weight: float = 0.0) -> Point:
-    """The point of silu(gate) * up; ``columns`` is the inner width."""
-    return memory_bound("swiglu", pass_, rows, columns, dtype, weight, kernel=kernel)
-
-
 def memory_bound(
     op: str, pass_: str, rows: float, columns: float, dtype: str, weight: float = 0.0, **more: Value
 ) -> Point:
-    """The point of one memory-bound operator over rows x columns elements; SwiGLU and RoPE have their own."""
+    """The point of one memory-bound operator over rows x columns elements, SwiGLU with its ``kernel``; RoPE has its own."""
     sizes: dict[str, Any] = {"rows": int(rows), "columns": int(columns), **more}
     return Point.of("memory_bound", weight=weight, op=op, pass_=pass_, dtype=dtype, **sizes)

@@ -68,15 +68,15 @@ def _nominal_peak() -> float:
 def memory_fractions(
     measured: Sequence[Measured], base: Base, launch: float
 ) -> tuple[dict[str, float], dict[str, float], dict[str, Any]]:
-    """Part of the bandwidth by class; the same with that of chains of plain operations; and how the points scatter.
+    """Part of the bandwidth by class; the same with that of plain operations; and how the points scatter.
 
-    bytes / (W (t - launches)), the median over the points of the class, at most 1. A chain counts its own traffic
+    bytes / (W (t - launches)), the median over the points of the class, at most 1. Plain operations count their own traffic
     (``definitions.EAGER_TENSORS``), so both are parts of one bandwidth; the profile gets that of the fused kernel, and that
-    of the chain where no fused one was measured (a CPU). A layer in plain torch is compared with that of the chain. Classes that
+    of plain operations where no fused one was measured (a CPU). A layer in plain torch is compared with the latter. Classes that
     were not measured and have no guess take the element-wise one. Raises PlannerError without that.
     """
     fractions: dict[str, float] = dict(base.guess.memory_fraction) if base.guess else {}
-    chains: dict[str, float] = {}
+    eager: dict[str, float] = {}
     spread: dict[str, Any] = {}
 
     def part(row: Measured) -> float:
@@ -85,9 +85,9 @@ def memory_fractions(
 
     for op in MEMORY_OPS:
         rows = of(measured, "memory_bound", op=op)
-        chain = of(rows, "memory_bound", kernel=EAGER)
+        plain = of(rows, "memory_bound", kernel=EAGER)
         fused = [row for row in rows if row.point.values.get("kernel") != EAGER]
-        for some, name, found in ((chain, f"{op} eager", chains), (fused or chain, op, fractions)):
+        for some, name, found in ((plain, f"{op} eager", eager), (fused or plain, op, fractions)):
             if not some:
                 continue
             parts = np.array([part(row) for row in some])
@@ -100,14 +100,14 @@ def memory_fractions(
             spread[f"memory {name}"] = {
                 "in_sample": error_of(value / parts, np.ones_like(parts)), "rows": len(some), "fraction": found[op],
             }  # fmt: skip
-        if chain and not fused:
+        if plain and not fused:
             base.notes.append(f"memory_fraction {op}: of plain torch operations; no fused kernel was measured")
     if "elementwise" not in fractions:
         raise PlannerError(f"no element-wise operator was measured: {LARGER}")
     if missing := [op for op in MEMORY_OPS if op not in fractions]:
         base.notes.append(f"memory_fraction of {', '.join(missing)}: not measured, as elementwise")
     fractions = {op: fractions.get(op, fractions["elementwise"]) for op in MEMORY_OPS}
-    return fractions, fractions | chains, spread
+    return fractions, fractions | eager, spread
 
 
 def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def machine_keys(measured: Sequence[Measured], base: Base, device: str) -> dict[
         keys["graph_launch_floor"] = _micro((graph or stream)[0].median)
     for row in of(measured, "sustained"):  # the end of a long run over a short burst of the same product, at most 1
         burst = of(measured, "gemm", pass_="forward", **{name: row.point[name] for name in ("m", "n", "k", "dtype")})
-        first = burst[0].median if burst else float(row.more["first"])
+        first = burst[0].median if burst else float(row.details["first"])
         keys["sustained_clock"] = short(min(first / row.median, 1.0), 3)
     for name in ("usable", "context", "workspace", "communicator", "expert_communicator"):
         for fact in of(measured, "bytes", name=name):
@@ -158,7 +158,7 @@ def points_by_family(measured: Sequence[Measured]) -> dict[str, Any]:
             entry["interval"] = [short(row.low / scale), short(row.high / scale)]
         if row.outliers:
             entry["outliers"] = row.outliers
-        found.setdefault(row.point.family, []).append({**row.point.values, **entry, **row.more})
+        found.setdefault(row.point.family, []).append({**row.point.values, **entry, **row.details})
     return found
 
 

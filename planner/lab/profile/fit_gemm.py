@@ -16,7 +16,7 @@ from planner.lab.profile.definitions import ACCUMULATING, GEMM_PASSES, SCALED, r
 from planner.lab.profile.fitting import Base, columns, error_of, fitted, left_out, of, seconds, short
 from planner.lab.profile.points import Measured
 
-Shape: TypeAlias = tuple[Column, Column, Column]  # Columns of rows M, columns N and depth K as the kernel runs them
+Shape: TypeAlias = Column  # (3, R): rows M, columns N and depth K of R products as the kernel runs them
 
 OPERAND = {
     "bf16": ("bf16", 2.0, False), "fp16": ("fp16", 2.0, False), "fp32": ("fp32", 4.0, False), "tf32": ("tf32", 4.0, False),
@@ -150,11 +150,6 @@ def bounded(curve: GemmCurve, device: Device) -> GemmCurve:
     return replace(curve, grid=replace(grid, log_factor=grid.log_factor + np.maximum(short_by, 0.0)))
 
 
-def part(shape: Shape, rows: Any) -> Shape:
-    """Some rows of a shape."""
-    return shape[0][rows], shape[1][rows], shape[2][rows]
-
-
 def fit_gemm(shape: Shape, t: Column, recipe: str, device: Device, half: Any) -> GemmCurve:
     """The best of constants and constants x grid (x4, x2) by the error on the rows that are not in ``half``.
 
@@ -162,11 +157,11 @@ def fit_gemm(shape: Shape, t: Column, recipe: str, device: Device, half: Any) ->
     4096 and M = 768, 1024, 1280, 1792, 2560, 2816 the full table of A100 gives 230, 166, 207, 195, 276, 216 TFLOP/s; the
     form with waves says 201, 174, 225, 208, 257, 239, without them 191, 204, 213, 226, 235, 236.
     """
-    large = (shape[0] >= LARGE) & (shape[1] >= LARGE) & (shape[2] >= LARGE)
+    large = np.all(shape >= LARGE, axis=0)
     tried: dict[str, tuple[list[float], list[float]]] = {}
     forms = {("waves" if device.waves else "constants") + (f" x grid {one}" if one else ""): one for one in ("", *GRIDS)}
     for label, nodes in forms.items():
-        predicted = device.time(fit_form(part(shape, half), t[half], recipe, device, nodes), shape)
+        predicted = device.time(fit_form(shape[:, half], t[half], recipe, device, nodes), shape)
         tried[label] = (error_of(predicted[~half & large], t[~half & large]), error_of(predicted[~half], t[~half]))
     # The x2 grid is five times the numbers: take it only where it is better by half a point.
     best = min(tried, key=lambda label: tried[label][0][0] + tried[label][1][0] + (1.0 if "x2" in label else 0.0))
@@ -221,8 +216,7 @@ def gemm_curves(
 
 
 def _shape(rows: Sequence[Measured]) -> Shape:
-    m, n, k = (np.array(axis, float) for axis in zip(*[rows_columns_depth(row.point) for row in rows], strict=True))
-    return m, n, k
+    return np.array([rows_columns_depth(row.point) for row in rows], float).T
 
 
 def _predicted(curve: GemmCurve, rows: Sequence[Measured], base: Base, dtype: str) -> Column:
@@ -238,10 +232,10 @@ def _gemm_curve(rows: Sequence[Measured], dtype: str, base: Base) -> GemmCurve:
         return _rate_only(rows, recipe, dtype, base)
 
     def make(keep: Any, nodes: str) -> GemmCurve:
-        return bounded(fit_form(part(shape, keep), t[keep], recipe, device, nodes), device)
+        return bounded(fit_form(shape[:, keep], t[keep], recipe, device, nodes), device)
 
     def held_out(nodes: str) -> list[float]:
-        return left_out(lambda keep: make(keep, nodes), lambda curve, out: device.time(curve, part(shape, out)), t)
+        return left_out(lambda keep: make(keep, nodes), lambda curve, out: device.time(curve, shape[:, out]), t)
 
     tried = {nodes: held_out(nodes) for nodes in (("", "x4") if many else ("",))}
     best = min(tried, key=lambda nodes: tried[nodes][0])

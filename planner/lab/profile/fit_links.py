@@ -1,9 +1,8 @@
 """Measured collectives to curves of a profile, and to lines for sizes and groups that were not measured.
 
-The measured points are the curve; a line is used only to fill an octave that is missing at either end, and to say how
-well latency and bandwidth describe the rest: t = a + S/b with one segment, and two such lines with two, of which the
-smaller holds (protocols: one of low latency, one of high bandwidth) or the larger (caches: bandwidth falls with the size).
-Fitted to log t, so that all sizes count alike. Measured overlaps give one slowdown per link and direction.
+The measured points are the curve; a line t = a + S/b is used only to fill an octave that is missing at either end, and to say
+how well latency and bandwidth describe the rest. Fitted to log t, so that all sizes count alike. Measured overlaps give one
+slowdown per link and direction.
 """
 
 import math
@@ -62,64 +61,52 @@ def curves(measured: Sequence[Measured]) -> list[Curve]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lines:
-    """t = a + S c of one segment, or the smaller or larger of two."""
+class Line:
+    """t = a + S c."""
 
-    latency: tuple[float, ...]  # a, seconds
-    per_byte: tuple[float, ...]  # c, seconds per byte; 1/c is the algorithm bandwidth
-    form: str  # "one", "smaller" or "larger"
+    latency: float  # a, seconds
+    per_byte: float  # c, seconds per byte; 1/c is the algorithm bandwidth
     median: float = 0.0  # Median of |fit / measured - 1|
     worst: float = 0.0  # Largest
 
     def time(self, size: Any) -> Any:
         """Seconds."""
-        lines = np.multiply.outer(self.per_byte, np.asarray(size, dtype=float)).T + self.latency
-        return np.max(lines, -1) if self.form == "larger" else np.min(lines, -1)
+        return self.latency + self.per_byte * np.asarray(size, dtype=float)
 
     def to_dict(self) -> dict[str, Any]:
         """For the file: latency in microseconds, bandwidth, residuals in percent."""
-        rates = [units.format_bytes(1.0 / max(c, 1e-18)) + "/s" for c in self.per_byte]
-        latency = [units.format_seconds(a) for a in self.latency]
-        return {"form": self.form, "latency": latency, "bandwidth": rates, **_errors(self.median, self.worst)}
+        rate = units.format_bytes(1.0 / max(self.per_byte, 1e-18)) + "/s"
+        latency = units.format_seconds(self.latency)
+        return {"form": "one", "latency": [latency], "bandwidth": [rate], **_errors(self.median, self.worst)}
 
 
-def fit_lines(sizes: Any, seconds: Any, segments: int) -> Lines:
-    """The lines with the least |log fit - log measured| (soft_l1: one bad point does not pull)."""
-    if len(sizes) < 2 * segments:
-        raise PlannerError(f"{len(sizes)} sizes do not determine {segments} segments")
-    half = len(sizes) // segments
-    starts = [_through(sizes[part], seconds[part]) for part in (slice(half), slice(half, None))[:segments]]
-    forms = ("smaller", "larger") if segments > 1 else ("one",)
-    return min((_solved(sizes, seconds, form, starts) for form in forms), key=lambda lines: lines.median)
+def fit_line(sizes: Any, seconds: Any) -> Line:
+    """The line with the least |log fit - log measured| (soft_l1: one bad point does not pull), started through the first and the
+    last point."""
+    if len(sizes) < 2:
+        raise PlannerError(f"{len(sizes)} size does not determine a line")
 
+    def line(x: Any) -> Line:
+        return Line(latency=float(np.exp(x[0])), per_byte=float(np.exp(x[1])))
 
-def _through(sizes: Any, seconds: Any) -> tuple[float, float]:
-    """A start: through the first and the last point."""
+    def residual(x: Any) -> Any:
+        return np.log(line(x).time(sizes) / seconds)
+
     slope = max((seconds[-1] - seconds[0]) / max(sizes[-1] - sizes[0], 1.0), 1e-15)
-    return max(seconds[0] - slope * sizes[0], 0.1 * seconds[0], TINY), slope
-
-
-def _solved(sizes: Any, seconds: Any, form: str, starts: list[tuple[float, float]]) -> Lines:
-    def lines(x: Any) -> Lines:
-        return Lines(latency=tuple(np.exp(x[0::2]).tolist()), per_byte=tuple(np.exp(x[1::2]).tolist()), form=form)
-
-    def error(x: Any) -> Any:
-        return np.log(lines(x).time(sizes) / seconds)
-
-    found = lines(fitted(error, np.log(np.ravel(starts)), np.log(1e-18), np.log(1e6), scale=0.05).x)
-    off = np.abs(found.time(sizes) / seconds - 1.0)
-    return replace(found, median=float(np.median(off)), worst=float(np.max(off)))
+    start = max(seconds[0] - slope * sizes[0], 0.1 * seconds[0], TINY), slope
+    found = line(fitted(residual, np.log(start), np.log(1e-18), np.log(1e6), scale=0.05).x)
+    errors = np.abs(found.time(sizes) / seconds - 1.0)
+    return replace(found, median=float(np.median(errors)), worst=float(np.max(errors)))
 
 
 def rows(curve: Curve) -> dict[str, Any]:
-    """A curve with its fits for the file: numbers between blanks, one per octave measured. Latency (of the smallest message),
+    """A curve with its fit for the file: numbers between blanks, one per octave measured. Latency (of the smallest message),
     algorithm and bus bandwidth (of the size where they are largest) in base units, each with its spread in percent, and the least
     confidence of any interval of the curve."""
 
     def text(name: str, scale: float = 1.0) -> str:
         return " ".join(f"{getattr(one, name) * scale:.5g}" for one in curve.points)
 
-    fits = [fit_lines(curve.sizes, curve.seconds, count) for count in (1, 2) if len(curve.points) >= 2 * count]
     smallest, best = curve.points[0], curve.points[int(np.argmax(curve.sizes / curve.seconds))]
     rate = best.point["size"] / best.median
     return {
@@ -131,7 +118,7 @@ def rows(curve: Curve) -> dict[str, Any]:
         "algorithm_bandwidth": f"{rate:.5g} B/s", "bus_bandwidth": f"{rate * factor(curve.op, curve.n):.5g} B/s",
         "bandwidth_percent": round(100.0 * best.spread, 2),
         "confidence": round(min(one.confidence for one in curve.points), 4),
-        "fits": [one.to_dict() for one in fits],
+        "fits": [fit_line(curve.sizes, curve.seconds).to_dict()] if len(curve.points) > 1 else [],
     }  # fmt: skip
 
 
@@ -155,10 +142,10 @@ def scale_up(all_curves: Sequence[Curve], dtype: str) -> dict[str, Any]:
 
 
 def _filled(curve: Curve, sizes: Any) -> Any:
-    """Between measured sizes log-log; beyond them the fitted lines, joined to the last point."""
+    """Between measured sizes log-log; beyond them the fitted line, joined to the last point."""
     inside = np.exp(np.interp(np.log(sizes), np.log(curve.sizes), np.log(curve.seconds)))
     nearest = np.clip(sizes, curve.sizes[0], curve.sizes[-1])
-    fit = fit_lines(curve.sizes, curve.seconds, 1)
+    fit = fit_line(curve.sizes, curve.seconds)
     return inside * fit.time(sizes) / fit.time(nearest)
 
 
@@ -184,7 +171,7 @@ def network_rate(all_curves: Sequence[Curve]) -> float:
         if one.nodes > 1 and one.op in COLLECTIVES and len(one.points) > 1:
             moved = _moved(one)
             best = float(np.max(moved / one.seconds))
-            rates += [best, min(1.0 / fit_lines(moved, one.seconds, 1).per_byte[0], BEYOND * best)]
+            rates += [best, min(1.0 / fit_line(moved, one.seconds).per_byte, BEYOND * best)]
     if not rates:
         raise PlannerError("nothing across nodes was measured")
     return max(rates)
@@ -205,9 +192,9 @@ def scale_out(all_curves: Sequence[Curve], dtype: str, bandwidth: float, source:
 def _one_line(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> NetworkCurve:
     """A short budget leaves the ends and the middle of a curve: t = a + x/e, whatever the size."""
     curve = max(mine, key=lambda one: len(one.points))
-    line = fit_lines(_moved(curve) / bandwidth, curve.seconds, 1)
-    efficiency = min(1.0 / max(line.per_byte[0], TINY), 1.0)
-    one = Segment(efficiency=efficiency, latency=line.latency[0], latency_per_rank=0.0, latency_per_doubling=0.0)
+    line = fit_line(_moved(curve) / bandwidth, curve.seconds)
+    efficiency = min(1.0 / max(line.per_byte, TINY), 1.0)
+    one = Segment(efficiency=efficiency, latency=line.latency, latency_per_rank=0.0, latency_per_doubling=0.0)
     return NetworkCurve(fast=one, bulk=one, source=source, errors=_errors(line.median, line.worst))
 
 
@@ -247,13 +234,13 @@ def _network(op: str, mine: Sequence[Curve], bandwidth: float, source: str) -> N
 
 
 def residuals(all_curves: Sequence[Curve]) -> dict[str, list[float]]:
-    """[median, 90th percentile] of |fit / measured - 1| in percent, by curve, with two segments where there are points."""
+    """[median, 90th percentile] of |fit / measured - 1| in percent, by curve."""
     found = {}
     for one in all_curves:
         if len(one.points) >= 2:
-            lines = fit_lines(one.sizes, one.seconds, 2 if len(one.points) >= 5 else 1)
+            line = fit_line(one.sizes, one.seconds)
             name = f"{one.op} n{one.n} stride{one.stride} {one.dtype}"
-            found[name] = error_of(lines.time(one.sizes), one.seconds, 2)
+            found[name] = error_of(line.time(one.sizes), one.seconds, 2)
     return found
 
 
@@ -273,8 +260,8 @@ def fit_overlap(measured: Sequence[Measured]) -> tuple[dict[str, Any], list[str]
             ratios = of(mine, "overlap", of=name)
             if not ratios:
                 continue
-            over = summarise([float(one.more["slowdown"]) for one in ratios], "wall")
-            own = median(float(one.more.get("spread", one.spread)) for one in ratios)
+            over = summarise([float(one.details["slowdown"]) for one in ratios], "wall")
+            own = median(float(one.details.get("spread", one.spread)) for one in ratios)
             value, spread = round(over.median, 3), round(100.0 * max(over.spread, own), 2)
             values |= {side: value, f"{side}_spread": spread}
             said = f"overlap {link}: {side} takes {value:.2f} times as long"

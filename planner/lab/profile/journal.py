@@ -14,7 +14,7 @@ from typing import Any
 
 from planner import library
 from planner.errors import PlannerError, shown
-from planner.lab.profile.points import Identity, Measured, Point
+from planner.lab.profile.points import Measured, Point
 
 WRITE_SECONDS = 1.0  # A result waits at most this long for the file, plus the time of one point
 
@@ -35,8 +35,8 @@ class Journal:
         """A new journal; without a path it stays in memory (ranks other than the first)."""
         self.path = path
         self.header = header
-        self._measured: dict[Identity, Measured] = {}
-        self._failed: dict[Identity, tuple[Point, str]] = {}
+        self._measured: dict[Point, Measured] = {}
+        self._failed: dict[Point, str] = {}
         self._written = 0.0
 
     @classmethod
@@ -65,7 +65,7 @@ class Journal:
             if data["digest"] != digest(data):
                 raise PlannerError(f"{path}: was edited or damaged since it was written; run without --resume")
             measured = [Measured.from_dict(entry) for entry in data["measured"]]
-            failed = [(Point.from_dict(entry["point"]), entry["reason"]) for entry in data["failed"]]
+            failed = {Point.from_dict(entry["point"]): entry["reason"] for entry in data["failed"]}
         except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise PlannerError(f"{path}: is not a journal of a profile ({error}); run without --resume") from error
         for key, value in self.header.items():
@@ -76,8 +76,8 @@ class Journal:
                     "run without --resume, which begins anew, or with another --output"
                 )
         self.header = {**data["header"], **self.header}
-        self._measured = {found.point.identity: found for found in measured}
-        self._failed = {point.identity: (point, reason) for point, reason in failed}
+        self._measured = {found.point: found for found in measured}
+        self._failed = failed
 
     def __enter__(self) -> Journal:
         return self
@@ -86,7 +86,7 @@ class Journal:
         self.write()
 
     def __contains__(self, point: Point) -> bool:
-        return point.identity in self._measured
+        return point in self._measured
 
     def __len__(self) -> int:
         return len(self._measured)
@@ -98,17 +98,17 @@ class Journal:
     @property
     def failed(self) -> list[tuple[Point, str]]:
         """Points that could not be measured, with the reason."""
-        return list(self._failed.values())
+        return list(self._failed.items())
 
     def add(self, found: Measured) -> None:
         """Keep a result; the file follows within WRITE_SECONDS of further results, or when the block ends."""
-        self._measured[found.point.identity] = found
-        self._failed.pop(found.point.identity, None)
+        self._measured[found.point] = found
+        self._failed.pop(found.point, None)
         self._write_sometimes()
 
     def fail(self, point: Point, reason: str) -> None:
         """Keep that a point could not be measured, and why."""
-        self._failed[point.identity] = (point, reason)
+        self._failed[point] = reason
         self._write_sometimes()
 
     def _write_sometimes(self) -> None:
@@ -122,7 +122,7 @@ class Journal:
         data = {
             "header": self.header,
             "measured": [found.to_dict() for found in self._measured.values()],
-            "failed": [{"point": point.to_dict(), "reason": reason} for point, reason in self._failed.values()],
+            "failed": [{"point": point.to_dict(), "reason": reason} for point, reason in self._failed.items()],
         }
         data["digest"] = digest(data)
         library.write_whole(self.path, json.dumps(data, indent=0))

@@ -30,7 +30,7 @@ HOST_LAYER = {
 def host_floor(seconds: Mapping[str, float], hardware: HardwareProfile) -> float:
     """Host seconds per kernel that a layer launches, so that the sum of operators of nothing is the layer of nothing.
 
-    ``seconds`` measured by kind; products and attention hold their own launches, chains and single kernels are left.
+    ``seconds`` measured by kind; products and attention hold their own launches, plain operations are left.
     """
     with_none, with_one = (dataclasses.replace(hardware, launch_floor=floor) for floor in (1e-12, 1.0))
     rest, all_kernels = (sum(predicted(HOST_LAYER[kind], by) for kind in seconds) for by in (with_none, with_one))

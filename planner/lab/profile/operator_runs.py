@@ -23,8 +23,7 @@ from planner.lab.profile.definitions import (
 )
 from planner.lab.profile.layer_check import model_of
 from planner.lab.profile.points import Point, Run
-from planner.lab.profile.streams import chain, memory_bound
-from planner.lab.profile.tensors import DTYPES, gradients, precision, rotating, values
+from planner.lab.profile.tensors import DTYPES, gradients, memory_bound, precision, rotating, values
 from planner.lab.reference.split import Split
 from planner.lab.reference.transformer import Layer, Place, angles
 
@@ -41,7 +40,6 @@ def operator(point: Point, device: str) -> Run:
     """The callable of a point of a family of operators. Raises PlannerError, KeyError where there is no such operator."""
     makers = {
         "gemm": _gemm, "grouped_gemm": _grouped, "attention": _attention, "memory_bound": memory_bound, "layer": layer,
-        "chain": chain,
     }  # fmt: skip
     precision(point["dtype"])
     return makers[point.family](point, device)

@@ -15,7 +15,7 @@ from planner import units
 from planner.cluster import strides
 from planner.cost.parameters import count_parameters
 from planner.curves import COLLECTIVES
-from planner.lab.profile.points import Point, unique
+from planner.lab.profile.points import Point
 from planner.layout import NAMES, Layout
 from planner.model import load_model
 
@@ -159,7 +159,7 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
         (other, dict.fromkeys(plain, ADDING)),
     ]
     octaves = sizes(largest)
-    return unique(
+    found = (
         collective_point(op, pattern, octaves[place], dtype, local, weight=1.0 / 4**number)
         for number, (dtype, entries) in enumerate(rounds)
         if dtype
@@ -169,6 +169,7 @@ def collective_points(world: int, local: int, largest: float, *, main: str, othe
         if not (op in PAIRS and pattern.n != 2) and not (op == "send_recv_ring" and pattern.n == 2)
         for place in places
     )
+    return list(dict.fromkeys(found))
 
 
 def overlap_points(world: int, local: int, largest: int, dtype: str, weight: float) -> list[Point]:

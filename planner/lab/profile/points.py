@@ -1,17 +1,20 @@
-"""What is measured (Point) and what came out (Timing, Measured): plain data, no torch."""
+"""What the user asked (Settings), what is measured (Point) and what came out (Timing, Measured): plain data, no torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeAlias
 
+from planner.errors import PlannerError, nearest_first
+
 Value: TypeAlias = str | int | float | bool  # What a point's key holds
-Identity: TypeAlias = tuple[str, tuple[tuple[str, Value], ...]]
 Run: TypeAlias = Callable[[], object]  # What is timed
 Taker: TypeAlias = Callable[[int, int], list[float]]
 """``take(count, inner)``: that many samples, each the mean of ``inner`` runs, in seconds."""
 
+PARTS = ("collectives", "compute", "memory")  # What ``--only`` may name
 CLOCKS = {
     "cuda_events": "device events around the kernels",
     "wall": "monotonic clock of a synchronised host",
@@ -26,7 +29,8 @@ class Point:
 
     family: str  # gemm, attention, collective, overlap, memory, layer, copy, ...
     key: tuple[tuple[str, Value], ...]  # (name, value) sorted by name
-    weight: float = 0.0  # Share of the predicted step time that the point stands for, 0 where that is not known
+    weight: float = field(default=0.0, compare=False)
+    """Share of the predicted step time that the point stands for, 0 where that is not known."""
 
     @classmethod
     def of(cls, family: str, *, weight: float = 0.0, **values: Any) -> Point:
@@ -38,11 +42,6 @@ class Point:
     def values(self) -> dict[str, Any]:
         """The key as a mapping."""
         return dict(self.key)
-
-    @property
-    def identity(self) -> Identity:
-        """What makes it the same point, whatever its weight."""
-        return self.family, self.key
 
     @property
     def label(self) -> str:
@@ -78,22 +77,16 @@ class Timing:
     """Samples further from the median than ``timing.OUTLIER`` deviations: counted, and still among the samples."""
     clock: str = "wall"  # One of CLOCKS
     confidence: float = 0.95  # Chance that low..high holds the median, from the order statistics; 0 for facts
-    details: tuple[tuple[str, Value], ...] = ()  # Anything else a family wants to keep, sorted by name
+    details: dict[str, Any] = field(default_factory=dict)  # Anything else a family wants to keep
 
     @property
     def spread(self) -> float:
         """Half the width of the interval over the median."""
         return 0.5 * (self.high - self.low) / self.median if self.median > 0 else 0.0
 
-    @property
-    def more(self) -> dict[str, Any]:
-        """The details as a mapping."""
-        return dict(self.details)
-
     def measured(self, point: Point, **details: Value) -> Measured:
         """The result for a point, with further details."""
-        more = tuple(sorted({**self.more, **details}.items()))
-        return Measured(**{**vars(self), "point": point, "details": more})
+        return Measured(**{**vars(self), "point": point, "details": self.details | details})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,19 +102,44 @@ class Measured(Timing):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data that ``from_dict`` reads back."""
-        first = {"point": self.point.to_dict()}
-        return first | {k: v for k, v in vars(self).items() if k != "point"} | {"details": self.more}
+        return vars(self) | {"point": self.point.to_dict()}
 
     @classmethod
     def from_dict(cls, data: Any) -> Measured:
         """What ``to_dict`` wrote."""
-        details = tuple(sorted(data["details"].items()))
-        return cls(**{**data, "point": Point.from_dict(data["point"]), "details": details})
+        return cls(**{**data, "point": Point.from_dict(data["point"])})
 
 
-def unique(points: Iterable[Point]) -> list[Point]:
-    """The first of equal points."""
-    found: dict[Identity, Point] = {}
-    for point in points:
-        found.setdefault(point.identity, point)
-    return list(found.values())
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What the user asked of the profile; the same on every rank."""
+
+    output: str  # Profile to write
+    device: str  # "cpu" or "cuda"
+    budget: float  # Seconds of measuring, start-up left out
+    models: Sequence[str] = ()  # What the operators and sizes are taken from
+    resume: bool = False  # Go on with the journal of an earlier run
+    only: Sequence[str] = PARTS  # Parts to measure
+    timeout: float = 30.0  # Seconds after which a step has hung
+    largest: float | None = None  # Largest buffer of a collective, bytes; None = by the models
+    base: str | None = None  # Library profile for what is not measured; None = by the device's name
+    network_bandwidth: float | None = None
+    """Line rate of the NICs per GPU, bytes/s; None = of the base, else the best that was measured."""
+    command: str = ""  # As the user typed it
+
+    def __post_init__(self) -> None:
+        for part in self.only:
+            if part not in PARTS:
+                raise PlannerError(
+                    f"unknown part '{part}' of a profile; known: {', '.join(nearest_first(part, PARTS))}"
+                )
+        for name in ("budget", "timeout"):
+            if not getattr(self, name) > 0:
+                raise PlannerError(f"--{name} is {getattr(self, name):g} s; it must be above zero")
+        if not self.output.endswith((".yaml", ".yml")):
+            raise PlannerError(f"--output {self.output}: a profile is a YAML file; give it a name that ends in .yaml")
+
+    @property
+    def journal(self) -> Path:
+        """Where the measurements are kept while they run, next to the profile."""
+        return Path(self.output).with_suffix(".journal.json")

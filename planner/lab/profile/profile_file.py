@@ -15,10 +15,8 @@ from planner.lab.profile.fit_compute import base_of, findings, fit_compute, mach
 from planner.lab.profile.fitting import Findings, of, spread_of
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import CLOCKS, Point
-from planner.lab.profile.rounds import drift
-from planner.lab.profile.settings import Settings
-from planner.lab.profile.timing import FEWEST
+from planner.lab.profile.points import CLOCKS, Point, Settings
+from planner.lab.profile.timing import FEWEST, drift
 
 SLOW_RANK, SLOW_GROUP = 1.10, 1.5
 """Time over that of the median rank, and of the median group, from which a note names it."""
@@ -177,15 +175,15 @@ def _outliers(journal: Journal) -> list[str]:
     """Ranks and groups that are slower than their like: a throttled card, a slow link."""
     found = []
     for one in journal.of("ranks", "collective"):
-        more, ratio = one.more, float(one.more.get("over_median", 1.0))
-        if one.point.family == "ranks" and ratio >= SLOW_RANK and int(more["ranks"]) >= FEWEST:
+        details, ratio = one.details, float(one.details.get("over_median", 1.0))
+        if one.point.family == "ranks" and ratio >= SLOW_RANK and int(details["ranks"]) >= FEWEST:
             found.append(
-                f"rank {more['slowest']} ({more['host']}) computes {ratio:.2f} times as long as the median of the others: "
+                f"rank {details['slowest']} ({details['host']}) computes {ratio:.2f} times as long as the median of the others: "
                 "look for heat, a power limit, or another job there"
             )
         if one.point.family == "collective" and ratio >= SLOW_GROUP:
             found.append(
-                f"{in_words(one.point)}: ranks {more['slowest_group']} take {ratio:.1f} times as long as the median group: "
+                f"{in_words(one.point)}: ranks {details['slowest_group']} take {ratio:.1f} times as long as the median group: "
                 "look at the links between them"
             )
     return found[:10]
@@ -216,7 +214,7 @@ def _kept(journal: Journal) -> dict[str, Any]:
     """The collectives and overlaps as they were measured, with the lines fitted to each curve."""
 
     def rows(family: str) -> list[dict[str, Any]]:
-        return [{**one.point.values, "us": round(one.median * units.MEGA, 2), **one.more} for one in journal.of(family)]
+        return [{**one.point.values, "us": round(one.median * units.MEGA, 2), **one.details} for one in journal.of(family)]
 
     overlaps = [
         {name: round(value, 7) if isinstance(value, float) else value for name, value in row.items()}

@@ -164,13 +164,12 @@ def header(ranks: Ranks) -> dict[str, Any]:
     found = {
         "device": ranks.device, "name": processor(), "host": hosts[0].split(" node ")[0], "nodes": len(hosts),
         "world": ranks.world, "local": ranks.local, "cores": os.cpu_count() or 1,
-        "memory": float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "units": 1, "driver": "",
+        "memory": float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")), "driver": "",
         "versions": versions(ranks.device),
     }  # fmt: skip
     if ranks.device == "cuda":
         card: Any = torch.cuda.get_device_properties(torch.cuda.current_device())
-        found |= {"name": ranks.names[0], "driver": driver()}
-        found |= {"memory": float(card.total_memory), "units": int(card.multi_processor_count)}
+        found |= {"name": ranks.names[0], "driver": driver(), "memory": float(card.total_memory)}
     return found
 
 

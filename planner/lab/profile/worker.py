@@ -19,7 +19,7 @@ from planner.lab.launch.state import State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import heed_signals
 from planner.lab.profile import compute_points as shapes
-from planner.lab.profile import compute_timing, patterns, rounds
+from planner.lab.profile import compute_timing, patterns, timing
 from planner.lab.profile.collective_timing import (
     NoSuchCollectiveError,
     measure_collective,
@@ -29,9 +29,8 @@ from planner.lab.profile.collective_timing import (
 )
 from planner.lab.profile.journal import Journal
 from planner.lab.profile.patterns import in_words
-from planner.lab.profile.points import Identity, Measured, Point, Value
+from planner.lab.profile.points import Measured, Point, Settings, Value
 from planner.lab.profile.rank_groups import Buffers, Ranks, header, join, quiet
-from planner.lab.profile.settings import Settings
 
 T = TypeVar("T")
 SHARE = 0.5  # Part of the budget for what one rank measures alone, where both are wanted
@@ -42,13 +41,9 @@ LEFT_OUT = "left out: the budget was spent"
 MEMORY_FAMILIES = ("bytes", "host_copy", "host_stream", "cpu_adam")
 GUESS = "h100-sxm"  # Whose search decides which shapes matter where the library does not know the device
 OVERLAP_LARGEST = 16.0 * units.MIB
-NEEDED: dict[str, tuple[str, ...]] = {
-    "gemm": (), "attention": ("pass",), "memory_bound": ("op",), "launch": ("kind",), "bytes": ("name",),
-    "yardstick": ("kind",), "layer": ("pass",), "chain": ("op", "pass"),
-}  # fmt: skip
-"""Without one point of each of these a profile is none, whatever the budget: families, and the values in which points differ.
-Memory, launches, a product, attention both ways, a stream, a whole layer both ways, which says how far off the sum of its operators
-is, and the chains of its plain kernels."""
+NEEDED = ("gemm", "attention", "memory_bound", "launch", "bytes", "yardstick", "layer")
+"""Without one point of each kind of these families a profile is none, whatever the budget: memory, launches, products, attention,
+an addition (of what moves bytes), and a whole layer, which says how far off the sum of its operators is."""
 
 
 @dataclass(kw_only=True)
@@ -180,22 +175,22 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
     journal, device = run.journal, run.settings.device
     if device == "cuda":  # Adam in host memory has all cores of the node; launchers give a rank one thread
         torch.set_num_threads(len(os.sched_getaffinity(0)))
-    if any(point.family in rounds.IN_ROUNDS for point in points):
+    if any(point.family in timing.IN_ROUNDS for point in points):
         warm_up = shapes.warm_up_point(device)
-        journal.add(run.alone(warm_up, rounds.WARM_UP_SHARE * max(run.left(share), 0.0)))
+        journal.add(run.alone(warm_up, timing.WARM_UP_SHARE * max(run.left(share), 0.0)))
 
     def reference(point: Point) -> Measured | None:
         with contextlib.suppress(PlannerError, MemoryError):
-            return run.alone(point, rounds.DRIFT_SECONDS)
+            return run.alone(point, timing.DRIFT_SECONDS)
         return None
 
-    done, due, failed = rounds.Rounds(), rounds.Due(run.left(share)), set[Identity]()
-    visits = rounds.schedule(points, rounds.ROUNDS[device])
+    done, due, failed = timing.Rounds(), timing.Due(run.left(share)), set[Point]()
+    visits = timing.schedule(points, timing.ROUNDS[device])
     for number, point in enumerate(visits):
-        left, first = run.left(share), point.identity not in done
+        left, first = run.left(share), point not in done
         if left > 0 and due.now():
-            due.done(rounds.measure_again(rounds.references_alone(journal), journal, reference))
-        if point.identity in failed:
+            due.done(timing.measure_again(timing.references_alone(journal), journal, reference))
+        if point in failed:
             continue
         if left <= 0 and not (first and _needed(point, journal)):
             if first and point not in journal:
@@ -205,17 +200,19 @@ def _alone(run: Run, points: Sequence[Point], share: float) -> None:
         try:
             journal.add(done.add(run.alone(point, _fair(left, len(visits) - number))))
         except (PlannerError, MemoryError) as error:  # no such kernel here, no room: kept with its reason
-            failed.add(point.identity)
+            failed.add(point)
             if first:
                 journal.fail(point, (str(error).strip() or repr(error)).splitlines()[0][:300])
 
 
 def _needed(point: Point, journal: Journal) -> bool:
     """Whether a profile needs a point like this one (NEEDED) and has none."""
-    if point.family not in NEEDED or (point.family == "memory_bound" and point["op"] != "elementwise"):
-        return False
-    wanted = point.each(*NEEDED[point.family])
-    return all(one.point.each(*NEEDED[point.family]) != wanted for one in journal.of(point.family))
+
+    def kind(one: Point) -> list[Value | None]:
+        return [one.values.get(name) for name in ("kind", "name", "op", "pass")]
+
+    wanted = point.family in NEEDED and point.values.get("op") in (None, "elementwise")
+    return wanted and all(kind(one.point) != kind(point) for one in journal.of(point.family))
 
 
 def _together(run: Run) -> None:
@@ -230,18 +227,18 @@ def _together(run: Run) -> None:
         ranks.barrier()
     if rank_point(ranks.device) not in journal:
         journal.add(measure_ranks(rank_point(ranks.device), ranks))
-    references, due = rounds.references_together(points[:least]), rounds.Due(run.left())
-    always = {point.identity for point in points[:least]}
+    references, due = timing.references_together(points[:least]), timing.Due(run.left())
+    always = set(points[:least])
 
     def reference(point: Point) -> Measured | None:
-        return measure_collective(point, ranks, buffers, rounds.DRIFT_SECONDS) if point in journal else None
+        return measure_collective(point, ranks, buffers, timing.DRIFT_SECONDS) if point in journal else None
 
     for turn, point in enumerate(missing):
         left = run.left()
-        said = [left > 0 or point.identity in always, _fair(left, len(missing) - turn), left > 0 and due.now()]
+        said = [left > 0 or point in always, _fair(left, len(missing) - turn), left > 0 and due.now()]
         go_on, budget, once_more = ranks.from_first(said)
         if once_more:
-            due.done(rounds.measure_again(references, journal, reference))
+            due.done(timing.measure_again(references, journal, reference))
         if not go_on:
             journal.fail(point, LEFT_OUT)
             continue
@@ -293,5 +290,4 @@ def _communicator(run: Run) -> None:
             torch.cuda.synchronize()
             taken = ranks.slowest([float(max(before - torch.cuda.mem_get_info()[0], 0))])[0]
             dist.destroy_process_group(group)
-        source = (("source", "device memory before and after"),)
-        run.journal.add(Measured.fact(point, taken, details=source))
+        run.journal.add(Measured.fact(point, taken, details={"source": "device memory before and after"}))

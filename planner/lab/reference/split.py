@@ -2,21 +2,14 @@
 
 from dataclasses import dataclass
 
-from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.layout import NAMES, SPLIT_BACKWARD, CpMethod, Layout, Module, Order, Recompute, Schedule
 from planner.model import ModelSpec
 from planner.trainer import Trainer
+from planner.trainers.bundle import fully_shard, target
 from planner.workload import Workload
 
-SCHEDULES = {
-    Schedule.GPIPE: "GPipe",
-    Schedule.ONE_F_ONE_B: "1F1B",
-    Schedule.INTERLEAVED: "Interleaved1F1B",
-    Schedule.ZB_H1: "InterleavedZeroBubble",
-    Schedule.ZBV: "ZBVZeroBubble",
-    Schedule.DUALPIPE_V: "DualPipeV",
-}
+SCHEDULES = dict(sorted({**fully_shard.SCHEDULES, Schedule.ZB_H1: "InterleavedZeroBubble"}.items()))
 """Names of torch.distributed.pipelining."""
 LIKE_TORCH = ("torchtitan", "fsdp")
 """Code bases of trainers whose memory the torch model has: fp32 shards, gathered in half precision."""
@@ -98,25 +91,9 @@ class Split:
 
 
 def virtual_stages(num_layers: int, layout: Layout) -> tuple[Stage, ...]:
-    """Virtual stages of a layout: chunk by chunk over all ranks, or down and back up for V-shaped schedules.
-
-    A rank's layers are assigned to its chunks as evenly as it goes, so that the chunks with embedding and loss are not the
-    larger ones.
-    """
-    parts, ranks = int(layout.vpp), stage_layers(num_layers, layout)
-    held = []
-    for rank, layers in enumerate(ranks):
-        share, extra = divmod(layers, parts)
-        ends = [share + (i < extra) for i in range(parts)]
-        held.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
-    v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
-    found, start = [], 0
-    for chunk in range(parts):
-        order = range(len(held))
-        for rank in reversed(order) if v_shaped and chunk == 1 else order:
-            found.append(Stage(rank=rank, layers=tuple(range(start, start + held[rank][chunk]))))
-            start += held[rank][chunk]
-    return tuple(found)
+    """Virtual stages of a layout in the order that the data passes them."""
+    found = target.virtual_stages(target.layers_per_chunk(num_layers, layout), layout)
+    return tuple(Stage(rank=rank, layers=tuple(layers)) for rank, _, layers in found)
 
 
 def split_of(workload: Workload, trainer: Trainer, layout: Layout) -> Split:

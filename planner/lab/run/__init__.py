@@ -2,9 +2,9 @@
 
 A module imports from its own line and from lines above it:
 
-    plan_question record levels learn shrink                                     the task, and what a record holds and teaches
-    eager_pricing assembled_step as_run comparison                          what is predicted of a run
+    record levels learn shrink                                                  the task, and what a record holds and teaches
+    eager_pricing assembled_step comparison                                 what is predicted of a run
     parallel memory_tracker training clock parity rate fake_collectives     one rank (torch)
     depth workers meta full_result full_rank full emulate one_rank truncated     the levels
-    trainer_run top show request command                        trainers, finalists, the command
+    trainer_run show request command                            trainers, finalists, the command
 """

@@ -7,17 +7,20 @@ overhead. Fed with the predicted computation it gives the prediction again, part
     T = walk(measured passes + priced communication) + stragglers + exposed data traffic + once + measured update + overhead
 """
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost import estimate
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
-from planner.lab.run.plan_question import POSITIONS, position
+from planner.lab.reference.split import Split
+from planner.lab.run.eager_pricing import Host, Passes, as_run, computed, processor_seconds, update_seconds
+from planner.lab.run.levels import POSITIONS, Question, position
 from planner.layout import Layout
-from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced
 
 COMPUTED = ("compute", "recompute", "host")
@@ -43,8 +46,7 @@ class Seen:
     stage: int
     """Pipeline rank."""
     passes: dict[tuple[str, int], float]
-    """Seconds per microbatch by pass and virtual stage: forward (the loss counts to the last), backward (input and weight
-    gradients together), weight (the part of it that is weight gradients, where the schedule computes them apart)."""
+    """Seconds per microbatch by pass and virtual stage, see ``eager_pricing.Passes``: the loss counts to the last forward pass."""
     once: float
     """Seconds per step that both passes took beyond microbatches times the above."""
     optimizer: float
@@ -55,8 +57,8 @@ class Seen:
 class Predicted:
     """What is predicted of every virtual stage, seconds per microbatch; on a processor that is not the cost model's own."""
 
-    computed: dict[str, Floats]
-    """Computation by pass: forward, backward, weight (part of backward)."""
+    computed: Passes
+    """Computation by pass."""
     exchanged: dict[str, Floats]
     """Exposed communication by part (EXCHANGED): of forward and backward passes, (2, stages)."""
     ranks: list[int]
@@ -67,31 +69,41 @@ class Predicted:
 
 def predicted_of(priced: Priced) -> Predicted:
     """As the cost model has it; without a pipeline passes include the copies of sharded states."""
-    pieces, layout = pieces_by_action(priced), priced.dealt
-    count = 1 + max(stage for stage, _ in pieces)
-
-    def total(kinds: str, *parts: str) -> Floats:
-        found = np.zeros(count)
-        for (stage, kind), each in pieces.items():
-            if kind in kinds:
-                found[stage] += sum(one.seconds for one in each if not one.hidden and one.part in parts)
-        return found
-
-    computed = {"forward": total("F", *COMPUTED), "backward": total("BIW", *COMPUTED), "weight": total("W", *COMPUTED)}
+    layout, found = priced.dealt, computed(priced, COMPUTED)
+    exchanged = {part: computed(priced, (part,)) for part in EXCHANGED}
     return Predicted(
-        computed=with_copies(priced, computed),
-        exchanged={part: np.array([total("F", part), total("BIW", part)]) for part in EXCHANGED},
-        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(count)],
+        computed=with_copies(priced, found),
+        exchanged={part: np.array([seconds["F"], seconds["B"]]) for part, seconds in exchanged.items()},
+        ranks=[stage_rank(i, int(layout.pp), int(layout.schedule)) for i in range(len(found["F"]))],
         update=priced.shared.optimizer[:, 0],
     )  # fmt: skip
 
 
-def with_copies(priced: Priced, computed: dict[str, Floats]) -> dict[str, Floats]:
-    """Passes by name with the copies of sharded states, which without a pipeline belong to them."""
+def with_copies(priced: Priced, passes: Passes) -> Passes:
+    """Passes with the copies of sharded states, which without a pipeline belong to them."""
     if int(priced.dealt.pp) > 1:
-        return computed
-    each = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
-    return computed | {"forward": computed["forward"] + each[0], "backward": computed["backward"] + each[1]}
+        return passes
+    forward, backward = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
+    return passes | {"F": passes["F"] + forward, "B": passes["B"] + backward}
+
+
+def priced_as_run(asked: Question) -> Priced:
+    """The plan with the trainer that runs on a processor."""
+    return asked.priced(as_run(asked.trainer, asked.split, on_cpu=True))
+
+
+def predicted_as_run(priced: Priced, split: Split, host: Host | None) -> Predicted:
+    """Passes and updates of every stage of what ``priced_as_run`` gave, with the host's work that was measured."""
+    computed = with_copies(priced, processor_seconds(priced, split, host))
+    return dataclasses.replace(predicted_of(priced), computed=computed, update=update_seconds(priced, split, host))
+
+
+def parts_as_run(asked: Question, host: Host | None) -> dict[str, float]:
+    """Seconds of the whole plan's step by part of the cost model's; they sum to it. The host's work is in compute."""
+    priced = priced_as_run(asked)
+    found = predicted_step(priced, predicted_as_run(priced, asked.split, host)).parts
+    found["data_communication"] += found.pop("once_per_step")  # copies of sharded states
+    return {part: found.get(part, 0.0) for part in estimate.PARTS}
 
 
 def _data(priced: Priced, longer: Floats, *copied: str) -> Floats:
@@ -156,7 +168,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
     computed = {name: seconds * ratios[name][kinds] for name, seconds in whole.computed.items()}
     for (name, stage), seconds in (item for one in seen for item in one.passes.items()):
         computed[name][stage] = seconds
-    passes = np.array([computed["forward"], computed["backward"]])
+    passes = np.array([computed["F"], computed["B"]])
     forward, backward = passes + sum(whole.exchanged.values())
     slowest = int(np.bincount(whole.ranks, forward + backward).argmax())
     mine = np.array(whole.ranks) == slowest
@@ -165,10 +177,10 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
         parts[part] = m * float(of_passes[:, mine].sum())
     busy = walked = sum(parts.values())
     if pp > 1:
-        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["weight"]))
+        walked = walked_time(int(layout.schedule), pp, int(layout.vpp), m, (forward, backward, computed["W"]))
     parts["bubble"] = max(walked - busy, 0.0)
     parts["stragglers"] = _stragglers(priced, parts)
-    sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("forward", "backward")]
+    sums = np.array([[np.bincount(kinds, one[name], 3) for name in ("F", "B")]
                      for one in (computed, predicted_of(priced).computed)])  # fmt: skip
     longer = np.divide(sums[0], sums[1], out=np.ones((2, 3)), where=sums[1] > 0)
     parts |= _ends(priced, longer, whole.update * ratios["optimizer"], seen)
@@ -200,7 +212,7 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
     for pair in sums.values():
         pair[:, missing] = pair.sum(axis=1, keepdims=True)
     ratios = {name: np.divide(pair[0], pair[1], out=np.ones(3), where=(pair > 0).min(axis=0)) for name, pair in sums.items()}
-    ratios["weight"] = np.where(sums["weight"][0] > 0, ratios["weight"], ratios["backward"])
+    ratios["W"] = np.where(sums["W"][0] > 0, ratios["W"], ratios["B"])
     others = " and ".join(POSITIONS[kind] for kind in measured)
     return ratios, tuple(
         f"{POSITIONS[kind]} stage not measured: priced times measured over predicted of {others}"

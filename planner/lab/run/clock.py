@@ -1,19 +1,18 @@
 """Stopwatches of one rank: its step, every action of its pipeline, the update; and how much memory it takes (torch).
 
 On a GPU all times are those of the current stream, between two events: what the stream waits for inside of an action
-(exposed communication) counts, what the host does ahead does not. On a CPU three are taken: wall, processor time of the
-process (with the threads that move data for gloo) and of the thread that computes. On shared cores only processor time says
-something about the work.
+(exposed communication) counts, what the host does ahead does not. On a CPU two are taken: wall and the processor time of the
+thread that computes. On shared cores only processor time says something about the work.
 """
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from planner.lab.run.levels import kernel_says
@@ -37,8 +36,6 @@ class Timed:
     """-1 = none."""
     seconds: float
     """Wall time on a CPU, time of the stream on a GPU."""
-    processor: float
-    """Processor seconds of all threads of the process; on a GPU as ``seconds``."""
     thread: float
     """Processor seconds of the thread that ran it; on a GPU as ``seconds``."""
 
@@ -51,14 +48,16 @@ class Clock:
         self._open: list[tuple[str, int, int, Any, Any]] = []
         self._spare: list[Any] = []
         self._last: tuple[int, int] = (0, 0)
+        self._left_out = np.zeros(2)
+        """Seconds that no span of a CPU has: of ``between``, by both clocks."""
         self.on = False
         """Nothing is taken while it is off."""
         self.between: Callable[[], object] = lambda: None
-        """Called when a pass has ended."""
+        """Called when a pass has ended; of a processor, and its time is left out."""
 
     def _now(self) -> Any:
         if not self.cuda:
-            return time.perf_counter(), time.process_time(), time.thread_time()
+            return np.array([time.perf_counter(), time.thread_time()]) - self._left_out
         event = self._spare.pop() if self._spare else torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -71,9 +70,11 @@ class Clock:
             return
         begun = self._now()
         yield
-        self._open.append((kind, stage, microbatch, begun, self._now()))
-        if kind in PASSES:
+        ended = self._now()
+        self._open.append((kind, stage, microbatch, begun, ended))
+        if kind in PASSES and not self.cuda:
             self.between()
+            self._left_out += self._now() - ended
 
     def attach(self, run: Run) -> None:
         """Puts spans around the passes, the loss, clipping and the update of a run. The loss is part of the forward pass that has
@@ -115,58 +116,16 @@ class Clock:
         """What ``cut`` gave, each action once; on a GPU waits until it has run. The span ``step`` must be in it."""
         if self.cuda:
             next(ended for kind, _, _, _, ended in spans if kind == "step").synchronize()
-        found: dict[tuple[str, int, int], Timed] = {}
-        for kind, stage, number, begun, ended in spans:
+        found: dict[tuple[str, int, int], Any] = {}
+        for *key, begun, ended in spans:  # a forward pass and its loss, the two halves of an update have the same key
+            seconds = np.full(2, begun.elapsed_time(ended) / KILO) if self.cuda else ended - begun
+            found[tuple(key)] = found.get(tuple(key), 0.0) + seconds
             if self.cuda:
-                times = (float(begun.elapsed_time(ended)) / KILO,) * 3
                 self._spare += [begun, ended]
-            else:
-                times = tuple(after - before for before, after in zip(begun, ended, strict=True))
-            one = found.get((kind, stage, number))
-            if one is not None:  # a forward pass and its loss, the two halves of the same update
-                times = (times[0] + one.seconds, times[1] + one.processor, times[2] + one.thread)
-            seconds, processor, thread = times
-            found[kind, stage, number] = Timed(
-                kind=kind, stage=stage, microbatch=number, seconds=seconds, processor=processor, thread=thread
-            )
-        return list(found.values())
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimedSteps:
-    """Steps that are taken one after the other, the last ones timed."""
-
-    warmup: int
-    """Steps before those that are timed."""
-    steps: int
-    """Steps that are timed."""
-    before: Callable[[int], AbstractContextManager[object]]
-    """Gives what stands around the step of a number, from 0, and around the wait for the last one."""
-    took: Callable[[list[Any]], object]
-    """Gets what ``Clock.cut`` gave of each timed step."""
-
-    def take(self, run: Run, clock: Clock, data: Sequence[Any]) -> list[torch.Tensor]:
-        """Losses of the timed steps. On a GPU the host may be one step ahead: a stream that waits to
-        be asked idles at the beginning of the next step."""
-        waiting: list[list[Any]] = []
-        losses = []
-        for number in range(self.warmup + self.steps):
-            clock.on = number >= self.warmup
-            with self.before(number):
-                with clock.span("step"):
-                    loss, _ = run.step(*data[number % len(data)])
-                if clock.on:
-                    losses.append(loss.detach())
-                    waiting.append(clock.cut())
-                elif clock.cuda:
-                    torch.cuda.synchronize()  # its time is over when it has run, not when it was started
-                while len(waiting) > int(clock.cuda):
-                    self.took(waiting.pop(0))
-        clock.on = False
-        with self.before(self.warmup + self.steps):
-            for batch in waiting:
-                self.took(batch)
-        return losses
+        return [
+            Timed(kind=kind, stage=stage, microbatch=number, seconds=float(seconds), thread=float(thread))
+            for (kind, stage, number), (seconds, thread) in found.items()
+        ]
 
 
 # ------------------------------------------------------------------------------------------------ memory

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from planner.cost.estimate import largest_by_stage, memory_by_stage
+from planner.cost.estimate import memory_by_stage
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Shard
 from planner.cost.memory.states import ALLOCATED, RESERVED
-from planner.cost.pipeline.partition import split_stages, stage_parameters
+from planner.cost.pipeline.partition import gathered_bytes, shard_groups, split_stages, stage_parameters
 from planner.cost.price.compute import repeated
-from planner.cost.price.sharding import gathered_bytes, shard_groups, trained_parameters
-from planner.lab.run.plan_question import POSITIONS, Question, position
+from planner.lab.run.levels import POSITIONS, Question, position
 from planner.layout import Layout, Recompute
 from planner.units import GIB
 
@@ -41,7 +40,7 @@ def predicted_memory(asked: Question, stage: int) -> dict[str, float]:
     Each category is at its own maximum: they do not sum to the peak. The workspace of GPU libraries, which is no tensor, is left
     out.
     """
-    parts = largest_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    _, parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
     where = position(stage, asked.split.pp)
     found = {NAMES.get(name, name): float(values[where, 0]) for name, values in parts.items()}
     for name in ("temporary", "peak"):
@@ -54,7 +53,7 @@ def device_memory(asked: Question, stage: int, *, alone: bool) -> dict[str, floa
 
     ``alone``: there are no communicators. Receive buffers of microbatches that were not run are in the prediction.
     """
-    parts = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
+    parts, _ = memory_by_stage(asked.workload, asked.cluster, asked.trainer, asked.layout, max(stage, 1))
     size = {name: float(values[position(stage, asked.split.pp), 0]) for name, values in parts.items()}
     reserved = sum(size[name] for name in RESERVED)
     device = (reserved if alone else sum(size.values())) + asked.cluster.hardware.context_memory
@@ -181,7 +180,7 @@ def _of_layers(shard: Shard, counts: dict[str, float]) -> Iterator[tuple[Collect
 def _states(asked: Question, layout: Layout, where: int, microbatches: int) -> Iterator[tuple[Key, float]]:
     """Weights gathered and gradients reduced, as ``cost.price.state_traffic`` says."""
     parameters = stage_parameters(asked.workload, layout, split_stages(asked.workload.model, layout))
-    sizes = (float(values[0, where]) for values in trained_parameters(asked.workload, parameters))
+    sizes = (float(values[0, where]) for values in parameters.trained(asked.workload))
     shards = (float(one[0, 0]) for one in shard_groups(layout))
     replicas = int(asked.layout.dp) // int(asked.layout.shard)
     zero, pipelined = int(asked.layout.zero), int(asked.layout.pp) > 1

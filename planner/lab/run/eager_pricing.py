@@ -11,6 +11,7 @@ split like the plan's, less what the launches in the operators' own prices make 
 """
 
 import dataclasses
+import statistics
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +21,15 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.pipeline.partition import stage_parameters
-from planner.cost.price.sharding import local_states
 from planner.lab.profile.layer_check import ROPE_PASSES
 from planner.lab.reference.split import Split, Stage
+from planner.lab.run.levels import Question
 from planner.layout import Layout, Recompute, Schedule
 from planner.rules import Job
 from planner.timeline.passes import pieces_by_action
 from planner.timeline.priced_plan import Priced, price
-from planner.trainer import Trainer
-from planner.units import MICRO
+from planner.trainer import Trainer, changes_of
+from planner.units import MICRO, format_seconds
 
 COMPUTED = ("compute", "recompute")
 """Parts of a pass that are work of the core that computes."""
@@ -45,6 +46,8 @@ Host = Mapping[str, tuple[float, float]]
 """Processor seconds by kind of pass, and of the update: of an empty layer, and of embedding and head together."""
 UPDATED = "update"
 """The update among these kinds."""
+KINDS = {"F": "forward", "B": "backward"}
+"""Passes whose host time is said."""
 UPDATE = ("clip", "optimizer")
 """Spans of a step that are its update."""
 Passes = dict[str, Floats]
@@ -84,7 +87,7 @@ def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
     """Seconds of the update as it runs, by kind of stage, (3,): the norm of the gradient and its scale, then the optimizer, with
     what the host needs around the tensors of its layers."""
     job, layout = priced.job, Layout.stack([priced.dealt])
-    states = local_states(job.workload, layout, stage_parameters(job.workload, layout, priced.contents))
+    states = stage_parameters(job.workload, layout, priced.contents).updated(job.workload, layout)
     clip = np.ravel(job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise"))
     each, ends = host[UPDATED] if host is not None else (0.0, 0.0)
     held = [sum(len(one.layers) for one in split.stages if one.rank == rank) for rank in range(split.pp)]
@@ -100,7 +103,7 @@ def computed(priced: Priced, parts: Container[str] | None = COMPUTED) -> Passes:
     """Seconds of one microbatch in some parts of its passes (None: all): of one core, whose work communication is not."""
     pieces = pieces_by_action(priced)
     stages = 1 + max(stage for stage, _ in pieces)
-    found = {
+    return {
         kind: np.array([
             sum(
                 one.seconds for letter in letters for one in pieces.get((stage, letter), ())
@@ -110,10 +113,9 @@ def computed(priced: Priced, parts: Container[str] | None = COMPUTED) -> Passes:
         ])
         for kind, letters in (("F", "F"), ("B", "BIW"), ("W", "W"))
     }  # fmt: skip
-    return _as_torch(found)
 
 
-def _as_torch(found: Passes) -> Passes:
+def as_torch(found: Passes) -> Passes:
     """Tokens have no gradient: where the halves are apart torch's first stage does its whole backward pass as W."""
     if found["W"].any():
         found["W"][0] = found["B"][0]
@@ -124,13 +126,12 @@ def processor_seconds(priced: Priced, split: Split, host: Host | None) -> Passes
     """Processor seconds of one microbatch's passes. Of a backward pass in two halves the first has the host's share."""
     found = computed(priced)
     layers = np.array([float(len(stage.layers)) for stage in split.stages])
-    if host is None:
-        return found
-    for kind, launches in priced_host(priced.job, priced.layout, split).items():
-        each, ends = np.subtract(host[kind], launches)
-        found[kind] += each * layers
-        found[kind][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
-    return _as_torch({kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()})
+    if host is not None:
+        for kind, launches in priced_host(priced.job, priced.layout, split).items():
+            each, ends = np.subtract(host[kind], launches)
+            found[kind] += each * layers
+            found[kind][[0, -1]] += ends / 2.0 if len(layers) > 1 else ends
+    return as_torch({kind: np.maximum(seconds, 0.0) for kind, seconds in found.items()})
 
 
 # ------------------------------------------------------------------------------------------------ empty layers
@@ -190,24 +191,11 @@ def _priced_small(job: Job, layout: Layout, split: Split) -> Passes:
 # ------------------------------------------------------------------------------------------------ the profile
 
 
-@dataclass(frozen=True, kw_only=True)
-class Yardsticks:
-    """Seconds that the profiler's yardsticks took when a profile was measured, at the rate that its figures have.
-
-    None where the profile has not kept them.
-    """
-
-    product: float | None
-    """Of the passes: products, attention and what lies between them."""
-    stream: float | None
-    """Of the update, which moves bytes."""
-
-
-def yardsticks(cluster: Cluster) -> Yardsticks:
-    """Those of a cluster's profile."""
+def yardsticks(cluster: Cluster) -> dict[str, float]:
+    """Seconds that the yardsticks took when the cluster's profile was measured, at the rate that its figures have, where it has
+    kept them: ``product`` of the passes, ``stream`` of the update, which moves bytes."""
     rows = cluster.hardware.measurements.get("yardstick", ())
-    seconds = {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
-    return Yardsticks(**{kind: seconds.get(kind) for kind in ("product", "stream")})
+    return {row["kind"]: float(row["us"]) * MICRO for row in reversed(rows)}
 
 
 def host_is_measured(cluster: Cluster, split: Split) -> bool:
@@ -228,3 +216,117 @@ def mean_host(found: Sequence[Host | None]) -> Host | None:
         return None
     means = {kind: np.mean([row[kind] for row in rows], axis=0) for kind in rows[0]}
     return {kind: (float(each), float(ends)) for kind, (each, ends) in means.items()}
+
+
+def host_of(as_run: Mapping[str, Any] | None) -> Host | None:
+    """What the ranks of a run have measured of the host, from its ``as_run``; None where they have not."""
+    host = (as_run or {}).get("host")
+    if host is None:
+        return None
+    names = {**KINDS, UPDATED: UPDATED}
+    return {kind: (host[name]["layer_seconds"], host[name]["ends_seconds"]) for kind, name in names.items()}
+
+
+# ------------------------------------------------------------------------------------------------ notes
+
+
+@dataclass(frozen=True, kw_only=True)
+class EagerRun:
+    """An uncompiled run, of all ranks or of one."""
+
+    asked: Question
+    """What was to be run."""
+    priced: Priced
+    """It as it was run."""
+    on_cpu: bool
+    """Whether it ran on a CPU."""
+    not_compiled: Mapping[str, str]
+    """Operators of a GPU that ran as several kernels, and why."""
+    host: Host | None
+    """What empty layers took."""
+    slowed: Sequence[float]
+    """How many times longer than in the profile the yardstick took, by step and rank."""
+    update_slowed: Sequence[float]
+    """The same of that of the update."""
+    more: Sequence[str] = ()
+    """Sentences of the level's own about the rate."""
+
+
+def notes_of(run: EagerRun, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the prediction of an uncompiled run is made of, in numbers and sentences. ``rows``: its passes."""
+    own = profile_error(run.asked.cluster)
+    errors = [abs(row["error"]) for row in rows if row["error"] is not None]
+    found: dict[str, Any] = {
+        "trainer": changes_of(run.priced.job.trainer, run.asked.trainer),
+        "not_compiled": dict(run.not_compiled), "host": _host(run) if run.on_cpu else None,
+        "yardstick": _yardstick(run) if run.on_cpu else None, "profile_error": own,
+        "median_error": statistics.median(errors) if errors else None,
+        "passes": len(errors), "within_profile_error": sum(one <= own for one in errors) if own is not None else None,
+    }  # fmt: skip
+    return found | {"sentences": [*(_on_cpu if run.on_cpu else _on_gpu)(run, found), *run.more, *_errors(found)]}
+
+
+def _host(run: EagerRun) -> dict[str, Any] | None:
+    """Seconds of an empty layer and of the ends, measured and as its operators are priced; those of the update measured."""
+    if run.host is None:
+        return None
+    priced = priced_host(run.priced.job, run.priced.layout, run.asked.split)
+    found = {
+        name: dict(zip(("layer_seconds", "ends_seconds"), run.host[kind], strict=True))
+        for kind, name in {**KINDS, UPDATED: UPDATED}.items()
+    }
+    for kind, name in KINDS.items():
+        found[name] |= dict(zip(("priced_layer_seconds", "priced_ends_seconds"), priced[kind], strict=True))
+    return found
+
+
+def _yardstick(run: EagerRun) -> dict[str, float] | None:
+    """Of the profile, and how much longer it took during the steps: the mean of ranks and steps."""
+    seconds = yardsticks(run.asked.cluster).get("product")
+    if not seconds or not run.slowed:
+        return None
+    slowed, update = statistics.fmean(run.slowed), statistics.fmean(run.update_slowed or run.slowed)
+    return {"profile_seconds": seconds, "slowed": slowed, "update_slowed": update}
+
+
+def _operators(run: EagerRun) -> str:
+    """What a compiler would have made one kernel each."""
+    return f"{'norms, ' if run.asked.split.fused else ''}SwiGLU, rotary embedding and loss"
+
+
+def _on_gpu(run: EagerRun, _: dict[str, Any]) -> list[str]:
+    names = "; ".join(f"{name}: {why}" for name, why in run.not_compiled.items())
+    return [
+        f"priced as it ran: {_operators(run)} as sequences of eager kernels, because no compiler made one of them ({names})"
+    ]
+
+
+def _on_cpu(run: EagerRun, found: dict[str, Any]) -> list[str]:
+    host, at = found["host"], found["yardstick"]
+    layers = not_measured(run.asked.split) or "host time around layers was not measured: it is priced by launches"
+    if host is not None:
+        layers = "host time of a layer, measured on empty layers: " + " and ".join(
+            f"{format_seconds(host[kind]['layer_seconds'])} {kind} (priced by launches "
+            f"{format_seconds(host[kind]['priced_layer_seconds'])})"
+            for kind in KINDS.values()
+        )
+    rate = "the profile has no yardstick: a core that is slower now than when it was profiled shows as an error"
+    if at is not None:
+        rate = (
+            f"processor time is given at the profile's rate of the core: its yardstick took {at['slowed']:.2f} times as long "
+            f"during the steps, that of the update {at['update_slowed']:.2f} times"
+        )
+    return [
+        f"priced as it ran: nothing is compiled on a CPU, so {_operators(run)} are sequences of eager kernels, further gradients "
+        "are added by kernels, the update takes the gradient's norm, and the host's work is the core's", layers, rate,
+    ]  # fmt: skip
+
+
+def _errors(found: dict[str, Any]) -> list[str]:
+    if found["median_error"] is None:
+        return []
+    said, own = f"passes are off by {found['median_error']:.1%} in the median", found["profile_error"]
+    if own is None:
+        return [f"{said}; the profile has no whole layer, so its own error is not known"]
+    count = f"{found['within_profile_error']} of {found['passes']}"
+    return [f"{said}; {count} within the profile's own error ({own:.1%}: its operators' sum against whole layers)"]

@@ -7,7 +7,6 @@ timed it does not. Time of the copies is taken off every pass: what is left is t
 
 from __future__ import annotations
 
-import gc
 import os
 import statistics
 from collections import defaultdict
@@ -16,25 +15,24 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from planner.lab.reference import fused_operators
 from planner.lab.reference.split import Split
 from planner.lab.run.assembled_step import Seen
-from planner.lab.run.clock import Clock, TimedSteps, memory, reset_memory
-from planner.lab.run.eager_pricing import UPDATE, Host, Yardsticks
+from planner.lab.run.clock import PASSES, Clock, Timed, memory
+from planner.lab.run.eager_pricing import UPDATE, Host
 from planner.lab.run.fake_collectives import FakeCollectives, by_operation, seconds_of
 from planner.lab.run.full_rank import facts, in_words
 from planner.lab.run.levels import FIRST, SETTING_UP
 from planner.lab.run.meta import Measured, RankAlone, pretended, step_of
-from planner.lab.run.rate import Core, host_seconds
-from planner.lab.run.workers import Pipe
+from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
+from planner.lab.run.workers import Tell
 from planner.units import KILO
 
 Key = tuple[str, int, int]
 """Kind of a span, virtual stage, microbatch."""
-PASSES = {"F": "forward", "B": "backward", "I": "backward", "W": "weight"}
-"""Spans that are passes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,7 @@ class Alone:
     """Steps that are timed."""
     timeout: float = 60.0
     """Seconds after which a step has hung."""
-    yardsticks: Yardsticks | None = None
+    yardsticks: dict[str, float] | None = None
     """Of the processor's profile, whose rate times are brought to; None on a GPU."""
     host: bool = False
     """Time empty layers first."""
@@ -71,7 +69,7 @@ class Emulation:
     """Bytes: peaks of the GPU's allocator over the timed steps (allocated, reserved), and what the device had in use (device);
     of a CPU the peak of resident memory."""
     samples: dict[tuple[str, int], list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Seconds by pass (forward, backward, weight) and virtual stage, local copies taken off: one for each microbatch of each
+    """Seconds by pass (F, B, W) and virtual stage, local copies taken off: one for each microbatch of each
     timed step."""
     totals: list[float] = field(default_factory=list)
     """Seconds of all passes of each timed step, local copies taken off."""
@@ -105,7 +103,7 @@ class Emulation:
     def seen(self) -> Seen:
         """Medians over the steps."""
         passes = {key: statistics.median(values) for key, values in self.samples.items()}
-        each = sum(seconds for (name, _), seconds in passes.items() if name != "weight")
+        each = sum(seconds for (name, _), seconds in passes.items() if name != "W")
         once = statistics.median(self.totals) - self.microbatches * each
         return Seen(stage=self.stage, passes=passes, once=once, optimizer=statistics.median(self.updates))
 
@@ -114,7 +112,7 @@ class Emulation:
         for (kind, stage, number), seconds in own.items():
             if kind in PASSES:
                 half = own.get(("W", stage, number), 0.0) if kind == "I" else 0.0
-                self.samples[PASSES[kind], stage].append(seconds + half)
+                self.samples["B" if kind == "I" else kind, stage].append(seconds + half)
         self.totals.append(own["passes", -1, -1])
         self.updates.append(sum(own[kind, -1, -1] for kind in UPDATE))
 
@@ -128,8 +126,7 @@ class OwnClock(Clock):
 
     def _now(self) -> Any:
         if not self.cuda:
-            wall, processor, thread = super()._now()
-            return wall, processor - self._fakes.spent, thread - self._fakes.spent
+            return super()._now() - np.array([0.0, self._fakes.spent])
         event = self._spare.pop() if self._spare else _Event(enable_timing=True)
         event.log, event.copies = self._fakes.log, len(self._fakes.log)
         event.record()
@@ -148,13 +145,13 @@ class _Event(torch.cuda.Event):
         return float(super().elapsed_time(end_event)) - seconds_of(copies) * KILO
 
 
-def emulate(alone: Alone, split: Split, rank: int, pipe: Pipe | None = None) -> Emulation:
+def emulate(alone: Alone, split: Split, rank: int, tell: Tell) -> Emulation:
     """Run one rank by itself, once per process.
 
     Running out of memory is a result: what was known until then, and the phase.
     """
     torch.set_flush_denormal(True)  # on a CPU numbers near 0 cost a matrix product up to 180 times its time
-    one = LoneRank(alone, split, rank, pipe or Pipe())
+    one = LoneRank(alone, split, rank, tell)
     try:
         with pretended(split, rank), one.fakes:
             one.run()
@@ -182,8 +179,8 @@ def _device(alone: Alone) -> torch.device:
 class LoneRank:
     """One rank that is run by itself: where it is, named when it fails, and what it has found."""
 
-    def __init__(self, alone: Alone, split: Split, rank: int, pipe: Pipe) -> None:
-        self.alone, self.split, self.pipe, self.device = alone, split, pipe, _device(alone)
+    def __init__(self, alone: Alone, split: Split, rank: int, tell: Tell) -> None:
+        self.alone, self.split, self.tell, self.device = alone, split, tell, _device(alone)
         self.found = Emulation.of(rank, split)
         self.fakes = FakeCollectives(self.device)
         self.clock = OwnClock(self.device, self.fakes)
@@ -195,7 +192,7 @@ class LoneRank:
     def begin(self, phase: str, seconds: float) -> None:
         """What comes next, and after how long it has hung."""
         self.phase = phase
-        self.pipe.begin(phase, seconds)
+        self.tell("begin", (phase, seconds))
 
     def snapshot(self) -> Emulation:
         """All that was found so far."""
@@ -206,56 +203,41 @@ class LoneRank:
         """The step that is followed, then the timed ones."""
         self.begin("building the model", SETTING_UP)
         torch.manual_seed(self.found.rank)
-        followed = RankAlone(self.split, self.pipe, self.device)
+        followed = RankAlone(self.split, self.tell, self.device)
         self.begin("first step", self.alone.timeout * FIRST)
         self.found.memory = followed.tracked(self.found.rank)
-        self.pipe.keep(self.snapshot())
+        self.tell("kept", self.snapshot())
         for hook in followed.hooks:
             hook.remove()
         if self.core is not None and self.alone.host:
             self.begin("timing layers without work", SETTING_UP)
             clock = partial(OwnClock, fakes=self.fakes)
-            self.found.host = host_seconds(followed.split, self.core.kept.product, clock)
+            self.found.host = host_seconds(followed.split, self.core.product, clock)
         self.time(followed)
 
     def time(self, alone: RankAlone) -> None:
         """Steps with the clock on; nothing follows them."""
         self.clock.attach(alone.run)
-        if self.core is not None:
-            self.clock.between = self.core.look
-        steps = TimedSteps(warmup=self.alone.warmup, steps=self.alone.steps, before=self.before, took=self.took)
-        steps.take(alone.run, self.clock, [alone.inputs()])
-
-    def before(self, number: int) -> Any:
-        """A step begins, or the wait for the last one."""
         warmup, steps = self.alone.warmup, self.alone.steps
-        if number == warmup + steps:
-            self.begin("the last step", self.alone.timeout)
-            return nullcontext()
-        timed = number >= warmup
-        phase = f"step {number - warmup + 1}" if timed else f"warm-up step {number + 1}"
-        self.begin(phase, self.alone.timeout * (FIRST if number == 0 else 1.0))
-        self.pipe(f"stage {self.found.stage}: {phase} of {steps if timed else warmup}")
-        if number == warmup:
-            gc.collect()
-            reset_memory(self.device)
-        if self.core is not None:
-            self.core.begin()
-        if timed:
+        timed = TimedSteps(warmup=warmup, steps=steps, core=self.core, before=self.before, took=self.took)
+        timed.take(alone.run, self.clock, [alone.inputs()])
+
+    def before(self, number: int, words: str) -> Any:
+        """A step begins, or the wait for the last one."""
+        self.begin(words, self.alone.timeout * (FIRST if number == 0 else 1.0))
+        if number >= self.alone.warmup:
             self.starts.append(len(self.fakes.log))
         return nullcontext()
 
-    def took(self, batch: list[Any]) -> None:
+    def took(self, timed: list[Timed], slowed: Slowed | None) -> None:
         """Keeps the times of one step, here and where this process was started: of the stream on a GPU, of the processor on a
         CPU, because on shared cores wall time says little, and at the rate of its profile."""
-        own = {(t.kind, t.stage, t.microbatch): t.processor for t in self.clock.resolve(batch)}
-        slowed = self.core.ended() if self.core is not None else None
+        own = {(t.kind, t.stage, t.microbatch): t.thread for t in timed}
         if slowed is not None:
-            own["passes", -1, -1] -= slowed.worked
             own = {key: t / (slowed.update if key[0] in UPDATE else slowed.passes) for key, t in own.items()}
             self.found.slowed.append(slowed.passes)
             self.found.update_slowed.append(slowed.update)
         begun, ended = [*self.starts, None][len(self.found.totals) :][:2]
         self.found.stand_ins = by_operation(self.fakes.log[begun:ended])
         self.found.add(own)
-        self.pipe.keep(self.snapshot())
+        self.tell("kept", self.snapshot())

@@ -25,12 +25,12 @@ from planner.lab.launch.state import Pace, State, Teller, to_file
 from planner.lab.launch.torchrun import DIRECTORY
 from planner.lab.launch.watch import Verdict, heed_signals
 from planner.lab.reference import fused_operators
-from planner.lab.run.clock import PASSES, Clock, Timed, TimedSteps, memory, reset_memory, states
+from planner.lab.run.clock import PASSES, Clock, Timed, memory, reset_memory, states
 from planner.lab.run.eager_pricing import UPDATE, host_is_measured, yardsticks
 from planner.lab.run.levels import FIRST, SETTING_UP, Task
 from planner.lab.run.memory_tracker import MemoryTracker, optimizer_states
 from planner.lab.run.parity import among_ranks, precisions, tiny_of
-from planner.lab.run.rate import Core, Slowed, host_seconds
+from planner.lab.run.rate import Core, Slowed, TimedSteps, host_seconds
 from planner.lab.run.training import Run
 from planner.units import GIB, MICRO
 
@@ -97,10 +97,9 @@ class OneRank:
         """The rate of its core, and what the host needs around layers that are split like these."""
         cluster, split = self.asked.cluster, self.asked.split
         self.core = Core(yardsticks(cluster))
-        self.clock.between = self.core.look
         if host_is_measured(cluster, split):
             with self.doing("timing layers without work", SETTING_UP, 1):
-                self.entry["host_seconds"] = dict(host_seconds(split, self.core.kept.product))
+                self.entry["host_seconds"] = dict(host_seconds(split, self.core.product))
         self.put()
 
     def put(self) -> None:
@@ -143,31 +142,24 @@ class OneRank:
                         optimizer.step()
                         tracker.assign("optimizer_states", optimizer_states(optimizer))
             peak = tracker.peak
-            self.entry["memory"] |= {"held": dict(tracker.largest), "at_peak": peak.parts, "peak": peak.total}
+            self.entry["memory"] |= {"held": dict(peak.held), "at_peak": peak.parts, "peak": peak.total}
 
     def _measure(self, made: Run) -> None:
         """Warm steps, then measured ones."""
-        steps = TimedSteps(warmup=self.task.warmup, steps=self.task.steps, before=self._before, took=self._took)
+        steps = TimedSteps(
+            warmup=self.task.warmup, steps=self.task.steps, core=self.core, before=self._before, took=self._took
+        )
         losses = steps.take(made, self.clock, [made.data(step) for step in range(2)])
         with self.doing("the last step"):
             ends = [losses[0], losses[-1]] if losses else []
             self.entry["loss"] = [made.total_loss(one.reshape(())) for one in ends]
         self.put()
 
-    def _before(self, number: int) -> Any:
-        if number == self.steps:
-            return self.doing("the last step")
-        warm = number < self.task.warmup
-        words = f"warm step {number + 1}" if warm else f"step {number + 1 - self.task.warmup}"
-        if number == self.task.warmup and not self.on_cpu:
-            reset_memory(self.device)
-        if self.core is not None:
-            self.core.begin()
+    def _before(self, number: int, words: str) -> Any:
         return self.doing(words, self.task.timeout * (FIRST if number == 0 else 1.0), 3 + number)
 
-    def _took(self, batch: Any) -> None:
+    def _took(self, timed: list[Timed], slowed: Slowed | None) -> None:
         """Keeps the times of one step."""
-        timed, slowed = self.clock.resolve(batch), self.core.ended() if self.core is not None else None
         self.entry["steps"].append(summary(timed, slowed))
         self.entry["not_compiled"] = dict(fused_operators.NOT_COMPILED)
         self.put()
@@ -211,9 +203,7 @@ def summary(timed: Sequence[Timed], slowed: Slowed | None) -> dict[str, Any]:
         total, median = [sum(one) for one in columns], [statistics.median(one) for one in columns]
         found["actions"].append({"stage": stage, "kind": kind, "total": total, "median": median})
     if slowed is not None:
-        found["slowed"], found["update_slowed"] = slowed.passes, slowed.update
-        for name in ("step", "passes"):
-            found[name][0] -= slowed.wall
+        found["slowed"], found["update_slowed"] = slowed
     return found
 
 

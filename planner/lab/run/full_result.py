@@ -18,19 +18,21 @@ import numpy as np
 from planner.cost.pipeline.schedule_walk import stage_rank, walked_time
 from planner.error_bars import error_bar
 from planner.lab.launch.watch import Verdict
-from planner.lab.run.as_run import EagerRun, notes_of
 from planner.lab.run.comparison import device_memory, memory_row, rank_memory
 from planner.lab.run.eager_pricing import (
     UPDATE,
+    EagerRun,
     Host,
     Passes,
     as_run,
+    as_torch,
     computed,
     mean_host,
+    notes_of,
     processor_seconds,
     update_seconds,
 )
-from planner.lab.run.learn import other_device
+from planner.lab.run.learn import not_compared
 from planner.lab.run.levels import LONGER, Task
 from planner.lab.run.record import measured_row, rates, time_row
 from planner.plan_file import Prediction, predict
@@ -97,7 +99,7 @@ class FullRun:
         """Predicted seconds of one microbatch: of the core, or of all that the stream does not hide."""
         if self.on_cpu:
             return processor_seconds(self.priced, self.task.asked.split, self.host)
-        return computed(self.priced, None)
+        return as_torch(computed(self.priced, None))
 
     @cached_property
     def update(self) -> float:
@@ -149,9 +151,7 @@ class FullRun:
     @cached_property
     def not_compared(self) -> str:
         """Why measured times are not compared with predicted ones; "" when they are."""
-        machine = self.task.machine
-        why = other_device(self.task.asked.cluster.hardware, {"kind": machine.device, "name": machine.name})
-        return why and f"{why}: not compared"
+        return not_compared(self.task.asked.cluster.hardware, self.task.machine)
 
     @cached_property
     def not_by_wall(self) -> str:

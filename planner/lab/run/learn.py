@@ -10,6 +10,7 @@ from typing import Any
 from planner.detect import profile_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
+from planner.lab.run.levels import Machine
 from planner.layout import Layout
 from planner.plan_file import Plan, predict
 from planner.questions.doctor.numbers import Finding, diagnose
@@ -121,6 +122,12 @@ def other_device(hardware: HardwareProfile, device: Mapping[str, Any]) -> str:
     known = profile_of(name)
     arch = load_hardware(known).arch if known else hardware.arch
     return "" if arch == hardware.arch else f"it ran on {name} ({arch}), and the plan is for {hardware.device}"
+
+
+def not_compared(hardware: HardwareProfile, machine: Machine) -> str:
+    """Why times of this machine are not compared with a plan's; '' = they are."""
+    why = other_device(hardware, {"kind": machine.device, "name": machine.name})
+    return why and f"{why}: not compared"
 
 
 def likeliest(plan: Plan, found: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,11 +1,9 @@
-"""The levels of a validation (``--rung``): what each needs, and the highest that a machine allows. No torch here.
+"""What is asked of a validation, and its levels (``--rung``): what each needs, the highest that a machine allows. No torch here.
 
 A level is a module of this package with ``run(task, say)``, which returns the content of validation.yaml as far as it has it
 (``record.complete`` fills in the rest; {} on a rank that does not report), and ``obstacle(task)``: why this machine cannot
 run it, or "". The limits of time are the same on every level and are said before the start.
 """
-
-from __future__ import annotations
 
 import contextlib
 import importlib
@@ -14,17 +12,21 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from planner import detect
+from planner.cluster import Cluster
 from planner.errors import PlannerError, nearest_first
 from planner.lab.launch.place import Place, place_from
 from planner.lab.launch.state import State
+from planner.lab.reference.split import LIKE_TORCH, Split, split_of
+from planner.layout import CpMethod, Layout, Module, Order, Recompute
+from planner.plan_file import Plan, plan_from_dict
+from planner.rules import Job, check
+from planner.timeline.priced_plan import Priced, price
+from planner.trainer import Trainer, load_trainer
 from planner.units import KIB, format_seconds
-
-if TYPE_CHECKING:
-    from planner.lab.run.plan_question import Question
-    from planner.plan_file import Plan
+from planner.workload import Workload
 
 START = 120.0
 """Seconds that ranks wait for each other."""
@@ -37,8 +39,83 @@ OUT_OF_MAIN_MEMORY = "because main memory was used up"
 LONGER = "; if {what} only needs longer, raise --timeout"
 """Said of what has hung."""
 
+POSITIONS = ("first", "middle", "last")
+"""The cost model's three kinds of stages."""
+
 Say = Callable[[str], None]
 """Shows a person who waits what is going on."""
+
+
+# ------------------------------------------------------------------------------------------------ the plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A plan as the torch model runs it and as it is priced."""
+
+    workload: Workload
+    cluster: Cluster
+    trainer: Trainer
+    layout: Layout
+    split: Split
+    changes: tuple[str, ...]
+    """What was changed so that the torch model can be compared with it, in words; empty for plans of torch's own trainers."""
+
+    @property
+    def job(self) -> Job:
+        """What is trained, where and by which trainer."""
+        return Job(workload=self.workload, cluster=self.cluster, trainer=self.trainer)
+
+    def priced(self, trainer: Trainer | None = None) -> Priced:
+        """The layout as the cost model has it, with another trainer where one is given."""
+        job = Job(workload=self.workload, cluster=self.cluster, trainer=trainer or self.trainer)
+        return price(job, self.layout)
+
+
+def question(plan: Plan) -> Question:
+    """What to run and to price for a plan. Raises PlannerError for what the torch model cannot say anything about."""
+    trainer, layout, changes = plan.load_trainer(), plan.layout, []
+    if trainer.code_base not in LIKE_TORCH:
+        changes.append(f"trainer torchtitan instead of {trainer.name}, whose memory the torch model has not")
+        trainer = load_trainer("torchtitan")
+        layout, more = _as_torchtitan(layout)
+        changes += more
+    cluster = plan.cluster()
+    try:
+        check(Job(workload=plan.workload, cluster=cluster, trainer=trainer), layout)
+    except PlannerError as error:
+        if not changes:
+            raise
+        raise PlannerError(
+            f"the plan is for trainer {plan.trainer}, whose memory the torch model has not, and as a torchtitan plan it is "
+            f"refused: {error}; plan with --trainer torchtitan or fsdp"
+        ) from error
+    return Question(
+        workload=plan.workload, cluster=cluster, trainer=trainer, layout=layout,
+        split=split_of(plan.workload, trainer, layout), changes=tuple(changes),
+    )  # fmt: skip
+
+
+def _as_torchtitan(layout: Layout) -> tuple[Layout, list[str]]:
+    """The nearest layout that torchtitan has, and what was changed."""
+    wanted: dict[str, int] = {
+        "zero": max(int(layout.zero), 2), "sequence_parallel": int(int(layout.tp) > 1), "order": int(Order.TP_CP_EP_DP_PP),
+    }  # fmt: skip
+    if int(layout.cp) > 1:
+        wanted["cp_method"] = int(CpMethod.ALLGATHER)
+    if int(layout.recompute) == Recompute.SELECTIVE:
+        wanted["recompute_modules"] = int(Module.EVERY_SECOND_MATMUL)
+    new = layout.replace(**wanted)
+    before, after = layout.to_dict(), new.to_dict()
+    return new, [f"{name} {after[name]} instead of {before[name]}" for name in wanted if after[name] != before[name]]
+
+
+def position(stage: int, pp: int) -> int:
+    """Which of POSITIONS a pipeline stage is."""
+    return 0 if stage == 0 else 2 if stage == pp - 1 else 1
+
+
+# ------------------------------------------------------------------------------------------------ the task
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,9 +183,6 @@ class Task:
 
 def task_of_rank(text: str, place: Place) -> Task:
     """The task of one rank, from ``Task.to_json``."""
-    from planner.lab.run.plan_question import question
-    from planner.plan_file import plan_from_dict
-
     given = json.loads(text)
     plan, device, trace = plan_from_dict(given.pop("plan")), given.pop("device"), given.pop("trace")
     machine = Machine(device=device, gpus=0, name="", memory=0.0, cores=1, place=place)
@@ -123,6 +197,9 @@ def step_limits(timeout: float, steps: int) -> str:
     )
 
 
+# ------------------------------------------------------------------------------------------------ the levels
+
+
 @dataclass(frozen=True, kw_only=True)
 class Level:
     """One way to compare a plan with reality."""
@@ -135,8 +212,6 @@ class Level:
     """Of this package; has run(task, say) and obstacle(task)."""
     one_process: bool = False
     """No launcher may have started it."""
-    anywhere: bool = False
-    """Any machine can run it: its module has no ``obstacle``."""
     shows_itself: bool = True
     """It draws a progress bar of its own."""
 
@@ -147,7 +222,7 @@ class Level:
         """Why the machine cannot run it, a part of a sentence; "" when it can."""
         if self.one_process and task.machine.place is not None:
             return "it is one process; start it without torchrun or srun"
-        return "" if self.anywhere else str(self._module().obstacle(task))
+        return str(self._module().obstacle(task))
 
     def run(self, task: Task, say: Say) -> dict[str, Any]:
         """What was found, {} on a rank that does not report. Raises PlannerError for what is the user's to change; a run that
@@ -159,11 +234,8 @@ LEVELS = (
     Level(name="full", what="the plan itself on all its ranks", module="full"),
     Level(name="truncated", what="fewer layers and replicas", module="truncated"),
     Level(name="rank", what="some ranks, one after the other on one device", module="one_rank", one_process=True),
-    Level(
-        name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, anywhere=True,
-        shows_itself=False,
-    ),
-)  # fmt: skip
+    Level(name="meta", what="memory on fake tensors, no GPU needed", module="meta", one_process=True, shows_itself=False),
+)
 """The highest first."""
 
 

@@ -104,12 +104,14 @@ def _while_it_runs(owner: Any, name: str, value: Any) -> Callable[[Any], Any]:
 
 
 class MemoryTracker(TorchDispatchMode):
-    """Counts storages while it is entered; ``points`` holds the most since ``start`` at each point of the program."""
+    """Counts storages and collectives while it is entered; ``points``: the most since ``start`` at each point of the program."""
 
     def __init__(self) -> None:
         super().__init__()
         self.now = dict.fromkeys(CATEGORIES, 0)
         self.points: dict[Any, Most] = {}
+        self.found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
+        """Collectives since ``start``: (operation, ranks of the group, bytes of the full buffer) -> times."""
         self._alive: dict[int, Storage] = {}
         self._blind = False
         self.start()
@@ -119,14 +121,10 @@ class MemoryTracker(TorchDispatchMode):
         """The most since ``start``."""
         return overall(self.points.values())
 
-    @property
-    def largest(self) -> dict[str, int]:
-        """Most bytes of each category since ``start``."""
-        return self.peak.held
-
     def start(self) -> None:
         """Forget what was most: what is alive now is where it starts."""
         self.points.clear()
+        self.found.clear()
         self.at("start")
 
     def at(self, point: Any) -> None:
@@ -142,6 +140,8 @@ class MemoryTracker(TorchDispatchMode):
                 func(*args)
             return args[0]
         out = func(*args, **(kwargs or {}))
+        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
+            self._count(operation_of(func._opname), pytree.tree_leaves((args, kwargs)), out)
         if not ForwardPass.depth:  # a forward pass has ended: what is left of it is kept for the backward pass
             self._grown("activations")
         activations = ForwardPass.depth or any(name in str(func) for name in LOSS_GRADIENTS)
@@ -220,28 +220,13 @@ class MemoryTracker(TorchDispatchMode):
                 self.now[category] += one.size
                 self._grown(category)
 
+    def _count(self, operation: str, values: list[Any], out: Any) -> None:
+        tensors = [one for one in (*values, *pytree.tree_leaves(out)) if isinstance(one, torch.Tensor)]
+        size = max((one.numel() * one.element_size() for one in tensors), default=0)
+        if operation:
+            self.found[operation, _ranks(values), size] += 1
 
-class CollectiveRecorder(TorchDispatchMode):
-    """Counts collectives while it is entered: (operation, ranks of the group, bytes of the full buffer) -> times."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[tuple[str, tuple[int, ...], int]] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, WRAPPERS) for kind in types):
-            return NotImplemented
-        out = func(*args, **(kwargs or {}))
-        if func.namespace in ("c10d", "_c10d_functional", "_c10d_functional_autograd"):
-            operation = operation_of(func._opname)
-            if operation:
-                values = pytree.tree_leaves((args, kwargs))
-                tensors = [one for one in (*values, *pytree.tree_leaves(out)) if isinstance(one, torch.Tensor)]
-                size = max((one.numel() * one.element_size() for one in tensors), default=0)
-                self.found[operation, _ranks(values), size] += 1
-        return out
-
-    def listed(self) -> list[dict[str, Any]]:
+    def collectives(self) -> list[dict[str, Any]]:
         """Operation, ranks of the group, from each to the next, bytes and times, as a record has them."""
         return [
             {"operation": operation, "ranks": len(ranks), "stride": ranks[1] - ranks[0] if len(ranks) > 1 else 1,

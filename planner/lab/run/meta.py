@@ -30,11 +30,10 @@ from planner.errors import PlannerError
 from planner.lab.reference.split import Split
 from planner.lab.run.comparison import tracked_rank
 from planner.lab.run.depth import beyond, depths, place
-from planner.lab.run.levels import Say, Task, kills
-from planner.lab.run.memory_tracker import CollectiveRecorder, MemoryTracker, Most, optimizer_states, overall
-from planner.lab.run.plan_question import Question
+from planner.lab.run.levels import Question, Say, Task, kills
+from planner.lab.run.memory_tracker import MemoryTracker, Most, optimizer_states, overall
 from planner.lab.run.training import Run
-from planner.lab.run.workers import Lost, Manner, measure_all
+from planner.lab.run.workers import Lost, Manner, Tell, measure_all
 from planner.units import format_seconds
 
 FAKE = 20.0
@@ -42,6 +41,11 @@ FAKE = 20.0
 
 
 # ------------------------------------------------------------------------------------------------ the level
+
+
+def obstacle(_: Task) -> str:
+    """Any machine can run it."""
+    return ""
 
 
 def run(task: Task, say: Say) -> dict[str, Any]:
@@ -152,10 +156,10 @@ def pretended(split: Split, rank: int) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def measure(split: Split, rank: int, progress: Callable[[str], None] = lambda _: None) -> Measured:
+def measure(split: Split, rank: int, tell: Tell = lambda *_: None) -> Measured:
     """The step of one rank on fake tensors, once per process."""
     with pretended(split, rank):
-        return RankAlone(split, progress).tracked(rank)
+        return RankAlone(split, tell).tracked(rank)
 
 
 class RankAlone:
@@ -164,8 +168,8 @@ class RankAlone:
     Without a device on fake tensors, with no numbers; else weights and tokens are drawn.
     """
 
-    def __init__(self, split: Split, progress: Callable[[str], None], device: torch.device | None = None) -> None:
-        self.whole, self.progress, self.started = split, progress, time.perf_counter()
+    def __init__(self, split: Split, tell: Tell, device: torch.device | None = None) -> None:
+        self.whole, self.tell, self.started = split, tell, time.perf_counter()
         self.split = dataclasses.replace(split, num_microbatches=step_of(split), balanced=True)
         self.tracker = MemoryTracker()
         self._passes: Counter[int] = Counter()
@@ -218,7 +222,7 @@ class RankAlone:
         output.register_hook(lambda _: self.tracker.at((number, count, "backward", where)))
         self._layers_done += 1
         layers = sum(len(part.layers) for part in self.run.parts) * self.split.num_microbatches
-        self.progress(f"stage {self.run.rank['pp']}: {self._layers_done} of {layers} layers")
+        self.tell("progress", f"stage {self.run.rank['pp']}: {self._layers_done} of {layers} layers")
 
     def _name_gradients(self) -> None:
         self.tracker.assign("gradients", [p.grad for p in self.kept if p.grad is not None])
@@ -231,11 +235,10 @@ class RankAlone:
 
     def tracked(self, rank: int) -> Measured:
         """Takes a step and says what was seen of it, as if all microbatches had run."""
-        recorder, tracker = CollectiveRecorder(), self.tracker
+        tracker = self.tracker
         with tracker.patches(), self._mode, tracker:
             tracker.start()
-            with recorder:
-                self.step()
+            self.step()
             self._name_gradients()
         unseen = (self.whole.num_microbatches - self.split.num_microbatches) * self._receive_bytes()
         for point in tracker.points.values():
@@ -243,7 +246,7 @@ class RankAlone:
             point.held["temporary"] += unseen
         return Measured(
             rank=rank, stage=self.run.rank["pp"], points=tracker.points, parameters=self.parameters,
-            microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=recorder.listed(),
+            microbatches=self.split.num_microbatches, unseen_receive_bytes=unseen, collectives=tracker.collectives(),
             seconds=time.perf_counter() - self.started, layers_run=sum(len(part.layers) for part in self.run.parts),
         )  # fmt: skip
 

@@ -15,12 +15,19 @@ from typing import TYPE_CHECKING, Any
 from planner import detect
 from planner.error_bars import error_bar
 from planner.lab.launch.state import Bar, Course, Pace
-from planner.lab.run.as_run import EagerRun, notes_of, predicted_as_run, priced_as_run
-from planner.lab.run.assembled_step import MEASURED, Assembled, assemble, predicted_of, predicted_step
+from planner.lab.run.assembled_step import (
+    MEASURED,
+    Assembled,
+    assemble,
+    predicted_as_run,
+    predicted_of,
+    predicted_step,
+    priced_as_run,
+)
 from planner.lab.run.comparison import device_memory, memory_row, predicted_memory, tracked_rank
-from planner.lab.run.eager_pricing import host_is_measured, mean_host, yardsticks
-from planner.lab.run.levels import FIRST, SETTING_UP, Machine, Say, Task, kills, step_limits
-from planner.lab.run.plan_question import Question, position
+from planner.lab.run.eager_pricing import EagerRun, host_is_measured, mean_host, notes_of, yardsticks
+from planner.lab.run.learn import not_compared
+from planner.lab.run.levels import FIRST, SETTING_UP, Say, Task, kills, position, step_limits
 from planner.lab.run.record import measured_row, rates, spread, time_row
 from planner.lab.run.workers import Lost, Manner, measure_all
 from planner.units import GIB, format_seconds
@@ -36,8 +43,6 @@ MADE_UP = "only the yardstick makes up for that"
 NOT_MADE_UP = "without a yardstick in the profile that shows as an error"
 UNTIMED = "latency and wire time of collectives, waiting for other ranks, NCCL's own memory"
 """What a rank alone does not show."""
-KINDS = {"forward": "F", "backward": "B", "weight": "W"}
-"""Letters of the passes in the table; B is the whole backward pass, also where it is computed in halves, W a part of it."""
 
 
 def obstacle(task: Task) -> str:
@@ -95,16 +100,11 @@ def _emulated(task: Task, ranks: list[int]) -> list[Emulation]:
         for rank in ranks:
             pace = Pace("", task.warmup + task.steps + 2, skip=2)
             course.next()
-            show = partial(_show, bar, pace)
-            found += [one for one in measure_all([(rank, split)], manner, lost=lost, begun=show) if one is not None]
+            every = measure_all([(rank, split)], manner, lost=lost, begun=lambda phase, pace=pace: bar.show(pace.next(phase)))
+            found += [one for one in every if one is not None]
             if found and found[-1].outcome == "interrupted":
                 break
     return found
-
-
-def _show(bar: Bar, pace: Pace, phase: str) -> None:
-    """Draws a phase of one rank."""
-    bar.show(pace.next(phase))
 
 
 def result(task: Task, found: list[Emulation]) -> dict[str, Any]:
@@ -123,17 +123,6 @@ def result(task: Task, found: list[Emulation]) -> dict[str, Any]:
         content |= _times(task, done)
         content["changes"] += content.get("borrowed", [])
     return content
-
-
-def other_device(asked: Question, machine: Machine) -> str:
-    """Why times of this device are not compared with the plan's, or ""."""
-    hardware = asked.cluster.hardware
-    if machine.device == "cpu":
-        return "" if hardware.is_cpu else f"not compared: on a CPU, and the plan is for {hardware.name}"
-    here = detect.profile_of(machine.name)
-    if here is not None and hardware.name in detect.devices().values() and here != hardware.name:
-        return f"not compared: on {machine.name}, and the plan is for {hardware.name}"
-    return ""
 
 
 def _changes(task: Task, found: list[Emulation]) -> list[str]:
@@ -178,7 +167,7 @@ def _memory(task: Task, one: Emulation) -> dict[str, Any]:
 
 def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     """Passes and updates of the ranks and, where the device is the plan's, the step that they make."""
-    elsewhere = other_device(task.asked, task.machine)
+    elsewhere = not_compared(task.asked.cluster.hardware, task.machine)
     currency = "processor" if task.machine.device == "cpu" else "device"
     ran = None if elsewhere or currency == "device" else _eager_run(task, done)
     priced = ran.priced if ran else task.asked.priced()
@@ -189,8 +178,8 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
 
     stages, updates = [], []
     for one in done:
-        for name, stage in sorted(one.samples, key=lambda key: (key[1], [*KINDS].index(key[0]))):
-            found = row(KINDS[name], float(predicted.computed[name][stage]), one.samples[name, stage])
+        for kind, stage in sorted(one.samples, key=lambda key: (key[1], "FBW".index(key[0]))):
+            found = row(kind, float(predicted.computed[kind][stage]), one.samples[kind, stage])
             stages.append({"rank": one.rank, "stage": stage, "kind": found.pop("what"), **found})
         update = float(predicted.update[position(one.stage, task.asked.split.pp)])
         updates.append(row(f"optimizer of rank {one.rank}", update, one.updates))

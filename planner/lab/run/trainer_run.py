@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -20,9 +21,8 @@ from typing import Any
 from planner import library
 from planner.detect import local_device
 from planner.errors import PlannerError
-from planner.lab.launch.children import Ended, run_watched
 from planner.lab.launch.state import Pace, State
-from planner.lab.launch.torchrun import ask_torch
+from planner.lab.launch.torchrun import Ended, ask_torch, run_watched
 from planner.lab.run.record import time_row
 from planner.plan_file import Plan
 from planner.runs.mapping import columns
@@ -84,38 +84,43 @@ class TrainerRun:
 
 
 def run_trainer(
-    plan: Plan, file: Path, asked: TrainerRun, show: Callable[[State], object] = lambda _: None,
-    say: Callable[[str], object] = lambda _: None,
-) -> dict[str, Any]:  # fmt: skip
+    plan: Plan, file: Path, asked: TrainerRun, show: Callable[[State], object] = lambda _: None
+) -> dict[str, Any]:
     """What a trainer measures of a plan, as levels give it. Raises PlannerError before anything starts where it cannot run;
-    after that every end is a result. ``say`` gets the limits before the start, ``show`` each new step."""
-    target = _target(asked.trainer)
+    after that every end is a result. The limits are said before the start; ``show`` gets each new step."""
+    if asked.trainer not in TRAINERS:
+        raise PlannerError(f"--trainer {asked.trainer}: plans are validated with {' or '.join(TRAINERS)}")
+    target = load_target(asked.trainer)
     job = ExportJob.of(plan)
     if asked.log is not None:
-        log = _read(asked.log)
+        try:
+            log = asked.log.read_text(encoding="utf-8", errors="replace")
+        except OSError as error:
+            raise PlannerError(f"{asked.log}: cannot be read ({error.strerror})") from error
         return _found(plan, asked, log, Ended(code=0, hung=False, text=log), str(asked.log))
     require_expressible(target, job, file)
     if not asked.command:
         require_runnable(target, job)
-    say(limits(plan, asked))
+    print(limits(plan, asked), file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory(prefix="plan-validate-") as name:
         folder = Path(name) / "run"
         write_bundle(make_bundle(_with_steps(target, job, asked), job, "torchrun"), folder)
         words = shlex.split(asked.command) if asked.command else ["bash", "smoke.sh"]
-        pace, silence, steps = Pace(asked.trainer, asked.all_steps, skip=1), asked.silence(plan), [0]
-        until = [time.monotonic() + START + silence]
+        pace, silence, steps = Pace(asked.trainer, asked.all_steps, skip=1), asked.silence(plan), 0
+        deadline = time.monotonic() + START + silence
         show(pace.at("until the first step", 0))
 
-        def look(text: str) -> None:
+        def look(text: str) -> float:
             """A new part of the log: every new step moves the deadline."""
+            nonlocal deadline, steps
             last = last_step(text)
-            if last is not None and last > steps[-1]:
-                steps.append(last)
-                until.append(time.monotonic() + silence)
+            if last is not None and last > steps:
+                steps, deadline = last, time.monotonic() + silence
                 show(pace.at("steps", last))
+            return deadline
 
         try:
-            ended = run_watched(words, look, lambda: until[-1], folder=folder)
+            ended = run_watched(words, look, folder=folder)
         except OSError as error:
             raise PlannerError(f"--trainer-command {words[0]}: cannot be started ({error.strerror})") from error
     if asked.keep_log is not None:
@@ -179,12 +184,6 @@ def _probe() -> tuple[int, bool, str]:
     return int(found[0]), bool(found[1]), str(found[2])
 
 
-def _target(name: str) -> Target:
-    if name not in TRAINERS:
-        raise PlannerError(f"--trainer {name}: plans are validated with {' or '.join(TRAINERS)}")
-    return load_target(name)
-
-
 def _with_steps(target: Target, job: ExportJob, asked: TrainerRun) -> Target:
     """The target whose smoke run has the plan's whole batch and as many steps as were asked for."""
     steps = str(asked.all_steps)
@@ -233,13 +232,6 @@ def _require_same_job(plan: Plan, log: Log, where: str) -> None:
         said, mine = log.facts.get(path), wanted[group][key]
         if said is not None and said != mine:
             raise PlannerError(f"{where}: the log is not of this plan: it has {key} {said}, the plan {mine}")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise PlannerError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 # ------------------------------------------------------------------------------------------------ the log

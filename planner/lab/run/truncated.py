@@ -22,11 +22,10 @@ from planner.error_bars import error_bar
 from planner.errors import PlannerError
 from planner.lab.launch.state import Course
 from planner.lab.run import full
-from planner.lab.run.as_run import host_of, parts_as_run
-from planner.lab.run.learn import learned_of
-from planner.lab.run.levels import Say, Task
-from planner.lab.run.one_rank import other_device
-from planner.lab.run.plan_question import question
+from planner.lab.run.assembled_step import parts_as_run
+from planner.lab.run.eager_pricing import host_of
+from planner.lab.run.learn import learned_of, not_compared
+from planner.lab.run.levels import Say, Task, question
 from planner.lab.run.record import complete
 from planner.lab.run.shrink import Truncated, shallower, shrink
 from planner.plan_file import Plan, predict
@@ -125,7 +124,7 @@ def result(
     prediction = predict(found, task.asked.job, task.plan.kind())
     seconds, interval = prediction.time_s, prediction.step_time_range_s
     rows = second["times"] if second is not None and second["outcome"] == "completed" else None
-    elsewhere = other_device(task.asked, task.machine)
+    elsewhere = not_compared(hardware, task.machine)
     if task.machine.device == "cpu" and not elsewhere:
         seconds = parts_as_run(task.asked, host_of(first.get("as_run")))
         bar = error_bar("step_time", task.asked.trainer, hardware, task.plan.kind())

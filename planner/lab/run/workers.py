@@ -13,7 +13,7 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from planner.errors import PlannerError
-from planner.lab.launch.children import interrupts_ignored, termination_interrupts
+from planner.lab.launch.torchrun import interrupts_ignored, termination_interrupts
 from planner.lab.reference.split import Split
 from planner.lab.run.levels import LONGER, OUT_OF_MAIN_MEMORY, kills
 from planner.units import format_seconds
@@ -22,27 +22,9 @@ PR_SET_PDEATHSIG = 1
 """A process gets a signal when its parent ends  [man prctl]."""
 
 
-class Pipe:
-    """How a rank that runs by itself reports to the process that started it: pairs of a kind and its content. None = to nobody."""
-
-    def __init__(self, pipe: Any = None) -> None:
-        self._pipe = pipe
-
-    def _send(self, kind: str, content: Any) -> None:
-        if self._pipe is not None:
-            self._pipe.send((kind, content))
-
-    def __call__(self, text: str) -> None:
-        """How far the rank is."""
-        self._send("progress", text)
-
-    def begin(self, phase: str, seconds: float) -> None:
-        """What comes next, and after how long it has hung."""
-        self._send("begin", (phase, seconds))
-
-    def keep(self, found: Any) -> None:
-        """What has been found so far: it outlives the process."""
-        self._send("kept", found)
+Tell = Callable[[str, Any], object]
+"""How a rank reports to the process that started it, a kind and its content: ``progress`` (how far it is, in words), ``begin``
+(what comes next, and after how many seconds it has hung), ``kept`` (what it has found so far: it outlives the process)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +56,7 @@ class Lost:
 class Manner:
     """How ranks are run."""
 
-    work: Callable[[Split, int, Pipe], Any]
+    work: Callable[[Split, int, Tell], Any]
     """What a process does with its rank. Travels to the process."""
     at_once: int
     """Processes at the same time."""
@@ -101,6 +83,10 @@ class _Running:
     phase: str = "its step"
     kept: Any = None
 
+    def lost(self, kind: str, sentence: str) -> Lost:
+        """Why it does not come to its end."""
+        return Lost(rank=self.rank, kind=kind, phase=self.phase, sentence=sentence, kept=self.kept)
+
 
 def measure_all(
     jobs: Sequence[tuple[int, Split]], manner: Manner, *, say: Callable[[str], object] = lambda _: None,
@@ -124,11 +110,8 @@ def measure_all(
     except KeyboardInterrupt:
         if lost is None:
             raise
-        first = next(iter(pool.running.values()), None)
-        lost(Lost(
-            rank=first.rank if first else -1, kind="interrupted", phase=first.phase if first else "its step",
-            sentence="stopped", kept=first.kept if first else None,
-        ))  # fmt: skip
+        stopped = [one.lost("interrupted", "stopped") for one in pool.running.values()]
+        lost(stopped[0] if stopped else Lost(rank=-1, kind="interrupted", phase="its step", sentence="stopped"))
     finally:
         with interrupts_ignored():
             for left in pool.running.values():
@@ -206,7 +189,7 @@ class _Pool:
             raise PlannerError(sentence)
         if one.rank not in self.gone:
             self.gone.add(one.rank)
-            self.lost(Lost(rank=one.rank, kind=kind, phase=one.phase, sentence=sentence, kept=one.kept))
+            self.lost(one.lost(kind, sentence))
 
 
 def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
@@ -218,7 +201,7 @@ def _work(manner: Manner, split: Split, rank: int, pipe: Any) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
     try:
-        pipe.send(("found", manner.work(split, rank, Pipe(pipe))))
+        pipe.send(("found", manner.work(split, rank, lambda *message: pipe.send(message))))
     except BrokenPipeError:
         os._exit(1)
     except Exception as error:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import numpy as np
 from rich.console import Console
 
 from planner import library
-from planner.questions.accuracy.floor import KINDS
 from planner.questions.accuracy.prediction import Pair, grouped
+from planner.questions.accuracy.ranking import KINDS
 from planner.questions.accuracy.summary import statistics
 from planner.terminal import tables
 from planner.terminal.pictures import new_figure, write_picture
@@ -32,12 +33,17 @@ class Table:
     title: str = ""
 
 
-def table(lines: Iterable[Line], columns: str, title: str = "") -> Table:
-    """One row for each line; ``columns`` are 'heading = key format; ...', the format one of ``cell``."""
-    parts = [[word.strip() for word in column.split("=")] for column in columns.split(";")]
-    keys = [[*key.split(" "), ""] for _, key in parts]
-    rows = tuple(tuple(cell(line.get(key), how) for key, how, *_ in keys) for line in lines)
-    return Table(tuple(heading for heading, _ in parts), rows, title)
+@cache
+def _texts() -> dict[str, Any]:
+    return library.read_yaml(Path(__file__).with_name("tables.yaml"))
+
+
+def table(name: str, lines: Iterable[Line]) -> Table:
+    """A table of tables.yaml, one row for each line."""
+    said = _texts()[name]
+    columns = [[*how.split(" "), ""] for how in said["columns"].values()]
+    rows = tuple(tuple(cell(line.get(key), how) for key, how, *_ in columns) for line in lines)
+    return Table(tuple(said["columns"]), rows, said.get("title", ""))
 
 
 def cell(value: Any, how: str) -> str:
@@ -62,31 +68,17 @@ def _named(groups: Mapping[str, Line], overall: Line | None = None) -> list[dict
     return [{"name": name, **one} for name, one in {**groups, **whole}.items()]
 
 
-ERROR_COLUMNS = (
-    " = name; runs = n; median error = median_abs %; bias = median_signed +%; its 90 % interval = bias_interval ..; "
-    "90 % below = p90_abs %; within 10 % = within_10 %"
-)
-
-
 def summary_rows(summary: Mapping[str, Any]) -> list[Table]:
     """The summary of ``accuracy``: coverage, step time, memory, out of memory, chances, the one-line rule, ranking."""
     verdicts = summary["out_of_memory"]
     times = [one for one in _named(summary["families"], summary["overall"]) if one["n"]]
+    bins = [{**one, "bin": f"{100 * one['from']:.0f} to {100 * one['to']:.0f} %"} for one in verdicts["reliability"]]
     return [
         _coverage(summary["coverage"]),
-        table(times, ERROR_COLUMNS, "Step time, predicted against measured"),
-        table(_named(summary["memory"]), ERROR_COLUMNS, "Peak memory, predicted against measured"),
-        table(
-            _named(verdicts["families"], verdicts["overall"]),
-            " = name; ran = ran; ran out = ran_out; called safe, ran out = called_safe_but_ran_out; "
-            "called impossible, ran = called_impossible_but_ran; uncertain = uncertain; right = right %",
-            "Does it fit?",
-        ),
-        table(
-            [{**one, "bin": f"{100 * one['from']:.0f} to {100 * one['to']:.0f} %"} for one in verdicts["reliability"]],
-            "stated chance = bin; runs = n; stated on average = stated %; ran out = ran_out %",
-            "Stated chance of running out of memory against what happened",
-        ),
+        table("step_time", times),
+        table("memory", _named(summary["memory"])),
+        table("out_of_memory", _named(verdicts["families"], verdicts["overall"])),
+        table("reliability", bins),
         _rule(summary),
         _ranking(summary["ranking"]),
     ]
@@ -111,12 +103,7 @@ def _rule(summary: Mapping[str, Any]) -> Table:
         if one["n"]:
             found = {"alike": twins.get("n") or None, "twins": twins.get("median_abs"), "most": twins.get("p90_abs")}
             lines.append({**one, "rule_median": rule["median_abs"], "rule_mean": rule["mean_abs"], **found})
-    return table(
-        lines,
-        " = name; median error = median_abs %; of the rule = rule_median %; mean error = mean_abs %; "
-        "of the rule = rule_mean %; alike = alike; their median = twins %; their 90 % = most %",
-        "Against the one-line rule, and what runs that state the same differ by",
-    )
+    return table("rule", lines)
 
 
 def _ranking(ranking: Mapping[str, Any]) -> Table:
@@ -124,22 +111,12 @@ def _ranking(ranking: Mapping[str, Any]) -> Table:
         {**one, "picks": f"{one['picks_that_ran_out']} of {one['with_out_of_memory']}"}
         for one in _named(ranking["families"], ranking["overall"])
     ]
-    return table(
-        lines,
-        " = name; sweeps = sweeps; best layout found = best_found %; mean regret = mean_regret %; median = median_regret %; "
-        "90 % below = p90_regret %; worst = worst_regret %; Kendall tau = mean_tau .2f; "
-        "regret with memory gate = mean_pick_regret %; picks that ran out = picks; of a perfect model = mean_floor %; "
-        "its worst = worst_floor %",
-        "Ranking of layouts in published sweeps",
-    )
+    return table("ranking", lines)
 
 
 def scatter_table(ranking: Mapping[str, Any]) -> Table:
     """Scatter of each family whose runs show it, and the kind of runs that show it."""
-    lines = [{**one, "of": KINDS[one["kind"]]} for one in _named(ranking["scatter"])]
-    return table(
-        lines, " = name; scatter of = of; runs = n; standard deviation of the bulk = deviation %; 90 % below = p90 %"
-    )
+    return table("scatter", [{**one, "of": KINDS[one["kind"]]} for one in _named(ranking["scatter"])])
 
 
 def sweeps_table(ranking: Mapping[str, Any]) -> Table:
@@ -147,11 +124,7 @@ def sweeps_table(ranking: Mapping[str, Any]) -> Table:
     lines = [
         {**one, "gated": "ran out" if one["pick_ran_out"] else percent(one["pick_regret"])} for one in ranking["sweeps"]
     ]
-    return table(
-        lines,
-        "source = source; job = job; layouts = n; regret = regret %; Kendall tau = tau .2f; rows that ran out = out_of_memory; "
-        "regret with memory gate = gated; of a perfect model = floor %; pick = pick; best = best",
-    )
+    return table("sweeps", lines)
 
 
 def print_accuracy(
@@ -169,21 +142,14 @@ def print_accuracy(
 
 def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str:
     """The page as Markdown; ``picture`` is the file name of the scatter plot."""
-    coverage, time, memory, verdicts, chances, rule, choice = (markdown(one) for one in summary_rows(summary))
-    sections = [
-        "# Accuracy: predicted against measured",
-        headline(summary),
-        "## Coverage", coverage,
-        "## Step time", ERRORS, f"![Predicted against measured step time]({picture})", time,
-        "### Against a rule for the head, and against what no model can know", _RULE, rule,
-        "### By source", markdown(sources_table(pairs)),
-        "## Memory", memory, "### Does it fit?", verdicts,
-        "### Is the stated chance of running out of memory true?", chances,
-        "## Choice", _CHOICE, choice, markdown(scatter_table(summary["ranking"])),
-        "### Every sweep", markdown(sweeps_table(summary["ranking"])),
-        f"## The {WORST} worst rows", markdown(worst_table(pairs)),
-    ]  # fmt: skip
-    return "\n\n".join(sections) + "\n"
+    names = ("coverage", "time", "memory", "verdicts", "chances", "rule", "choice")
+    shown = dict(zip(names, summary_rows(summary), strict=True)) | {
+        "sources": sources_table(pairs), "scatter": scatter_table(summary["ranking"]), "sweeps": sweeps_table(summary["ranking"]),
+        "worst": worst_table(pairs),
+    }  # fmt: skip
+    found = {name: markdown(one) for name, one in shown.items()}
+    text = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
+    return text.format(headline=headline(summary), picture=picture, number=WORST, **found)
 
 
 def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) -> Path:
@@ -192,23 +158,6 @@ def write_page(pairs: Sequence[Pair], summary: Mapping[str, Any], path: Path) ->
     scatter(pairs, picture)
     library.write_whole(path, page(pairs, summary, picture.name))
     return picture
-
-
-ERRORS = (
-    "Errors are predicted / measured - 1: positive means predicted too slow. The bias is their median; its interval is where it "
-    "falls in nine of ten resamplings of the kinds of run (source, model, GPU, precision), which are wrong together."
-)
-_RULE = (
-    "The rule: FLOP (6 N + 12 L a d s per token, recompute counted) over half the peak, times the bubble. *Alike* are runs that "
-    "state the same model, batch, hardware, trainer and layout and measured different times: the error that the best "
-    "possible model would still make on them."
-)
-_CHOICE = (
-    "A sweep is five or more timed layouts of one job (same source, model, GPUs, batch, sequence length). Regret: how "
-    "much longer the layout that the planner calls fastest took than the fastest one measured. Rows that ran out of memory are "
-    "among the candidates; the planner picks among those that it says fit. *Of a perfect model*: the mean regret of a picker who "
-    "knows the true times, when every time is measured once with the scatter of its family; the worst sweep likewise, on average."
-)
 
 
 def headline(summary: Mapping[str, Any]) -> str:
@@ -247,11 +196,7 @@ def sources_table(pairs: Sequence[Pair]) -> Table:
         {"source": source, "link": link(members[0].run.where), **statistics(members, "time_error")}
         for source, members in sources.items()
     ]
-    return table(
-        lines,
-        "source = source; published = link; runs = n; median error = median_abs %; bias = median_signed +%; "
-        "90 % below = p90_abs %",
-    )
+    return table("sources", lines)
 
 
 def worst_table(pairs: Sequence[Pair], most: int = WORST) -> Table:

@@ -18,7 +18,6 @@ from planner.cluster import Cluster
 from planner.curves import least_factor
 from planner.hardware import HardwareProfile
 from planner.questions.accuracy.prediction import predict
-from planner.questions.calibrate.fit import Unknown
 from planner.runs import Run
 from planner.trainer import Trainer
 
@@ -109,10 +108,10 @@ def _link_room(hardware: HardwareProfile) -> float:
     return max(room, 1.0)
 
 
-def unknown(factor: Factor, hardware: HardwareProfile, trainer: Trainer) -> Unknown:
-    """The factor as an unknown of the fit: its logarithm."""
-    high = max(highest(factor, hardware, trainer), 1.0)
-    return Unknown(name=factor.name, low=math.log(factor.low), high=math.log(high), width=factor.width)
+def bounds(factors: Sequence[Factor], hardware: HardwareProfile, trainer: Trainer) -> Floats:
+    """Least and largest logarithm of each factor, and the width of its prior, (3, K)."""
+    ends = [(math.log(one.low), math.log(max(highest(one, hardware, trainer), 1.0)), one.width) for one in factors]
+    return np.array(ends, dtype=float).reshape(-1, 3).T
 
 
 def with_factors(runs: Sequence[Run], values: Mapping[str, float]) -> list[Run]:

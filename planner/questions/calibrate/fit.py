@@ -9,7 +9,7 @@ s is what the model leaves unexplained: three runs that happen to agree do not l
 (J^T rho' J / s^2 + diag(1/w^2))^-1.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,19 +30,6 @@ REWEIGHTED = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Unknown:
-    """One number to find, as ln(value / default)."""
-
-    name: str
-    low: float
-    """ln of the smallest value over the default."""
-    high: float
-    """ln of the largest value over the default."""
-    width: float
-    """Standard deviation of the prior around 0."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Solution:
     """Where the least squares ended."""
 
@@ -54,12 +41,13 @@ class Solution:
     """Change of the residuals per unknown, (N, K)."""
     spread: float
     """s, what stays unexplained."""
-    unknowns: Sequence[Unknown]
+    bounds: Floats
+    """Of the unknowns, (3, K): ln of the smallest and of the largest value over the default, width of the prior around 0."""
 
     @property
     def covariance(self) -> Floats:
         """Of the unknowns, prior included, (K, K)."""
-        weights, widths = _weight(self.residuals, self.spread), np.array([one.width for one in self.unknowns])
+        weights, widths = _weight(self.residuals, self.spread), self.bounds[2]
         information = self.jacobian.T @ (weights[:, None] * self.jacobian) / self.spread**2 + np.diag(1.0 / widths**2)
         return np.asarray(np.linalg.inv(information), dtype=float)
 
@@ -73,81 +61,80 @@ class Solution:
 
         r(x) = r* + J (x - x*): nothing is priced again, and leaving a few runs out moves x little.
         """
-        return _linear(self.residuals[~out], self.jacobian[~out], self.x, self.unknowns, self.spread)
+        return _linear(self.residuals[~out], self.jacobian[~out], self.x, self.bounds, self.spread)
 
 
 Residuals = Callable[[Floats], Floats]
 
 
-def slopes(residuals: Residuals, x: Floats, at: Floats, unknowns: Sequence[Unknown]) -> Floats:
+def slopes(residuals: Residuals, x: Floats, at: Floats, bounds: Floats) -> Floats:
     """Change of the residuals per unknown, (N, K), by differences that stay inside the allowed range."""
     columns = []
-    for index, unknown in enumerate(unknowns):
-        step = STEP if x[index] + STEP <= unknown.high else -STEP
+    for index, high in enumerate(bounds[1]):
+        step = STEP if x[index] + STEP <= high else -STEP
         moved = x.copy()
         moved[index] += step
         columns.append((residuals(moved) - at) / step)
     return np.stack(columns, axis=1) if columns else np.zeros((len(at), 0))
 
 
-def solve(residuals: Residuals, unknowns: Sequence[Unknown], *, start: Floats | None = None) -> Solution:
+def solve(residuals: Residuals, bounds: Floats, *, start: Floats | None = None) -> Solution:
     """The least squares of the module's equation; ``residuals(x)`` prices all runs, ``start`` is near the answer.
 
     Gauss and Newton's method: slopes at x, the least squares of r + J dx by scipy, half the step back while the sum rises.
     """
-    x = _start(residuals, unknowns) if start is None else start
+    x = _start(residuals, bounds) if start is None else start
     at = residuals(x)
-    spread, jacobian = _spread(at, FIRST_SPREAD), slopes(residuals, x, at, unknowns)
-    for _ in range(8 if unknowns else 0):
-        before, here = total(at, x, unknowns, spread), x
-        x = _linear(at, jacobian, here, unknowns, spread)
+    spread, jacobian = _spread(at, FIRST_SPREAD), slopes(residuals, x, at, bounds)
+    for _ in range(8 if len(x) else 0):
+        before, here = total(at, x, bounds, spread), x
+        x = _linear(at, jacobian, here, bounds, spread)
         for _ in range(4):
             at = residuals(x)
-            if total(at, x, unknowns, spread) <= before * (1.0 + 1e-9):
+            if total(at, x, bounds, spread) <= before * (1.0 + 1e-9):
                 break
             x = (x + here) / 2.0
         step, spread = float(np.max(np.abs(x - here))), _spread(at, spread)
         if step > NEAR:
-            jacobian = slopes(residuals, x, at, unknowns)
+            jacobian = slopes(residuals, x, at, bounds)
         elif step < DONE:
             break
-    return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, unknowns=unknowns)
+    return Solution(x=x, residuals=at, jacobian=jacobian, spread=spread, bounds=bounds)
 
 
-def _start(residuals: Residuals, unknowns: Sequence[Unknown]) -> Floats:
+def _start(residuals: Residuals, bounds: Floats) -> Floats:
     """Where the search begins: each unknown in turn at the best of four values within two widths of its prior.
 
     The slope alone may be zero: host work costs nothing until it passes what the GPU needs.
     """
-    x = np.zeros(len(unknowns))
-    best = total(residuals(x), x, unknowns, FIRST_SPREAD) if unknowns else 0.0
-    for index, unknown in enumerate(unknowns):
+    x = np.zeros(bounds.shape[1])
+    best = total(residuals(x), x, bounds, FIRST_SPREAD) if len(x) else 0.0
+    for index, (low, high, width) in enumerate(bounds.T):
         for widths in (-1.0, 1.0, 2.0):
             moved = x.copy()
-            moved[index] = np.clip(widths * unknown.width, unknown.low, unknown.high)
-            new = total(residuals(moved), moved, unknowns, FIRST_SPREAD)
+            moved[index] = np.clip(widths * width, low, high)
+            new = total(residuals(moved), moved, bounds, FIRST_SPREAD)
             if new < best:
                 x, best = moved, new
     return x
 
 
-def total(residuals: Floats, x: Floats, unknowns: Sequence[Unknown], spread: float) -> float:
+def total(residuals: Floats, x: Floats, bounds: Floats, spread: float) -> float:
     """What is minimised."""
     z = (residuals / spread / KNEE) ** 2
-    prior = sum((value / unknown.width) ** 2 for value, unknown in zip(x, unknowns, strict=True))
-    return float(KNEE**2 * np.sum(2.0 * (np.sqrt(1.0 + z) - 1.0)) + prior)
+    return float(KNEE**2 * np.sum(2.0 * (np.sqrt(1.0 + z) - 1.0)) + np.sum((x / bounds[2]) ** 2))
 
 
-def _linear(at: Floats, jacobian: Floats, x: Floats, unknowns: Sequence[Unknown], spread: float) -> Floats:
+def _linear(at: Floats, jacobian: Floats, x: Floats, bounds: Floats, spread: float) -> Floats:
     """The unknowns that minimise the sum when residuals are ``at + jacobian (new - x)``, within their bounds.
 
     Least squares whose weights are set again by its residuals; the prior is a row per unknown, of weight 1.
     """
     from scipy.optimize import lsq_linear  # type: ignore[import-untyped]
 
-    low, high, widths = (np.array([getattr(one, name) for one in unknowns]) for name in ("low", "high", "width"))
+    low, high, widths = bounds
     new = x
-    for _ in range(REWEIGHTED if unknowns else 0):
+    for _ in range(REWEIGHTED if len(x) else 0):
         root = np.sqrt(_weight(at + jacobian @ (new - x), spread)) / spread
         rows = np.concatenate([root[:, None] * jacobian, np.diag(1.0 / widths)])
         goal = np.concatenate([root * (jacobian @ x - at), np.zeros(len(x))])

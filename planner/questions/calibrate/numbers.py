@@ -9,7 +9,7 @@
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,9 +21,9 @@ from planner.questions.calibrate.factors import (
     FACTORS,
     Factor,
     Pair,
+    bounds,
     highest,
     log_errors,
-    unknown,
     usable,
     with_factors,
 )
@@ -66,15 +66,6 @@ class Moved:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
-    """A factor that stays at 1."""
-
-    factor: Factor
-    reason: str
-    """Why: a sentence without its name."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Checked:
     """One run: predicted over measured, minus 1, three times."""
 
@@ -91,7 +82,8 @@ class Calibration:
     """What the runs say about a profile and a trainer."""
 
     moved: tuple[Moved, ...]
-    kept: tuple[Kept, ...]
+    kept: Mapping[str, str]
+    """Factors that stay at 1, by key: why, a sentence without their name."""
     checked: tuple[Checked, ...]
     notes: tuple[str, ...] = ()
     """What else a user should know: runs left out, and why."""
@@ -128,18 +120,18 @@ def calibrate(runs: Sequence[Run], hardware: HardwareProfile, trainer: Trainer |
             f"{len(timed)} of your {len(runs)} can be used{more}"
         )
     parts: list[Calibration] = []
-    kept: dict[str, Kept] = {}
+    kept: dict[str, str] = {}
     for fits, some in (("time", timed), ("memory", weighed)):
         asked = [one for one in FACTORS if one.fits == fits]
-        kept |= {one.key: Kept(factor=one, reason=why) for one in asked if (why := _ruled_out(one, some, trainer))}
+        kept |= {one.key: why for one in asked if (why := _ruled_out(one, some, trainer))}
         first = trainer or next((run.trainer for run in some if run.trainer), None)
         if len(some) >= LEAST_RUNS and first is not None:
             found = _Fit(fits, some, (hardware, first)).run([one for one in asked if one.key not in kept])
-            kept |= {one.factor.key: one for one in found.kept}
+            kept |= found.kept
             parts.append(found)
     return Calibration(
         moved=tuple(one for part in parts for one in part.moved), checked=tuple(one for part in parts for one in part.checked),
-        kept=tuple(kept[one.key] for one in FACTORS if one.key in kept), notes=tuple(notes),
+        kept={one.key: kept[one.key] for one in FACTORS if one.key in kept}, notes=tuple(notes),
     )  # fmt: skip
 
 
@@ -165,8 +157,7 @@ class _Fit:
 
     def solved(self, factors: Sequence[Factor], start: Floats | None = None) -> Solution:
         """The least squares with some factors, the others at 1."""
-        unknowns = [unknown(one, *self.base) for one in factors]
-        return solve(lambda x: self.errors(self.runs, factors, x), unknowns, start=start)
+        return solve(lambda x: self.errors(self.runs, factors, x), bounds(factors, *self.base), start=start)
 
     def errors(self, runs: Sequence[Run], factors: Sequence[Factor], x: Floats) -> Floats:
         """Logarithms of predicted over measured with factors at the logarithms x."""
@@ -190,7 +181,7 @@ class _Fit:
         moved = (self._moved(candidates[n], x, float(deviations[n])) for n, x in zip(free, best.x.tolist(), strict=True))
         rows = zip(self.runs, *(np.expm1(one).tolist() for one in (zero, best.residuals, held)), strict=True)
         return Calibration(
-            moved=tuple(moved), kept=tuple(Kept(factor=one, reason=why) for one in candidates if (why := reasons[one.key])),
+            moved=tuple(moved), kept={key: why for key, why in reasons.items() if why},
             checked=tuple(Checked(run=run, fits=self.fits, before=a, after=b, held_out=c) for run, a, b, c in rows),
         )  # fmt: skip
 
@@ -199,7 +190,7 @@ class _Fit:
         jacobian = together.jacobian.copy()
         for n in np.flatnonzero(flat).tolist():
             moved = together.x.copy()
-            moved[n] = min(moved[n] + 3.0 * candidates[n].width, together.unknowns[n].high)
+            moved[n] = min(moved[n] + 3.0 * candidates[n].width, float(together.bounds[1, n]))
             way = max(float(moved[n] - together.x[n]), 1e-6)
             jacobian[:, n] = (self.errors(self.runs, candidates, moved) - together.residuals) / way
         return jacobian

@@ -195,7 +195,7 @@ def provenance(calibration: Calibration, base: str) -> dict[str, Any]:
         "date": datetime.date.today().isoformat(),
         "runs": {source: list(ids) for source, ids in files.items()},
         "factors": {one.factor.key: _factor(one) for one in calibration.moved},
-        "kept_at_1": {one.factor.key: one.reason for one in calibration.kept},
+        "kept_at_1": dict(calibration.kept),
         "median_error": errors,
     }
 

@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.markup import escape
 
+from planner.questions.calibrate.factors import FACTORS
 from planner.questions.calibrate.numbers import Moved
 from planner.questions.calibrate.output import Calibrated
 from planner.terminal.tables import table
@@ -28,8 +29,9 @@ def _print_factors(console: Console, calibrated: Calibrated) -> None:
             moved.add_row(one.factor.name, f"{one.value:.3f}", f"{one.low:.3f} to {one.high:.3f}", *_quantity(one))
         console.print(moved)
     kept = table("", "why", title="Factors that stay at 1")
-    for other in calibration.kept:
-        kept.add_row(other.factor.name, escape(other.reason))
+    for factor in FACTORS:
+        if factor.key in calibration.kept:
+            kept.add_row(factor.name, escape(calibration.kept[factor.key]))
     console.print(kept)
     errors = table(
         "", "~runs", "~before", "~after", "~runs held back", title="Median error, predicted against measured"

@@ -74,16 +74,6 @@ class Effect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
-    """All changes from the first plan to another."""
-
-    to: int
-    """Number of the other plan."""
-    effects: tuple[Effect, ...]
-    """In the order in which they are applied; they sum to the difference of the two plans."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """Two plans or more."""
 
@@ -92,8 +82,9 @@ class Comparison:
     differences: tuple[Difference, ...]
     only_assumed: tuple[Difference, ...]
     """Further assumptions that are not the same, '-' where a plan makes none."""
-    ways: tuple[Way, ...]
-    """From the first plan to each other one; none where the models differ."""
+    ways: tuple[tuple[Effect, ...], ...]
+    """Changes from the first plan to each other one, in the order in which they are applied: they sum to the difference of the
+    two plans. None where the models differ."""
     usable_gib: tuple[float, ...]
     """Memory of each plan's card."""
 
@@ -117,8 +108,8 @@ class Comparison:
                 "memory_gib": {component: one.memory_gib[component] for component in COMPONENTS},
             })  # fmt: skip
         ways = [
-            {"from": self.names[0], "to": self.names[way.to], "changes": [one.to_dict() for one in way.effects]}
-            for way in self.ways
+            {"from": self.names[0], "to": name, "changes": [one.to_dict() for one in effects]}
+            for name, effects in zip(self.names[1:], self.ways, strict=False)
         ]
         differences = [vars(one) for one in (*self.differences, *self.only_assumed)]
         return {"plans": plans, "differences": differences, "effects": ways}
@@ -130,7 +121,7 @@ def compare(plans: list[Plan], names: list[str]) -> Comparison:
         raise PlannerError("a comparison needs two plans or more; name a second plan file")
     priced = [price_plan(plan, where=name).estimate for plan, name in zip(plans, names, strict=True)]
     others = range(1, len(plans)) if _same_model(plans) else ()
-    ways = (Way(to=n, effects=tuple(_effects(priced[0], plans[0], priced[n], plans[n]))) for n in others)
+    ways = (tuple(_effects(priced[0], plans[0], priced[n], plans[n])) for n in others)
     return Comparison(
         names=tuple(names), plans=tuple(plans), differences=tuple(_differences(plans)),
         only_assumed=tuple(_other_assumptions(plans)), ways=tuple(ways),

@@ -9,7 +9,7 @@ from rich.table import Table
 from planner.cost.estimate import PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
-from planner.questions.compare.numbers import Comparison, Effect, Way
+from planner.questions.compare.numbers import Comparison, Effect
 from planner.search import SAFE
 from planner.terminal.tables import percent, risk, seconds, table
 from planner.units import format_count
@@ -53,10 +53,10 @@ def print_comparison(console: Console, found: Comparison) -> None:
         console.print("The plans are the same: no input differs.\n")
     if not found.same_model:
         console.print("The models differ, so no single input has an effect of its own; compare the parts.\n")
-    for way in found.ways:
-        if way.effects:
-            console.print(effects_table(found, way))
-    if any(len(way.effects) > 1 for way in found.ways):
+    for number, effects in enumerate(found.ways, 1):
+        if effects:
+            console.print(effects_table(effects, letter(number)))
+    if any(len(effects) > 1 for effects in found.ways):
         console.print(
             "[dim]One change after the other, each on top of those above it: they sum to the whole difference. In another "
             "order each may have another size. Inputs in one row cannot change alone.[/dim]\n"
@@ -87,15 +87,15 @@ def differences_table(found: Comparison) -> Table:
     return table("", "=input", *map(letter, range(len(found.plans))), title="What differs", rows=rows)
 
 
-def effects_table(found: Comparison, way: Way) -> Table:
+def effects_table(effects: Sequence[Effect], to: str) -> Table:
     """The effect of each change from the first plan to another, and the whole difference."""
     rows = (
         (", ".join(f"{field} {old} to {new}" for field, old, new in one.changes), signed_seconds(one.step_time_s),
          signed_gib(one.memory_peak_gib), mainly(one))
-        for one in way.effects
+        for one in effects
     )  # fmt: skip
-    shown = table("change", ">step", ">memory", "mainly", title=f"From A to {letter(way.to)}", rows=rows)
-    step, memory = (sum(getattr(one, name) for one in way.effects) for name in ("step_time_s", "memory_peak_gib"))
+    shown = table("change", ">step", ">memory", "mainly", title=f"From A to {to}", rows=rows)
+    step, memory = (sum(getattr(one, name) for one in effects) for name in ("step_time_s", "memory_peak_gib"))
     shown.add_row("all together", signed_seconds(step), signed_gib(memory), "", style="bold")
     return shown
 

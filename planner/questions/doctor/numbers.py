@@ -161,7 +161,7 @@ def diagnose(
     one, before = plan.prediction, values(base.estimate)
     # The interval of the device's peak holds for its other kinds as well, in proportion.
     low, high = (before[1] / one.memory_peak_gib * bound for bound in one.memory_peak_range_gib)
-    asked = (_Asked(measured=step_time, interval=one.step_time_range_s), _Asked(measured=memory, interval=(low, high)))
+    asked: tuple[_Asked, _Asked] = ((step_time, one.step_time_range_s), (memory, (low, high)))
     findings = []
     if step_time is not None:
         mechanisms = slower(base) if step_time > before[0] else faster(base)
@@ -171,17 +171,14 @@ def diagnose(
     return Diagnosis(plan=plan, findings=tuple(findings), memory_kind=memory_kind, basis=one.step_time_range_basis)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """One quantity: what was measured, if it was, and where nine of ten runs lie."""
+_Asked = tuple[float | None, tuple[float, float]]
+"""What was measured of one quantity, if it was, and where nine of ten runs lie."""
 
-    measured: float | None
-    interval: tuple[float, float]
 
-    def sigma(self, predicted: float, more: bool) -> float:
-        """Standard deviation of the logarithm of the model's error, on the side of the measured value."""
-        bound = math.log(self.interval[1] / predicted) if more else math.log(predicted / self.interval[0])
-        return max(bound / 1.645, LEAST_SIGMA)
+def _sigma(interval: tuple[float, float], predicted: float, measured: float) -> float:
+    """Standard deviation of the logarithm of the model's error, on the side of the measured value."""
+    bound = math.log(interval[1] / predicted) if measured > predicted else math.log(predicted / interval[0])
+    return max(bound / 1.645, LEAST_SIGMA)
 
 
 def _finding(
@@ -189,8 +186,9 @@ def _finding(
     changed: Callable[[Mechanism, float], Values],
 ) -> Finding:  # fmt: skip
     """Step time (index 0) or memory (1); ``before`` is predicted, ``changed`` with a mechanism at a size."""
-    measured, predicted = asked[index].measured or math.nan, before[index]
-    sigma = asked[index].sigma(predicted, measured > predicted)
+    (said, interval), predicted = asked[index], before[index]
+    measured = said or math.nan
+    sigma = _sigma(interval, predicted, measured)
     gap = math.log(measured / predicted)
     weighed: list[tuple[float, Explanation]] = []
     for mechanism in mechanisms:
@@ -214,7 +212,7 @@ def _finding(
     ranked = sorted(weighed, key=lambda pair: -pair[0])
     listed = max(LISTED, sum(weight >= LEAST_SHARE * whole for weight, _ in weighed))
     return Finding(
-        quantity=("step_time", "memory")[index], measured=measured, predicted=predicted, interval=asked[index].interval,
+        quantity=("step_time", "memory")[index], measured=measured, predicted=predicted, interval=interval,
         explanations=tuple(replace(one, share=weight / whole) for weight, one in ranked[:listed]),
         model_share=model / whole, rest=sum(weight for weight, _ in ranked[listed:]) / whole,
     )  # fmt: skip
@@ -245,10 +243,11 @@ def _weigh(
 def _odds(with_it: tuple[float, ...], without: tuple[float, ...], other: _Asked, index: int) -> float:
     """How much more plausible the rest is with the mechanism: the job ran at all, and the other quantity where measured."""
     odds = min((with_it[2] + 1.0 / MOST_ODDS) / (without[2] + 1.0 / MOST_ODDS), 1.0)
-    if other.measured is None or abs(with_it[index] / without[index] - 1.0) < MOVES:
+    measured, interval = other
+    if measured is None or abs(with_it[index] / without[index] - 1.0) < MOVES:
         return odds
-    sigma = other.sigma(without[index], other.measured > without[index])
-    better, before = (_normal(math.log(other.measured / one[index]), sigma) + 1e-12 for one in (with_it, without))
+    sigma = _sigma(interval, without[index], measured)
+    better, before = (_normal(math.log(measured / one[index]), sigma) + 1e-12 for one in (with_it, without))
     return odds * min(max(better / before, 1.0 / MOST_ODDS), MOST_ODDS)
 
 

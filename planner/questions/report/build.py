@@ -6,13 +6,20 @@ from importlib import metadata
 
 from planner.explain import COMPONENT_TEXT, binding, differences, layout_text, misses_by, why_first
 from planner.plan_file import Plan
-from planner.questions.report.choice_charts import LISTED, alternatives_chart, heatmap_chart, pareto_chart
+from planner.questions.report.choice_charts import (
+    LISTED,
+    accuracy_chart,
+    alternatives_chart,
+    heatmap_chart,
+    pareto_chart,
+    scaling_chart,
+    sensitivity_chart,
+)
 from planner.questions.report.document import Document, Figure, shown
-from planner.questions.report.outlook_charts import accuracy_chart, scaling_chart, sensitivity_chart
 from planner.questions.report.scaling import Size
 from planner.questions.report.step_charts import memory_chart, memory_timeline_chart, pipeline_chart, waterfall_chart
 from planner.questions.report.subject import MOVED, Subject, subject_of
-from planner.questions.sensitivity import ties
+from planner.questions.sensitivity.numbers import shipped_ties
 from planner.search import SAFE
 from planner.timeline.step_slices import timeline_of
 from planner.units import format_count
@@ -181,7 +188,7 @@ def _figures(about: Subject) -> list[Figure]:
 
 def _equal(about: Subject) -> list[str]:
     """Which of the alternatives the model cannot tell from the best one."""
-    counted, finding = ties.shipped(), about.finding
+    counted, finding = shipped_ties(), about.finding
     first = float(finding.estimates[0].step_time[0])
     ratios = [math.log(float(one.step_time[0]) / first) for one in finding.estimates[1:LISTED]]
     close = [number for number, ratio in enumerate(ratios, 2) if ratio < counted.equal_gap]

@@ -1,11 +1,19 @@
-"""Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives."""
+"""Charts of the choice: every tensor and pipeline degree, throughput against memory, the alternatives; and of what lies ahead:
+other sizes of the cluster, numbers that are off, how well runs like it were predicted."""
 
+import math
 from collections import Counter
+from typing import Any
+
+import numpy as np
 
 from planner.explain import COMPONENT_TEXT, degrees_text, layout_text, memory_options
-from planner.questions.report.document import Chart, Value, columns, shown
+from planner.questions.report.document import Chart, Value, chart, shown
+from planner.questions.report.evidence import Evidence, evidence
 from planner.questions.report.landscape import LEAST_SPEED, Cell, Point
+from planner.questions.report.scaling import Size
 from planner.questions.report.subject import Subject
+from planner.questions.sensitivity.pull import CLEAR, MOST, Pull, Side, pulls
 from planner.search import SAFE
 from planner.units import GIB
 
@@ -13,6 +21,12 @@ LISTED = 5
 """Plans in the list of alternatives."""
 UNSAFE = "may run out of memory"
 """What layouts are called whose chance of that is above SAFE, and those beyond the card's memory."""
+STILL = 0.001
+"""A number that moves the step time by less than this part, and the choice not at all, is not drawn."""
+MOST_SOURCES = 14
+"""Sources of published runs that get a row of their own."""
+CLOSE = 0.1
+"""Errors up to this count as close."""
 
 
 def plural(number: int, word: str) -> str:
@@ -35,19 +49,7 @@ def heatmap_chart(about: Subject) -> Chart:
         layout = layout_text(cell.best.layout) if cell.best else ""
         behind = None if time is None else time / min(times) - 1.0
         rows.append((cell.tp, cell.pp, state, time, behind, text, why, layout, mine))
-    return Chart(
-        "heatmap", "Best step time by tensor and pipeline degree", _heatmap_reading(about, rows),
-        columns(
-            "tp count, pp count, -state text, step_s seconds best step time, behind share behind the best, "
-            "-label text, why text why not, layout text, -plan flag this plan"
-        ),
-        rows,
-        notes=(
-            "Each cell is the best of all layouts with these two degrees: data, context and expert parallel, micro batch, "
-            "schedule, recompute and (where nothing fits without it) offload vary. Cells more than 25 % behind have even stages "
-            "and may be priced with the closed form: 8 % too fast to 12 % too slow.",
-        ),
-    )  # fmt: skip
+    return chart("heatmap", _heatmap_reading(about, rows), rows)
 
 
 def _cell(cell: Cell, limit: float) -> tuple[str, str, str]:
@@ -103,10 +105,6 @@ def pareto_chart(about: Subject) -> Chart:
     """Throughput against memory: all legal layouts, the front, the plan."""
     land = about.landscape
     front = {id(one) for one in land.front}
-    drawn = columns(
-        "memory_gib gib memory of the worst stage, rate rate tokens/s/GPU, step_s seconds step, "
-        "chance share runs out, -group text, layout text"
-    )  # fmt: skip
 
     def row(one: Point) -> tuple[Value, ...]:
         group = "this plan" if one is land.plan else "front" if id(one) in front else "fits" if one.fits else UNSAFE
@@ -124,10 +122,8 @@ def pareto_chart(about: Subject) -> Chart:
         f"{100 * LEAST_SPEED:.0f} % of the best throughput nothing is drawn. A layout fits where its chance of running out of "
         f"memory is at most {100 * SAFE:.0f} %, which needs some room below the limit."
     ]
-    return Chart(
-        "pareto", "Throughput against memory", _pareto_reading(about), drawn, [row(one) for one in points], facts=facts,
-        notes=tuple(notes), table=[row(one) for one in land.front], table_columns=drawn,
-    )  # fmt: skip
+    table = [row(one) for one in land.front]
+    return chart("pareto", _pareto_reading(about), [row(one) for one in points], notes, facts=facts, table=table)
 
 
 def _pareto_reading(about: Subject) -> str:
@@ -176,11 +172,166 @@ def alternatives_chart(about: Subject) -> Chart:
             float(found.step_time[0]), float(found.step_time[0]) / first - 1.0, float(found.mfu[0]),
             float(found.memory_peak[0]) / GIB, float(found.out_of_memory_probability[0]),
         ))  # fmt: skip
-    return Chart(
-        "alternatives", "The best plans of this job", "",
-        columns(
-            "rank text #, layout text, levers text to save memory, step_s seconds step, behind share, mfu share MFU, "
-            "memory_gib gib memory, chance share runs out"
+    return chart("alternatives", "", rows)
+
+
+# ------------------------------------------------------------------------------------------------ scaling
+
+
+def scaling_chart(about: Subject, scaled: list[Size]) -> Chart:
+    """Throughput per GPU over the size of the cluster, strong and weak; ``scaled`` smallest first."""
+    rows: list[tuple[Value, ...]] = []
+    rates: dict[str, dict[int, float]] = {"strong": {}, "weak": {}}  # tokens/s/GPU by GPUs, where something fits
+    for kind, best in zip(rates, zip(*scaled, strict=True), strict=True):
+        for one in best:
+            job, found = one.resolved.job, one.prediction if one.fits else None
+            values: tuple[Value, ...] = (None,) * 6
+            if found is not None:
+                rate = rates[kind][job.cluster.num_gpus] = found.tokens_per_second_per_gpu
+                efficiency = rate / next(iter(rates[kind].values()))
+                values = rate, efficiency, one.tokens_per_second, found.step_time_s, found.mfu, found.memory_peak_gib
+            layout = layout_text(one.layout) if one.layout and found else ""
+            sizes = job.cluster.num_gpus, job.cluster.num_nodes, job.workload.global_batch_size
+            rows.append((kind, *sizes, *values, layout, one.why_not))
+    counts = [int(row[1] or 0) for row in rows if row[0] == "strong"]
+    reading = _scaling_reading(about.plan.num_gpus, counts, rates["strong"], rates["weak"])
+    return chart("scaling", reading, rows, facts={"gpus": about.plan.num_gpus})
+
+
+def _scaling_reading(own: int, counts: list[int], strong: dict[int, float], weak: dict[int, float]) -> str:
+    """``own`` GPUs of the plan among ``counts``; tokens/s/GPU by GPUs, where something fits."""
+    if not strong:
+        return f"Nothing fits at any size from {counts[0]:,} to {counts[-1]:,} GPUs."
+    first, last = min(strong), max(strong)
+    sentences = []
+    if first != counts[0]:
+        sentences.append(f"Of the sizes looked at, {plural(first, 'GPU')} is the smallest that fits.")
+    if own not in strong:
+        return " ".join([*sentences, f"At {plural(own, 'GPU')} no layout fits."])
+    if last != own:
+        kept = strong[last] / strong[own]
+        sentences.append(
+            f"With the same batch, {last:,} GPUs ({last // own} times as many) train {kept * last / own:.2f} times as fast, "
+            f"{shown(kept, 'share')} of the throughput per GPU"
+        )
+        if own in weak and last in weak:
+            sentences[-1] += f"; with a batch that grows along, {shown(weak[last] / weak[own], 'share')}"
+        sentences[-1] += "."
+    if own != first:
+        sentences.append(
+            f"From {first:,} to {own:,} GPUs at the same batch, {shown(strong[own] / strong[first], 'share')} of "
+            "the throughput per GPU is kept."
+        )
+    return " ".join(sentences)
+
+
+# ------------------------------------------------------------------------------------------------ sensitivity
+
+
+def sensitivity_chart(about: Subject) -> Chart:
+    """How far each number of the profile moves the step time, and where the choice should change."""
+    others = [*about.finding.layouts, *about.landscape.near]
+    found = pulls(about.resolved, about.plan.layout, about.estimate, others, settled=_settled(about))
+    rows: list[tuple[Value, ...]] = []
+    still = []
+    for one in found:
+        if one.largest < STILL and all(side.flip is None for side in one.sides):
+            still.append(one.quantity.text)
+            continue
+        for side in one.sides:
+            if abs(math.log(side.factor)) < 0.001:
+                continue
+            wins = "" if side.winner is None else layout_text(side.winner)
+            rows.append((
+                one.quantity.text, one.origin, _factor(side.factor), side.step_time_s, side.change,
+                side.factor < 1, side.fits or not about.fits,
+                "" if side.flip is None else _factor(side.flip), wins, one.quantity.measure,
+            ))  # fmt: skip
+    return chart(
+        "sensitivity", _sensitivity_reading(about, found), rows,
+        notes=(
+            f"Each number is halved and doubled, as far as physics allows, the layout kept. The choice changes where another of "
+            f"the {min(len(others), MOST):,} good layouts around it would be {100 * CLEAR:.0f} % faster, or where the plan no "
+            "longer fits; `plan sensitivity` searches all layouts at each step.",
+            *([f"These move the step by less than {100 * STILL:.1f} %: {', '.join(still)}."] if still else []),
         ),
-        rows,
     )  # fmt: skip
+
+
+def _settled(about: Subject) -> bool:
+    """No plan that fits is clearly faster than this one, which fits."""
+    best = float(about.finding.estimates[0].step_time[0]) if about.finding.fit else math.inf
+    return about.fits and about.plan.prediction.step_time_s < best * (1.0 + CLEAR)
+
+
+def _factor(value: float) -> str:
+    return f"x {value:.2f}"
+
+
+def _sensitivity_reading(about: Subject, found: tuple[Pull, ...]) -> str:
+    moving = [one for one in found if one.quantity.unit != "size"]
+    first = moving[0]
+    side = max(first.sides, key=lambda one: abs(one.change))
+    text = (
+        f"The step time hangs most on {first.quantity.text} ({first.origin}): at {_factor(side.factor)} of what the profile says "
+        f"the step takes {_longer(side)}"
+    )
+    if len(moving) > 1 and moving[1].largest > 0.01:
+        other = max(moving[1].sides, key=lambda one: abs(one.change))
+        text += f"; next is {moving[1].quantity.text}, {_longer(other)} at {_factor(other.factor)}"
+    if not _settled(about):
+        return f"{text}. Another plan is the better choice already."
+    flips = [(abs(math.log(side.flip)), one, side) for one in found for side in one.sides if side.flip]
+    if not flips:
+        return f"{text}. No number within a factor of 2 would make another of the good plans clearly faster."
+    _, one, side = min(flips, key=lambda flip: flip[0])
+    what = "another plan would be clearly faster" if side.fits else "the plan would no longer fit"
+    return f"{text}. The choice itself changes first with {one.quantity.text}: at {_factor(side.flip or 1)} {what}."
+
+
+def _longer(side: Side) -> str:
+    return f"{shown(abs(side.change), 'share')} {'longer' if side.change > 0 else 'less'}"
+
+
+# ------------------------------------------------------------------------------------------------ accuracy
+
+
+def accuracy_chart(about: Subject) -> Chart:
+    """Errors of the step time on published runs of this trainer, generation of GPU and kind, source by source."""
+    job = about.resolved.job
+    found = evidence("step_time", job.trainer, job.cluster.hardware, about.resolved.kind)
+    memory = evidence("memory", job.trainer, job.cluster.hardware, about.resolved.kind)
+    named = {one.source for one in found.sources[:MOST_SOURCES]}
+    other = f"{len(found.sources) - MOST_SOURCES} others"
+    rows: list[tuple[Value, ...]] = [
+        (one.source if one.source in named else other, error) for one in found.sources for error in one.percent
+    ]
+    table = [
+        (one.source, len(one.percent), _typical(one.percent), float(np.median(one.percent)), one.where) for one in found.sources
+    ]  # fmt: skip
+    facts = {"runs": len(found.errors), "sources": len(found.sources), "median": _typical(found.errors),
+             "bias": float(np.median(found.errors)), "close": float(np.mean(np.abs(found.errors) <= CLOSE)),
+             "memory_runs": len(memory.errors), "memory_median": _typical(memory.errors),
+             "memory_bias": float(np.median(memory.errors)), "class": found.bar.basis, "low": found.bar.low,
+             "high": found.bar.high}  # fmt: skip
+    note = (
+        f"The interval of the heading, {100 * (found.bar.low - 1):+.0f} % to {100 * (found.bar.high - 1):+.0f} %, is set so that "
+        "it holds nine of ten runs of sources that were left out: the fewer sources, and the more they differ, the wider."
+    )
+    return chart("accuracy", _accuracy_reading(found, facts), rows, [note], facts=facts, table=table)
+
+
+def _typical(errors: tuple[float, ...]) -> float:
+    """Median of the errors without their sign."""
+    return float(np.median(np.abs(errors)))
+
+
+def _accuracy_reading(found: Evidence, facts: dict[str, Any]) -> str:
+    words = " ".join(word for word in (found.bar.code_base, found.bar.arch, found.bar.kind) if word)
+    what = f"of the class '{words}'" if words else "of all trainers and GPUs, as none is closer to this job"
+    return (
+        f"{plural(facts['runs'], 'published run')} from {plural(facts['sources'], 'source')} {what}: the median error of "
+        f"the step time is {shown(facts['median'], 'share')}, {shown(facts['close'], 'share')} are within 10 %, and the middle one "
+        f"was {shown(abs(facts['bias']), 'share')} too {'fast' if facts['bias'] < 0 else 'slow'}. Peak memory: median error "
+        f"{shown(facts['memory_median'], 'share')} over {plural(facts['memory_runs'], 'run')}."
+    )

@@ -3,8 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+from planner import library
 from planner.schema import plain
 from planner.terminal.tables import percent, seconds
 from planner.units import format_count
@@ -130,6 +133,21 @@ class Chart:
                 "rows": [list(row) for row in self.table],
             }
         return data
+
+
+@cache
+def _texts() -> dict[str, Any]:
+    return library.read_yaml(Path(__file__).with_name("charts.yaml"))
+
+
+def chart(name: str, reading: str, rows: Sequence[tuple[Value, ...]], notes: Sequence[str] = (), **more: Any) -> Chart:
+    """A chart with the title, columns and notes of charts.yaml; ``more``: its facts, and its table where that has other rows."""
+    said = _texts()[name]
+    named: dict[str, Any] = {"columns": columns(said["columns"]), "notes": (*notes, *said.get("notes", ()))}
+    if "table" in more:
+        named["table_columns"] = columns(said.get("table", said["columns"]))
+    title = said["title"].format(**more.get("facts", {}))
+    return Chart(name=name, title=title, reading=reading, rows=rows, **{**named, **more})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from planner.cost.estimate import HIDDEN, PARTS
 from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT
 from planner.plan_file import Prediction
-from planner.questions.report.document import Chart, Value, columns, shown
+from planner.questions.report.document import Chart, Value, chart, columns, shown
 from planner.questions.report.subject import Subject
 from planner.timeline.stage_memory import STATIC, MemoryTimeline, memory_of_ranks, memory_over_time
 from planner.timeline.step_slices import Timeline
@@ -61,23 +61,13 @@ def waterfall_chart(about: Subject) -> Chart:
     if lost_next > 0.005 * step:
         reading += f", then {second} with {shown(lost_next, 'seconds')} ({shown(lost_next / step, 'share')})"
     hidden = {name: one.hidden_s[name] for name in HIDDEN if one.hidden_s[name] > UNSEEN * step}
-    notes = [
-        "Kernels below the peak: matrix shapes, attention and memory-bound operators, the clock under load, and stages that "
-        "hold more than the mean."
-    ]
+    notes = []
     if hidden:
         listed = ", ".join(
             f"{name} {shown(value, 'seconds')}" for name, value in sorted(hidden.items(), key=lambda x: -x[1])
         )
         notes.append(f"Communication that runs during the computation and costs no time of its own: {listed}.")
-    return Chart(
-        "waterfall", "Where the step time goes", f"{reading}.",
-        columns(
-            "-name text, part text, seconds seconds time, share share of the step, -start seconds from, "
-            "-end seconds to"
-        ),
-        rows, notes=tuple(notes),
-    )  # fmt: skip
+    return chart("waterfall", f"{reading}.", rows, notes)
 
 
 def pipeline_chart(about: Subject, step: Timeline) -> Chart:
@@ -114,29 +104,12 @@ def pipeline_chart(about: Subject, step: Timeline) -> Chart:
         "window_s": step.step_time if per_rank <= 1.5 * VISIBLE else min(window, step.step_time),
         "gap_from_s": None if gap is None else gap[0], "gap_to_s": None if gap is None else gap[1],
     }  # fmt: skip
-    notes = [
-        "Inside a pass the model knows the sums of computation and communication, not how they alternate; `--format trace` writes "
-        "every rank with its streams for Perfetto."
-    ]
+    notes = []
     if gap is not None:
         between = f"{shown(gap[0], 'seconds')} to {shown(gap[1], 'seconds')}"
-        notes.insert(
-            0,
-            f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out.",
-        )
-    return Chart(
-        "pipeline", "The pipeline, action by action", _pipeline_reading(step, chunks, idle, most, least),
-        columns(
-            "stage count, kind text action, chunk count virtual stage, microbatch count, start_s seconds from, "
-            "end_s seconds to"
-        ),
-        rows, facts=facts, notes=tuple(notes), table=table,
-        table_columns=columns(
-            "stage count, actions count, compute_s seconds computation, "
-            "communication_s seconds exposed communication, idle_s seconds idle in the pipeline, "
-            "idle_share share of the step"
-        ),
-    )  # fmt: skip
+        notes = [f"Of {len(step.actions):,} actions the begin and the end are drawn; the steady state from {between} is left out."]
+    reading = _pipeline_reading(step, chunks, idle, most, least)
+    return chart("pipeline", reading, rows, notes, facts=facts, table=table)
 
 
 def _pipeline_reading(step: Timeline, chunks: int, idle: list[float], most: int, least: int) -> str:
@@ -187,10 +160,8 @@ def memory_chart(about: Subject) -> Chart:
     if given > 0.05:
         notes.append(f"{shown(given, 'gib')} of the fragmentation is given back before an allocation fails.")
     gib = ", ".join(f"{name} gib {COMPONENT_TEXT[name]}" for name in COMPONENTS)
-    return Chart(
-        "memory", "Memory of every pipeline stage", f"{reading}.",
-        columns("stage count, component text, gib gib GiB, peak_gib gib peak, margin_gib gib margin"),
-        rows, facts={"limit_gib": limit, "stages": len(ranks), "worst": worst.rank}, notes=tuple(notes), table=table,
+    return chart(
+        "memory", f"{reading}.", rows, notes, facts={"limit_gib": limit, "stages": len(ranks), "worst": worst.rank}, table=table,
         table_columns=columns(
             f"stage count, layers count, in_flight number microbatches in flight, {gib}, peak_gib gib peak, margin_gib gib margin"
         ),
@@ -222,16 +193,9 @@ def memory_timeline_chart(about: Subject, step: Timeline) -> Chart:
         f"{shown(static, 'gib')} stay the whole time; activations come and go with {shown(max(row[4] for row in rows), 'gib')} "
         "at most."
     )
-    drawn = columns(
-        "start_s seconds from, end_s seconds to, static_gib gib states and buffers, workspace_gib gib workspace, "
-        "activations_gib gib activations, total_gib gib together, margin_gib gib margin"
-    )
     highest = sorted(rows, key=lambda row: -row[5])[:12]
-    return Chart(
-        "memory-timeline", f"Memory of stage {over.rank} over one step", reading,
-        drawn, rows, facts={"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]},
-        notes=(f"What stays: {states}.",), table=sorted(highest), table_columns=drawn,
-    )  # fmt: skip
+    facts = {"limit_gib": limit, "end_s": over.end, "stage": over.rank, "peak_gib": top[5]}
+    return chart("memory-timeline", reading, rows, [f"What stays: {states}."], facts=facts, table=sorted(highest))
 
 
 def _intervals(over: MemoryTimeline) -> list[tuple[float, float, float, float]]:

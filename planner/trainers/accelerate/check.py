@@ -1,18 +1,17 @@
 """accelerate's launcher parser and plugins, transformers' and TRL's arguments on an exported folder."""
 
-import json
 import os
-import warnings
 from types import SimpleNamespace
 from typing import Any
 
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_ranks
+from planner.trainers.transformers.training_run import accepted_arguments
 
 NEEDED = ("torch", "accelerate", "transformers", "trl")
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     import torch
 
@@ -46,7 +45,9 @@ def one(asked: Request, answer: Answer) -> None:
         facts = {"is_fsdp2": True, "multi_device": False, "distributed_type": "FSDP", "is_main_process": True}
         sizes._validate_accelerator(SimpleNamespace(num_processes=asked["world"], **facts))
         answer.same("product of the sizes", sizes.total_size, asked["world"])
-    _arguments(asked, answer)
+    found = accepted_arguments(with_trl=True)
+    batch = found.per_device_train_batch_size * found.gradient_accumulation_steps * layout["dp"]
+    answer.same("global batch", batch, asked["batch"])
     answer.reached("validated")
     if zero and asked["world"] > 1:
         pretend_ranks(asked["world"] - 1, asked["world"])
@@ -55,19 +56,3 @@ def one(asked: Request, answer: Answer) -> None:
         group = sorted(mesh["dp_shard_cp"].mesh.flatten().tolist())
         answer.same("shard group of the last rank", group, list(range(last - shard + 1, last + 1)))
         answer.reached("groups built")
-
-
-def _arguments(asked: Request, answer: Answer) -> None:
-    """transformers and TRL accept their arguments, and these make the batch of the plan."""
-    from transformers import TrainingArguments
-    from trl import SFTConfig
-
-    with open("training.json", encoding="utf-8") as file:
-        settings = json.load(file)
-    on_cpu = {**settings["training_arguments"], "bf16": False, "fp16": False, "use_cpu": True, "output_dir": "output"}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = TrainingArguments(**on_cpu)
-        SFTConfig(max_length=settings["sequence_length"], packing=True, **on_cpu)
-    batch = found.per_device_train_batch_size * found.gradient_accumulation_steps * asked["layout"]["dp"]
-    answer.same("global batch", batch, asked["batch"])

@@ -29,8 +29,7 @@ def refusals(job: ExportJob) -> list[str]:
 
 def config(job: ExportJob) -> dict[str, Any]:
     """The YAML file of ``accelerate launch``."""
-    found: dict[str, Any] = filled_yaml(job, "accelerate", "accelerate.txt", layer=LAYERS.get(family(job.model)))
-    return found
+    return filled_yaml(job, "accelerate", "accelerate.txt", layer=LAYERS.get(family(job.model)))
 
 
 def render(job: ExportJob) -> Rendered:
@@ -40,4 +39,4 @@ def render(job: ExportJob) -> Rendered:
         arguments |= {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
     sizes = {"dp_replicate_size": layout.dp // job.shard, "dp_shard_size": job.shard}
     training = {"training_arguments": arguments, "parallelism": sizes if layout.zero else None}
-    return rendered(job, {"accelerate.yaml": library.dump_yaml(config(job))}, training, LAUNCHER)
+    return rendered(job, {"accelerate.yaml": library.dump_yaml(config(job))}, training, launcher=LAUNCHER)

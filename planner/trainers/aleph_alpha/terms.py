@@ -7,7 +7,7 @@ from planner.cost.layer.operators import Collective, MemoryBound, Number, Operat
 from planner.cost.layer.parts import input_gradient_sum
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
-from planner.cost.price.sharding import column
+from planner.cost.pipeline.partition import column
 from planner.layout import Layout
 from planner.workload import Workload
 

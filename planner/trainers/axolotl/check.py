@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking import setting_names as names
-from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import settle_torch, stand_in
 
 NEEDED = ("torch", "transformers", "axolotl", "pydantic")
@@ -22,7 +22,7 @@ def asks(job: ExportJob) -> dict[str, Any]:
     return {"nodes": job.num_nodes, "per_node": job.gpus_per_node}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     os.chdir(asked["folder"])
     settle_torch()

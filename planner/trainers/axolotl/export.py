@@ -2,12 +2,10 @@
 
 from planner import library
 from planner.layout import Recompute
-from planner.trainers.bundle.quoting import filled_yaml, json_text
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_yaml, json_text, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.deepspeed import export as deepspeed
-from planner.trainers.transformers.fine_tuning import front_end_refusals, on_deepspeed, smoke_data
-from planner.trainers.transformers.training_run import OPTIMIZERS
+from planner.trainers.transformers.training_run import OPTIMIZERS, front_end_refusals, on_deepspeed, smoke_data
 
 
 def refusals(job: ExportJob) -> list[str]:

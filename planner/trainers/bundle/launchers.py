@@ -27,9 +27,12 @@ MOST_LINES = 64
 
 
 def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
-    """Scripts of one launcher: file name -> text. All of them read ``environment.sh``."""
+    """Scripts of one launcher: file name -> text. All of them read ``environment.sh``: variables that the plan was priced
+    with or that only the site knows; what the trainer asks for wins."""
+    known = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start)
     facts: dict[str, Any] = {
-        "rendered": rendered, "environment": environment(job, rendered), "ordered": has_host_order(job, rendered, launcher),
+        "environment": {**{name: Setting(*pair) for name, pair in known.items()}, **rendered.environment},
+        "rendered": rendered, "ordered": has_host_order(job, rendered, launcher),
         "stages_of_nodes": node_stages(job), "gpus_of_last_node": gpus_of_last_node(job),
     }  # fmt: skip
     files = {"environment.sh": filled_text(job, "environment.sh.j2", **facts)}
@@ -48,12 +51,6 @@ def launch(job: ExportJob, rendered: Rendered, launcher: str) -> dict[str, str]:
     if launcher == "skypilot":
         files |= {f"{run}.skypilot.yaml": _sky_task(job, rendered, run) for run in RUNS}
     return files
-
-
-def environment(job: ExportJob, rendered: Rendered) -> dict[str, Setting]:
-    """Variables of the run, what the plan was priced with and what only the site knows: what the trainer asks for wins."""
-    found = filled_yaml(job, "bundle", "environment.yaml.j2", start=rendered.start) or {}
-    return {**{name: Setting(*pair) for name, pair in found.items()}, **rendered.environment}
 
 
 def torchrun(job: ExportJob) -> tuple[str, ...]:

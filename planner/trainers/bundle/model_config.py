@@ -9,7 +9,7 @@ from typing import Any
 
 from planner.errors import PlannerError
 from planner.model import ModelSpec, from_hugging_face, to_dict
-from planner.trainers.bundle.quoting import json_text, yaml_from
+from planner.trainers.bundle.quoting import yaml_from
 
 _NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters")
 
@@ -26,12 +26,6 @@ def model_config(model: ModelSpec) -> dict[str, Any] | None:
         except PlannerError:
             continue
     return None
-
-
-def config_text(model: ModelSpec) -> str | None:
-    """The file's text; None as for model_config."""
-    config = model_config(model)
-    return None if config is None else json_text(config)
 
 
 def family(model: ModelSpec) -> str | None:

@@ -3,43 +3,37 @@
 A name of a model may hold any sign. What a function here returns is a literal, a word or a comment, whatever stands in it.
 """
 
+import importlib
 import json
 import re
-import shlex
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib import resources
+from types import MappingProxyType
 from typing import Any
 
 import yaml
 
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.target import ExportJob, Rendered, Setting
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _DUMPER: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
-def _template(trainer: str, file: str) -> str:
+def template(trainer: str, file: str) -> str:
+    """The text of a file in a trainer's folder."""
     return resources.files(f"planner.trainers.{trainer}").joinpath(file).read_text(encoding="utf-8")
 
 
-def filled(trainer: str, file: str, **texts: str) -> str:
-    """A template in a trainer's folder with its @NAME@ marks filled in."""
-    text = _template(trainer, file)
-    return re.sub(r"@([A-Z]+)@", lambda mark: texts[mark[1].lower()], text) if texts else text
-
-
-def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> Any:
-    """The data in a YAML template of jinja2, where every value is written as YAML, an Expression as it is.
-
-    It may name the facts of the job and ``values``; @layout.tp@ and @NAME@ are short for {{ layout.tp }} and {{ name }}.
-    """
+def filled_yaml(job: ExportJob, trainer: str, file: str, **values: Any) -> dict[str, Any]:
+    """The data in a YAML template of jinja2, which may name the facts of the job and ``values``; every value is written as
+    YAML, an Expression as it is."""
     return yaml_from(trainer, file, {**job.facts, **values})
 
 
-def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> Any:
-    """The data in a YAML template that names these facts and no others."""
-    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render(facts), _LOADER)
+def yaml_from(trainer: str, file: str, facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The data in a YAML template that names these facts and no others; {} of an empty one."""
+    return yaml.load(_templates(_literal).get_template(f"{trainer}/{file}").render(facts), _LOADER) or {}
 
 
 def filled_text(job: ExportJob, file: str, **values: Any) -> str:
@@ -54,7 +48,7 @@ def refused(job: ExportJob, trainer: str, **values: Any) -> list[str]:
 
 @cache
 def _refusals(trainer: str) -> Any:
-    rules = yaml.safe_load(_template(trainer, "refusals.yaml"))
+    rules = yaml.safe_load(template(trainer, "refusals.yaml"))
     return _templates(None).from_string("".join(f"{{% if {when} %}}{say}\0{{% endif %}}" for when, say in rules.items()))
 
 
@@ -63,12 +57,9 @@ def _templates(literal: Callable[[Any], Any] | None) -> Any:
     """The templates in the folders of the trainers; ``literal`` writes a value in the language of the file."""
     import jinja2  # only an export needs it
 
-    def source(name: str) -> str:
-        text = _template(*name.split("/"))
-        return re.sub(r"@([A-Z_]+|[a-z_.]+)@", lambda mark: f"{{{{ {mark[1].lower()} }}}}", text) if literal else text
-
+    loader = jinja2.FunctionLoader(lambda name: template(*name.split("/")))
     found = jinja2.Environment(
-        loader=jinja2.FunctionLoader(source), undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
+        loader=loader, undefined=jinja2.StrictUndefined, finalize=literal, trim_blocks=True,
         lstrip_blocks=True, keep_trailing_newline=True, comment_start_string="{%#", comment_end_string="#%}",  # bash has ${#name}
     )  # fmt: skip
     found.filters |= {"shell_message": shell_message, "plain": Expression}
@@ -83,9 +74,26 @@ def _literal(value: Any) -> Any:
     return yaml.dump([value], Dumper=_DUMPER, default_flow_style=True, sort_keys=False, width=2**30).strip()[1:-1]
 
 
-def shell_word(text: str) -> str:
-    """One word of bash in which nothing is expanded."""
-    return shlex.quote(text)
+def run_of(
+    job: ExportJob,
+    trainer: str,
+    files: Mapping[str, str],
+    more: Mapping[str, Any] = MappingProxyType({}),
+    **values: Any,
+) -> Rendered:
+    """The run that run.txt describes, with the files; it may name ``versions``, those of the folder, and ``values``.
+
+    ``more``: fields of Rendered that depend on the plan.
+    """
+    versions = Expression(getattr(importlib.import_module(f"planner.trainers.{trainer}"), "VERSIONS", ""))
+    data = filled_yaml(job, trainer, "run.txt", versions=versions, **values)
+    for part in ("environment", "variables"):
+        data[part] = {name: Setting(*pair) for name, pair in data.get(part, {}).items()}
+    for part in ("entry", "smoke"):
+        data[part] = tuple(data[part].split() if isinstance(data[part], str) else data[part])
+    for part in ("prepare", "notes", "install"):
+        data[part] = tuple(data.get(part, ()))
+    return Rendered(files=files, **{**data, **more})
 
 
 def shell_command(words: Iterable[str]) -> str:

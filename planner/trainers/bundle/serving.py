@@ -9,13 +9,15 @@ KV cache    per token and layer 2 k d 2 bytes over min(tp, k): key-value heads a
 step        the widest tensors of STEP_TOKENS tokens: residual stream, MLP over tp, fp32 logits of the sequences
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from planner.cost.parameters import count_parameters
 from planner.model import ModelSpec
 from planner.rules import divisors
-from planner.trainers.bundle.model_config import config_text
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.model_config import model_config
+from planner.trainers.bundle.quoting import json_text, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, layer_parameters
 from planner.units import GIB
 
@@ -59,15 +61,6 @@ class Serving:
     budget: float
     """Bytes that the server may use."""
 
-    @property
-    def text(self) -> str:
-        """The arithmetic, for people."""
-        return (
-            f"per GPU {self.weights / GIB:.1f} GiB of weights + {self.cache / GIB:.1f} GiB of KV cache for "
-            f"{self.sequences} sequences of {self.length} tokens + {self.step / GIB:.1f} GiB for a step and the runtime = "
-            f"{(self.weights + self.cache + self.step) / GIB:.1f} of {self.budget / GIB:.1f} GiB"
-        )
-
 
 def serving(job: ExportJob) -> Serving | None:
     """The layout with the fewest GPUs per copy; None when not even all of the plan's GPUs hold the weights.
@@ -77,15 +70,11 @@ def serving(job: ExportJob) -> Serving | None:
     """
     per_node, nodes = job.gpus_per_node, 1
     while nodes * per_node <= job.cluster.num_gpus:
-        fitting = [one for sequences in SEQUENCES for one in _options(job, per_node, nodes, sequences) if _fits(one)]
-        if fitting:
-            return fitting[0]
+        for one in (one for sequences in SEQUENCES for one in _options(job, per_node, nodes, sequences)):
+            if one.weights + one.cache + one.step <= one.budget:
+                return one
         nodes *= 2
     return None
-
-
-def _fits(one: Serving) -> bool:
-    return one.weights + one.cache + one.step <= one.budget
 
 
 def _options(job: ExportJob, per_node: int, nodes: int, sequences: int) -> list[Serving]:
@@ -173,8 +162,13 @@ def serving_refusals(job: ExportJob, name: str) -> list[str]:
 
 def served(job: ExportJob, server: str) -> Rendered:
     """How one server is started, once with the trained weights and once with random ones: run.txt in its folder."""
-    config = config_text(job.model)
+    config = model_config(job.model)
+    files = {"model/config.json": json_text(config)} if config else {}
     return run_of(
-        job, server, {"model/config.json": config} if config else {}, one=serving(job), config=config, step_tokens=STEP_TOKENS,
-        utilisation=UTILISATION,
-    )  # fmt: skip
+        job, server, files, one=serving(job), config=config, step_tokens=STEP_TOKENS, utilisation=UTILISATION, gib=GIB
+    )
+
+
+def exporter(server: str, name: str) -> tuple[Callable[[ExportJob], list[str]], Callable[[ExportJob], Rendered]]:
+    """What export.py of a server has: refusals and render; ``server`` is its folder."""
+    return partial(serving_refusals, name=name), partial(served, server=server)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from planner import library
-from planner.cluster import Cluster
+from planner.cluster import Cluster, strides
 from planner.cost.parameters import count_parameters
 from planner.cost.pipeline.partition import assign_layers, stage_layers
 from planner.errors import listed
@@ -33,6 +33,36 @@ class Setting:
     """None: the user has to say it."""
     why: str
     """One line."""
+
+
+def layers_per_chunk(num_layers: int, layout: Layout) -> list[list[int]]:
+    """Layers of every virtual stage, by pipeline rank and then by chunk of that rank.
+
+    A rank's layers are partitioned over its chunks as evenly as it goes: on the last stage the remainder goes to its first
+    chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
+    """
+    parts, ranks = int(layout.vpp), stage_layers(num_layers, layout)
+    partition = []
+    for rank, layers in enumerate(ranks):
+        share, extra = divmod(layers, parts)
+        ends = [share + (i < extra) for i in range(parts)]
+        partition.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
+    return partition
+
+
+def virtual_stages(partition: list[list[int]], layout: Layout) -> list[tuple[int, int, range]]:
+    """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them.
+
+    Looping schedules pass all ranks chunk by chunk; V-shaped ones go down the ranks with the first chunk and back up
+    with the second. ``partition``: ``layers_per_chunk``.
+    """
+    v_shaped = int(layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
+    ranks, found, start = list(range(len(partition))), [], 0
+    for chunk in range(len(partition[0])):
+        for rank in reversed(ranks) if v_shaped and chunk == 1 else ranks:
+            found.append((rank, chunk, range(start, start + partition[rank][chunk])))
+            start += partition[rank][chunk]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,34 +132,12 @@ class ExportJob:
         return f"plan-{model[:30].strip('-')}-{self.cluster.num_gpus}{'-smoke' if run == 'smoke' else ''}"
 
     def layers_per_chunk(self) -> list[list[int]]:
-        """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced.
-
-        A rank's layers are partitioned over its chunks as evenly as it goes: on the last stage the remainder goes to its first
-        chunks, on the others to their last, so that the chunks that carry embedding and loss are not the larger ones.
-        """
-        layout = assign_layers(self.model, self.trainer, self.layout)
-        parts, ranks = int(layout.vpp), stage_layers(self.model.num_layers, layout)
-        partition = []
-        for rank, layers in enumerate(ranks):
-            share, extra = divmod(layers, parts)
-            ends = [share + (i < extra) for i in range(parts)]
-            partition.append(ends if rank == len(ranks) - 1 and rank > 0 else ends[::-1])
-        return partition
+        """Transformer layers of every virtual stage, by pipeline rank and then by chunk of that rank, as they were priced."""
+        return layers_per_chunk(self.model.num_layers, assign_layers(self.model, self.trainer, self.layout))
 
     def virtual_stages(self) -> list[tuple[int, int, range]]:
-        """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them.
-
-        Looping schedules pass all ranks chunk by chunk; V-shaped ones go down the ranks with the first chunk and back up
-        with the second.
-        """
-        partition = self.layers_per_chunk()
-        v_shaped = int(self.layout.schedule) in (Schedule.ZBV, Schedule.DUALPIPE_V)
-        ranks, found, start = list(range(len(partition))), [], 0
-        for chunk in range(len(partition[0])):
-            for rank in reversed(ranks) if v_shaped and chunk == 1 else ranks:
-                found.append((rank, chunk, range(start, start + partition[rank][chunk])))
-                start += partition[rank][chunk]
-        return found
+        """(pipeline rank, chunk, layer numbers from 0) of every virtual stage, in the order that the data passes them."""
+        return virtual_stages(self.layers_per_chunk(), self.layout)
 
     def parameters(self, vocab_rows: int | None = None) -> list[int]:
         """Parameters that one GPU of every pipeline rank holds before state sharding, exactly.
@@ -155,6 +163,17 @@ class ExportJob:
         held[ending[0]] += counts.final_norm
         held[stages[-1][0]] += model.mtp_layers * (counts.mtp_sharded / tp + counts.mtp_replicated + last)
         return [round(value) for value in held]
+
+
+GROUPS = ("tp", "cp", "dp", "pp", "etp", "ep", "edp")
+"""Process groups of a layout: ranks that work together."""
+
+
+def group_of(layout: Layout, name: str, rank: int) -> list[int]:
+    """Ranks of the group ``name`` that holds ``rank``, ascending: ``rank`` moved along its stride."""
+    number, stride = int(getattr(layout, name)), int(strides(layout)[name])  # type: ignore[call-overload]
+    first = rank - (rank // stride % number) * stride
+    return [first + index * stride for index in range(number)]
 
 
 def layer_parameters(model: ModelSpec, tp: int, expert_ranks: int) -> tuple[float, float]:

@@ -1,22 +1,37 @@
 """Runs a trainer's own parser and validator on an exported folder, where the trainer is installed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
+
+Request = dict[str, Any]
+"""What a child has to know of an exported folder."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Checked:
-    """How far the trainer's own code went."""
+    """How far the trainer's own code went; a child fills it step by step."""
 
-    target: str
+    target: str = ""
     """Name of the target."""
     level: str = ""
     """Of target.LEVELS; empty: nothing was checked."""
-    details: tuple[str, ...] = ()
+    details: list[str] = field(default_factory=list)
     """What was compared."""
     missing: str = ""
     """Why nothing, or no more, was checked; empty when all that there is was done."""
     problem: str = ""
     """What the trainer said when it refused the files; empty when it accepted them."""
+
+    def reached(self, level: str, *details: str) -> None:
+        """The trainer's code has gone this far."""
+        self.level = level
+        self.details += details
+
+    def same(self, what: str, found: object, expected: object) -> None:
+        """The trainer's own answer is the planner's. Raises ValueError."""
+        if found != expected:
+            raise ValueError(f"{what}: the trainer says {found}, the plan {expected}")
+        self.details.append(f"{what} as planned")
 
     def text(self) -> str:
         """For people."""

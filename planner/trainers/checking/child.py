@@ -19,13 +19,12 @@ from typing import Any
 
 from planner.trainers import having, load
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking import Checked
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.setting_names import check_names
 
 IMPORT_LIMIT, CASE_LIMIT = 240.0, 2.0
 """Seconds that a process may take to import a trainer and for each request, far above what they need; a process that takes
 longer is ended, and nothing is checked."""
-Request = dict[str, Any]
 _MARK = "answer: "
 
 
@@ -69,22 +68,24 @@ def ask(name: str, module: Any, requests: Sequence[Request], environment: Mappin
     """The answers of a child to all requests. Packages that are missing mean 'not checked'."""
     absent = [package for package in module.NEEDED if not installed(package)]
     why, answers = f"{', '.join(absent)} is not installed here", []
-    if not absent:
-        given = "\n".join(json.dumps(one) for one in requests)
-        words = ("planner.trainers.checking.child", module.__name__)
-        done = run_child(words, given, len(requests), environment)
-        if isinstance(done, str):
-            why = done
-        else:
-            answers = [
-                json.loads(line.removeprefix(_MARK)) for line in done.stdout.split("\n") if line.startswith(_MARK)
-            ]
-            why = (
-                f"its process ended with {done.returncode}: {(done.stderr.strip().splitlines() or ['no message'])[-1]}"
-            )
+    limit = IMPORT_LIMIT + CASE_LIMIT * len(requests)
+    path = os.pathsep.join(filter(None, (str(Path(__file__).resolve().parents[3]), os.environ.get("PYTHONPATH"))))
+    try:
+        if not absent:
+            done = subprocess.run(
+                [sys.executable, "-m", "planner.trainers.checking.child", module.__name__],
+                input="\n".join(json.dumps(one) for one in requests), env={**os.environ, "PYTHONPATH": path, **environment},
+                capture_output=True, text=True, timeout=limit, check=False,
+            )  # fmt: skip
+            printed = done.stdout.split("\n")
+            answers = [json.loads(line.removeprefix(_MARK)) for line in printed if line.startswith(_MARK)]
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            why = f"its process ended with {done.returncode}: {last}"
+    except subprocess.TimeoutExpired:
+        why = f"its process was ended after {limit:g} s with {len(requests)} cases"
     if len(answers) != len(requests):
         return [Checked(target=name, missing=why) for _ in requests]
-    return [Checked(target=name, **{**answer, "details": tuple(answer["details"])}) for answer in answers]
+    return [Checked(**{**answer, "target": name}) for answer in answers]
 
 
 def installed(package: str) -> bool:
@@ -95,44 +96,10 @@ def installed(package: str) -> bool:
         return False
 
 
-def run_child(
-    words: Sequence[str], given: str, cases: int, environment: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str] | str:
-    """``python -m words`` with the planner on the path, or why it did not end."""
-    root, limit = str(Path(__file__).resolve().parents[3]), IMPORT_LIMIT + CASE_LIMIT * cases
-    path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
-    try:
-        return subprocess.run(
-            [sys.executable, "-m", *words], input=given, env={**os.environ, "PYTHONPATH": path, **(environment or {})},
-            capture_output=True, text=True, timeout=limit, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired:
-        return f"its process was ended after {limit:g} s with {cases} cases"
-
-
-class Answer:
-    """What a child finds out about one request, filled step by step."""
-
-    def __init__(self) -> None:
-        self.level, self.problem, self.missing = "", "", ""
-        self.details: list[str] = []
-
-    def reached(self, level: str, *details: str) -> None:
-        """The trainer's code has gone this far."""
-        self.level = level
-        self.details += details
-
-    def same(self, what: str, found: object, expected: object) -> None:
-        """The trainer's own answer is the planner's. Raises ValueError."""
-        if found != expected:
-            raise ValueError(f"{what}: the trainer says {found}, the plan {expected}")
-        self.details.append(f"{what} as planned")
-
-
-def serve(one: Callable[[Request, Answer], None]) -> None:
+def serve(one: Callable[[Request, Checked], None]) -> None:
     """Answer every request on standard input; what the trainer prints goes to standard error."""
     for line in sys.stdin.read().splitlines():
-        answer = Answer()
+        answer = Checked()
         with contextlib.redirect_stdout(sys.stderr):
             try:
                 one(json.loads(line), answer)

@@ -1,8 +1,7 @@
 """Colossal-AI: arguments of HybridParallelPlugin or, with experts, MoeHybridParallelPlugin, and a script around them."""
 
-from planner.trainers.bundle.model_config import config_text, family
-from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.model_config import family, model_config
+from planner.trainers.bundle.quoting import filled_yaml, json_text, refused, run_of, template
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 FAMILIES = ("llama", "mistral", "mixtral", "qwen2", "gpt2", "opt")
@@ -22,6 +21,6 @@ def render(job: ExportJob) -> Rendered:
     rows = ROWS * job.layout.tp
     files = {
         "plan.json": json_text(filled_yaml(job, "colossalai", "plan.txt", rows=ROWS)),
-        "model/config.json": config_text(job.model) or "", "train.py": filled("colossalai", "colossalai_train.txt"),
+        "model/config.json": json_text(model_config(job.model)), "train.py": template("colossalai", "colossalai_train.txt"),
     }  # fmt: skip
     return run_of(job, "colossalai", files, {"vocab_rows": -(-job.model.vocab_size // rows) * rows})

@@ -2,11 +2,11 @@
 
 import json
 import os
-import warnings
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
+from planner.trainers.transformers.training_run import accepted_arguments
 
 NEEDED = ("torch", "deepspeed", "transformers")
 
@@ -21,7 +21,7 @@ def environment(_: ExportJob) -> dict[str, str]:
     return {"DS_ACCELERATOR": "cpu"}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     import deepspeed.comm as communication
     from deepspeed.runtime.config import DeepSpeedConfig
@@ -40,11 +40,11 @@ def one(asked: Request, answer: Answer) -> None:
     answer.same("global batch", found.train_batch_size // layout["tp"], asked["batch"])
     if asked["moe"] and found.expert_parallel_config and found.expert_parallel_config.enabled:
         _experts(asked, found, answer)
-    _arguments(asked, answer)
+    answer.same("gradient checkpointing", accepted_arguments().gradient_checkpointing, layout["recompute"] == 2)
     answer.reached("validated")
 
 
-def _experts(asked: Request, found: object, answer: Answer) -> None:
+def _experts(asked: Request, found: object, answer: Checked) -> None:
     from deepspeed.module_inject.auto_ep_config import validate_autoep_config
     from deepspeed.module_inject.auto_ep_folding import build_folding_spec, validate_folding_global
 
@@ -61,22 +61,3 @@ def _experts(asked: Request, found: object, answer: Answer) -> None:
         zero_offload_optimizer=layout["offload_optimizer"] > 0, zero_offload_param=False,
     )  # fmt: skip
     answer.same("expert data parallel degree", spec.edp_size, asked["world"] // (layout["ep"] * layout["etp"]))
-
-
-def _arguments(asked: Request, answer: Answer) -> None:
-    """transformers accepts its arguments next to the JSON; precision and batch are those of the JSON."""
-    from transformers import TrainingArguments
-
-    with open("training.json", encoding="utf-8") as file:
-        settings = json.load(file)
-    arguments = {
-        **settings["training_arguments"],
-        "use_cpu": True,
-        "bf16": False,
-        "fp16": False,
-        "output_dir": "output",
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        found = TrainingArguments(**arguments)
-    answer.same("gradient checkpointing", found.gradient_checkpointing, asked["layout"]["recompute"] == 2)

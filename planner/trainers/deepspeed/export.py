@@ -1,6 +1,5 @@
 """DeepSpeed: its JSON file, under transformers' Trainer."""
 
-import dataclasses
 from typing import Any
 
 from planner.layout import Recompute
@@ -26,10 +25,9 @@ def refusals(job: ExportJob) -> list[str]:
 def config(job: ExportJob) -> dict[str, Any]:
     """ds_config.json. DeepSpeed counts every AutoTP rank as a replica in its batch rule, train = micro x steps x world / sp."""
     preset = family(job.model)
-    found: dict[str, Any] = filled_yaml(
+    return filled_yaml(
         job, "deepspeed", "ds_config.txt", rate=LEARNING_RATE, preset=preset if preset in EXPERT_PRESETS else None
     )
-    return found
 
 
 def render(job: ExportJob) -> Rendered:
@@ -43,12 +41,4 @@ def render(job: ExportJob) -> Rendered:
         "parallelism": {"sp_size": layout.cp, "sp_backend": "deepspeed"} if layout.cp > 1 else None,
         "offload_activations": bool(layout.offload_activations),
     }
-    notes = ["zero_to_fp32.py, which DeepSpeed writes into every checkpoint, joins the shards of the weights."]
-    if layout.tp > 1:
-        notes.insert(
-            0,
-            f"train_batch_size is {layout.tp} times the batch of the plan: DeepSpeed's batch rule counts AutoTP ranks as replicas.",
-        )
-    found = rendered(job, {"ds_config.json": json_text(config(job))}, training)
-    install = (*found.install, f"pip install 'deepspeed{VERSIONS}'")
-    return dataclasses.replace(found, notes=(*found.notes, *notes), install=install)
+    return rendered(job, {"ds_config.json": json_text(config(job))}, training, deepspeed=VERSIONS)

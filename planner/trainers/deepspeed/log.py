@@ -14,7 +14,7 @@ import re
 
 from planner.trainers.reading.log_facts import Log, Settings, scan
 
-WRITER = "DeepSpeed"
+WRITER, MARK = "DeepSpeed", "CurrSamplesPerSec="
 _LINES = {
     "CurrSamplesPerSec=": (
         re.compile(r"(?:global_step=|\b\d+/)(?P<number>\d+), (?:RunningAvg)?SamplesPerSec=[^,]*, "
@@ -28,11 +28,6 @@ _FACTS = {
     "parallel.zero": "zero_optimization_stage",
 }  # fmt: skip
 _PRECISIONS = {"bfloat16_enabled": "bf16", "fp16_enabled": "fp16", "float16_enabled": "fp16"}
-
-
-def matches(text: str) -> bool:
-    """The text has lines of DeepSpeed's throughput timer."""
-    return "CurrSamplesPerSec=" in text
 
 
 def read(text: str) -> Log:

@@ -6,7 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.own_terms import OwnTerms
-from planner.cost.price.state_traffic import Gather
+from planner.cost.price.state_traffic import Part
 
 TENSORS_PER_LAYER = 7.0
 """Weight tensors of a layer: query-key-value and output projection, three of a gated MLP, two norms."""
@@ -16,12 +16,10 @@ TENSORS_PER_LAYER = 7.0
 class Terms(OwnTerms):
     """InternEvo's hybrid ZeRO optimizer."""
 
-    def gather_seconds(self, gather: Gather, seconds: Floats) -> Floats:
+    def gather_seconds(self, part: Part, size: Floats, seconds: Floats) -> Floats:
         """k = min(group, tensors of the stage) broadcasts of size / k, one after the other.
 
         The latency of each grows with the ring: at a thousand ranks it is all.
         """
-        messages = np.minimum(gather.group, np.maximum(TENSORS_PER_LAYER * gather.layers, 1.0))
-        return messages * gather.cluster.collective_time(
-            "broadcast", gather.size / messages, gather.group, gather.distance
-        )
+        messages = np.minimum(part.group, np.maximum(TENSORS_PER_LAYER * part.layers, 1.0))
+        return messages * part.cluster.collective_time("broadcast", size / messages, part.group, part.distance)

@@ -4,8 +4,8 @@ import os
 from pathlib import Path
 
 from planner.trainers.bundle.target import ExportJob
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking import setting_names as names
-from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import pretend_ranks
 
 NEEDED = ("torch", "transformers", "llamafactory", "omegaconf", "peft")
@@ -16,7 +16,7 @@ def environment(_: ExportJob) -> dict[str, str]:
     return {"DISABLE_VERSION_CHECK": "1"}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """The parser builds transformers' arguments, which join the (pretended) ranks; precision needs a GPU and is left out."""
     os.chdir(asked["folder"])
     os.environ.update(

@@ -2,11 +2,15 @@
 
 from planner import library
 from planner.trainers.accelerate.export import LAUNCHER
-from planner.trainers.bundle.quoting import Expression, filled_yaml, json_text
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import Expression, filled_yaml, json_text, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
-from planner.trainers.transformers.fine_tuning import back_end, front_end_refusals, on_deepspeed, smoke_data
-from planner.trainers.transformers.training_run import OPTIMIZERS
+from planner.trainers.transformers.training_run import (
+    OPTIMIZERS,
+    back_end,
+    front_end_refusals,
+    on_deepspeed,
+    smoke_data,
+)
 
 
 def refusals(job: ExportJob) -> list[str]:

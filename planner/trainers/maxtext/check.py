@@ -5,10 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from planner.layout import Layout
-from planner.trainers.bundle.process_groups import group_of
-from planner.trainers.bundle.target import ExportJob
+from planner.trainers.bundle.target import ExportJob, group_of
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking import setting_names as names
-from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import stand_in
 
 NEEDED = ("jax", "maxtext", "omegaconf")
@@ -22,7 +21,7 @@ def environment(job: ExportJob) -> dict[str, str]:
     return {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     os.chdir(asked["folder"])
     stand_in("aqt")  # deprecated quantisation, imported and not used by any setting of an export
@@ -43,7 +42,7 @@ def one(asked: Request, answer: Answer) -> None:
     answer.reached("groups built")
 
 
-def _mesh(asked: Request, found: Any, answer: Answer) -> None:
+def _mesh(asked: Request, found: Any, answer: Checked) -> None:
     """The last rank's groups on MaxText's mesh are those that the plan was priced with."""
     from maxtext.utils.maxtext_utils import create_device_mesh
 

@@ -7,8 +7,7 @@ The mesh is a plain reshape of the devices, slowest axis first: data, stage, fsd
 from planner import library
 from planner.layout import Module
 from planner.trainers.bundle.model_config import family
-from planner.trainers.bundle.quoting import filled_yaml, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_yaml, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 
 BLOCKS = {

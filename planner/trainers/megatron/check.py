@@ -9,9 +9,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from planner.trainers.bundle.process_groups import GROUPS, group_of
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.bundle.target import GROUPS, ExportJob, group_of
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import modern_typing, pretend_gpu, pretend_ranks, settle_torch, stand_in
 from planner.trainers.megatron.core_settings import environment as core_environment
 from planner.trainers.megatron.core_settings import vocab_rows
@@ -75,7 +74,7 @@ def _read_help_once() -> None:
     ArgumentGroupFactory._get_field_docstrings = lambda self, source: dict(remembered(source))
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder; ``dump`` asks for what rank 0 prints of its arguments, ``deep`` for models."""
     known = {"WORLD_SIZE": str(asked["world"]), "RANK": str(0 if asked.get("dump") else asked["rank"]), "LOCAL_RANK": "0"}
     before = dict(os.environ)
@@ -89,7 +88,7 @@ def one(asked: Request, answer: Answer) -> None:
         os.environ.update(before)
 
 
-def _check(asked: Request, answer: Answer) -> None:
+def _check(asked: Request, answer: Checked) -> None:
     pretend_gpu(*asked["capability"])
     words = shlex.split(Path(asked["folder"], "arguments.sh").read_text(encoding="utf-8"), comments=True)
     start = words.index("ARGUMENTS=(") + 1

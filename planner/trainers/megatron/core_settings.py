@@ -4,14 +4,15 @@ Read in NVIDIA/Megatron-LM, megatron/training/arguments.py (validate_args) and m
 (__post_init__), of the published megatron-core 0.18.2 and 0.19.2.
 """
 
+from collections.abc import Collection
 from itertools import groupby
 from typing import Any
 
-from planner.layout import CpMethod, Module, Recompute
+from planner.layout import CpMethod, Module, Recompute, module_names
 from planner.model import ModelSpec
 from planner.rules import LEAN_OPTIMIZERS
-from planner.trainers.bundle.quoting import Expression
-from planner.trainers.bundle.target import ExportJob, Setting, library_trainer
+from planner.trainers.bundle.quoting import Expression, refused
+from planner.trainers.bundle.target import ExportJob, Setting, library_trainer, unknown_choices
 
 MODULES = {
     Module.CORE_ATTENTION: "core_attn", Module.NORM: "layernorm", Module.MLP_ACTIVATION: "moe_act", Module.MLP: "mlp",
@@ -114,7 +115,8 @@ def degrees(job: ExportJob) -> Fields:
 def recompute(job: ExportJob) -> Fields:
     """What is computed again in the backward pass."""
     if job.layout.recompute == Recompute.SELECTIVE:
-        return {"recompute_granularity": "selective", "recompute_modules": recompute_modules(job)}
+        names = [name for module, name in MODULES.items() if job.layout.recompute_modules & module]
+        return {"recompute_granularity": "selective", "recompute_modules": names}
     if job.layout.recompute == Recompute.FULL:
         number = layers_to_recompute(job)
         return {"recompute_granularity": "full", "recompute_method": "block", "recompute_num_layers": number}
@@ -179,12 +181,6 @@ def vocab_rows(job: ExportJob) -> int:
     Megatron's padding to 128 tp."""
     rows, tp = job.model.vocab_size, job.layout.tp
     return rows if rows % (8 * tp) == 0 else -(-rows // (128 * tp)) * 128 * tp
-
-
-def recompute_modules(job: ExportJob) -> list[str]:
-    """Names after --recompute-modules, in the order of Module."""
-    mask = job.layout.recompute_modules
-    return [name for module, name in MODULES.items() if mask & module]
 
 
 def layers_to_recompute(job: ExportJob) -> int:
@@ -255,6 +251,32 @@ def environment(job: ExportJob) -> dict[str, Setting]:
     return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("1", why)}
 
 
-def fused_loss(job: ExportJob) -> bool:
-    """The plan was priced with the cross entropy as one kernel (Transformer Engine's), not in plain torch operations."""
-    return job.trainer.kernels.loss_passes < 2
+def refusals(
+    job: ExportJob, who: str, optimizers: Collection[str] = tuple(OPTIMIZERS), precisions: Collection[str] = PRECISIONS
+) -> list[str]:
+    """What Megatron Core, and ``who`` builds on it, cannot run of this job, each with the rule's place."""
+    layout, partition = job.layout, job.layers_per_chunk()
+    parts, multiple = len(partition[0]), 32 if job.workload.precision == "mxfp8" else 16
+    return unknown_choices(job, who, optimizers, precisions) + refused(
+        job, "megatron", who=who, parts=parts, multiple=multiple, per_stage=min(sum(rank) for rank in partition),
+        nearest_layers=max(parts, round(layout.recompute_layers / parts) * parts),
+        selected=module_names(layout.recompute_modules) if layout.recompute == Recompute.SELECTIVE else [],
+        known_modules={module_names(int(module))[0]: name for module, name in MODULES.items()},
+        recipe=precision_recipe(job)[1], lean=lean_optimizer(job), alone=alone(job), uneven_sizes=_uneven(job, multiple),
+        has_flag=(job.model.activation, job.model.gated) in ACTIVATION_FLAGS,
+    )  # fmt: skip
+
+
+def _uneven(job: ExportJob, multiple: int) -> list[str]:
+    """Sides of matrices on one rank that are no multiple."""
+    model, layout, tp = job.model, job.layout, job.layout.tp
+    tokens = job.workload.sequence_length * layout.micro_batch_size // layout.cp
+    sizes = {
+        "hidden size": model.hidden_size, "attention width per rank": model.attention_output_size / tp,
+        "tokens per rank": tokens / (tp if layout.sequence_parallel else 1),
+    }  # fmt: skip
+    if model.num_plain_layers:
+        sizes["MLP width per rank"] = model.ffn_size / tp
+    if model.is_moe:
+        sizes["expert width per rank"] = model.expert_ffn_size / layout.etp
+    return [f"{name} {size:g}" for name, size in sizes.items() if size % multiple]

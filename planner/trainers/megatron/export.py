@@ -1,14 +1,13 @@
 """Megatron-LM: the arguments of ``pretrain_gpt.py``, grouped, every dimension written out."""
 
+import shlex
 from typing import Any
 
 from planner import library
 from planner.layout import Order
-from planner.trainers.bundle.quoting import comment, shell_word
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import comment, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.megatron.core_refusals import refusals as core_refusals
 
 Words = tuple[str, ...]
 """A flag and its values."""
@@ -105,7 +104,7 @@ def _kernels(job: ExportJob) -> mcore.Fields:
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-LM cannot run, with its rule."""
-    return core_refusals(job, "Megatron-LM")
+    return mcore.refusals(job, "Megatron-LM")
 
 
 def _shell_array(name: str, groups: Groups) -> list[str]:
@@ -113,7 +112,7 @@ def _shell_array(name: str, groups: Groups) -> list[str]:
     lines = [f"{name}=("]
     for title, flags in groups.items():
         lines.append(f"    # {title}")
-        lines += [f"    {' '.join([words[0], *map(shell_word, words[1:])])}" for words in flags]
+        lines += [f"    {' '.join([words[0], *map(shlex.quote, words[1:])])}" for words in flags]
     return [*lines, ")"]
 
 
@@ -163,31 +162,7 @@ def _yaml(job: ExportJob) -> str:
 
 def render(job: ExportJob) -> Rendered:
     """The arguments as a bash array and as a mapping."""
-    more = {"environment": mcore.environment(job), "notes": tuple(_notes(job)), "vocab_rows": mcore.vocab_rows(job)}
+    rows, alone = mcore.vocab_rows(job), mcore.alone(job) and mcore.shards_states(job)
     files = {"arguments.sh": _script(job), "arguments.yaml": _yaml(job)}
-    return run_of(job, "megatron", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job))
-
-
-def _notes(job: ExportJob) -> list[str]:
-    m, layout = job.model, job.layout
-    notes = []
-    rows = mcore.vocab_rows(job)
-    if rows != m.vocab_size:
-        notes.append(f"The vocabulary of {m.vocab_size} is padded to {rows} rows, a multiple of 128 tp.")
-    if m.activation == "gelu" and m.gated:
-        notes.append("--quick-geglu is x sigmoid(1.702 x) in place of GELU: the same size and speed, other values.")
-    if m.scaled_rope:
-        notes.append(
-            "--position-embedding-type yarn outside MLA needs megatron-core 0.19; set --rotary-scaling-factor for your model."
-        )
-    if m.window:
-        notes.append(
-            f"Which {m.num_windowed_layers} of {m.num_layers} layers have the window is not in the plan: they are spread evenly."
-        )
-    if job.workload.optimizer == "muon":
-        notes.append("Muon needs the package emerging-optimizers; its states are sharded layer by layer.")
-    if layout.dp * layout.cp == 1 and mcore.shards_states(job):
-        notes.append(
-            "--use-distributed-optimizer shards nothing here: the precision-aware and the host optimizer are part of it."
-        )
-    return notes
+    more = {"environment": mcore.environment(job), "vocab_rows": rows}
+    return run_of(job, "megatron", files, more, steps=SMOKE_STEPS, batch=smoke_batch(job), rows=rows, shards_alone=alone)

@@ -21,7 +21,7 @@ import re
 
 from planner.trainers.reading.log_facts import Log, Settings, scan
 
-WRITER = "Megatron-LM"
+WRITER, MARK = "Megatron-LM", "elapsed time per iteration (ms)"
 _ARGUMENT = re.compile(r"(?:^|[\s:\]])(\w+) \.{2,} ?(.*)$")
 _LINES = {
     "elapsed time per iteration": (
@@ -37,11 +37,6 @@ _LINES = {
 }
 _VOCABULARY = re.compile(r"padded vocab \(size: \d+\) with \d+ dummy tokens \(new size: (\d+)\)")
 _FP8_NOTE = {"mxfp8": "MXFP8", "blockwise": "blockwise fp8"}
-
-
-def matches(text: str) -> bool:
-    """The text has lines of Megatron."""
-    return "elapsed time per iteration (ms)" in text
 
 
 def read(text: str) -> Log:

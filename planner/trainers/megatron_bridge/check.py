@@ -6,7 +6,7 @@ import runpy
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import hide, modern_typing, pretend_gpu, settle_torch, stand_in
 from planner.trainers.megatron.core_settings import environment as core_environment
 
@@ -25,7 +25,7 @@ def asks(job: ExportJob) -> dict[str, Any]:
     }
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     from megatron.core.transformer.enums import LayerType
 

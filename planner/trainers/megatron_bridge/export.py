@@ -1,11 +1,9 @@
 """Megatron-Bridge: a Python file that returns a ConfigContainer, every dimension written out."""
 
 from planner.layout import Order
-from planner.trainers.bundle.quoting import Expression, filled, python_fields
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import Expression, filled_text, python_fields, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered
 from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.megatron.core_refusals import refusals as core_refusals
 from planner.trainers.megatron.export import SMOKE_STEPS, header, smoke_batch
 
 ACTIVATIONS = {"silu": "F.silu", "gelu": "F.gelu", "relu": "F.relu", "relu2": "squared_relu"}
@@ -52,8 +50,8 @@ def parallel_fields(job: ExportJob) -> mcore.Fields:
         **mcore.degrees(job), "virtual_pipeline_model_parallel_size": job.layout.vpp if job.layout.vpp > 1 else None,
         "cp_comm_type": mcore.CP_TYPES[job.layout.cp_method],
         "attention_backend": Expression(f"AttnBackend.{mcore.attention_backend(job)}"),
-        "cross_entropy_loss_fusion": mcore.fused_loss(job), "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True,
-        **mcore.recompute(job),
+        "cross_entropy_loss_fusion": job.trainer.kernels.loss_passes < 2,  # priced as one kernel, Transformer Engine's
+        "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True, **mcore.recompute(job),
     }  # fmt: skip
 
 
@@ -92,17 +90,17 @@ def container_fields(job: ExportJob) -> mcore.Fields:
 
 def _program(job: ExportJob) -> str:
     provider = ("MLAModelProvider", "mla_provider") if job.model.is_mla else ("GPTModelProvider", "gpt_provider")
-    return filled(
-        "megatron_bridge", "bridge_config.txt", provider=provider[0], module=provider[1], header=header(job),
-        model=python_fields({**model_fields(job), **parallel_fields(job)}, 8),
+    return filled_text(
+        job, "megatron_bridge/bridge_config.txt", provider=provider[0], module=provider[1], header=header(job),
+        fields=python_fields({**model_fields(job), **parallel_fields(job)}, 8),
         container="".join(f"    cfg.{name} = {value!r}\n" for name, value in container_fields(job).items()),
-        steps=str(SMOKE_STEPS), batch=str(smoke_batch(job)),
+        steps=SMOKE_STEPS, batch=smoke_batch(job),
     )  # fmt: skip
 
 
 def refusals(job: ExportJob) -> list[str]:
     """What Megatron-Bridge cannot run, with its rule."""
-    return core_refusals(job, "Megatron-Bridge", OPTIMIZERS)
+    return mcore.refusals(job, "Megatron-Bridge", OPTIMIZERS)
 
 
 def render(job: ExportJob) -> Rendered:

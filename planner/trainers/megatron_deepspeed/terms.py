@@ -7,8 +7,7 @@ import numpy as np
 from planner.cost.layer.operators import Collective, Number
 from planner.cost.memory.states import stage_output_bytes
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import StageParameters
-from planner.cost.price.sharding import column, shard_groups, trained_parameters
+from planner.cost.pipeline.partition import StageParameters, column, shard_groups
 from planner.layout import Layout
 from planner.workload import Workload
 
@@ -37,6 +36,6 @@ class Terms(OwnTerms):
 
     def workspace_bytes(self, workload: Workload, layout: Layout, parameters: StageParameters) -> Number:
         """The buffer of joined gradients, where they have replicas."""
-        dense, expert = trained_parameters(workload, parameters)
+        dense, expert = parameters.trained(workload)
         replicated = shard_groups(layout)[0] * column(layout.dp) / column(layout.shard) > 1
         return np.minimum(dense + expert, self.joined_parameters) * self.joined_bytes * replicated

@@ -2,7 +2,7 @@
 
 import os
 
-from planner.trainers.checking.child import Answer, Request
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import hide, settle_torch, stand_in
 
 NEEDED = ("torch", "nanotron", "dacite")
@@ -20,7 +20,7 @@ def prepare() -> None:
     hide(CIRCULAR)
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     from nanotron.config import get_config_from_file
 

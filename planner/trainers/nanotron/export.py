@@ -3,10 +3,9 @@
 from typing import Any
 
 from planner import library
-from planner.layout import Recompute, Schedule
+from planner.layout import Schedule
 from planner.trainers.bundle.fully_shard import beyond_llama
-from planner.trainers.bundle.quoting import filled_yaml, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_yaml, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices
 
 ENGINES = {Schedule.GPIPE: "afab", Schedule.ONE_F_ONE_B: "1f1b"}
@@ -29,17 +28,11 @@ def refusals(job: ExportJob) -> list[str]:
 
 def config(job: ExportJob, *, smoke: bool = False) -> dict[str, Any]:
     """The YAML file; the smoke run has no data set, so nanotron makes data up."""
-    layout, work, model = job.layout, job.workload, job.model
-    split = bool(layout.sequence_parallel)
-    text = {"hf_dataset_or_datasets": "@DATASET@", "hf_dataset_splits": "train", "text_column_name": "text"}
-    found: dict[str, Any] = filled_yaml(
-        job, "nanotron", "nanotron.txt", engine=ENGINES[Schedule(layout.schedule)],
-        mode="REDUCE_SCATTER" if split else "ALL_REDUCE", split=split, recompute=layout.recompute == Recompute.FULL,
-        dtype=DTYPES[work.precision], kind="is_qwen2_config" if model.qkv_bias else "is_llama_config",
-        positions=max(model.max_sequence_length, work.sequence_length), steps=5 if smoke else 1000, full=not smoke,
-        factory=FACTORIES[work.optimizer], dataset=None if smoke else text, interval=1 if smoke else 10,
+    work = job.workload
+    return filled_yaml(
+        job, "nanotron", "nanotron.txt", engine=ENGINES[Schedule(job.layout.schedule)], dtype=DTYPES[work.precision],
+        factory=FACTORIES[work.optimizer], smoke=smoke,
     )  # fmt: skip
-    return found if smoke else {**found, "tokenizer": {"tokenizer_name_or_path": "@TOKENIZER@"}}
 
 
 def render(job: ExportJob) -> Rendered:
@@ -47,7 +40,4 @@ def render(job: ExportJob) -> Rendered:
     files = {
         name: library.dump_yaml(config(job, smoke=name == "smoke.yaml")) for name in ("nanotron.yaml", "smoke.yaml")
     }
-    prepare = ('sed "s|@DATASET@|$DATASET|; s|@TOKENIZER@|$TOKENIZER|" nanotron.yaml > run.yaml',)
-    waits = job.layout.tp > 1 and not job.layout.sequence_parallel
-    note = "Tensor-parallel all-reduces are not asynchronous: tp_mode REDUCE_SCATTER (sequence_parallel) hides a part."
-    return run_of(job, "nanotron", files, {"prepare": prepare, "notes": (note,) if waits else ()})
+    return run_of(job, "nanotron", files)

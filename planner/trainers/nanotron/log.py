@@ -14,7 +14,7 @@ import re
 
 from planner.trainers.reading.log_facts import Log, Settings, scan
 
-WRITER = "nanotron"
+WRITER, MARK = "nanotron", "elapsed_time_per_iteration_ms"
 _LINES = {
     "elapsed_time_per_iteration_ms": (
         # The speed has as many digits as the time, but says the time of a known batch no better.
@@ -32,11 +32,6 @@ _FACTS = {
     "tp_overlap": "tp_linear_async_communication",
 }  # fmt: skip
 _PRECISIONS = {"torch.bfloat16": "bf16", "torch.float16": "fp16", "torch.float32": "fp32"}
-
-
-def matches(text: str) -> bool:
-    """The text has step lines of nanotron."""
-    return "elapsed_time_per_iteration_ms" in text and "iteration: " in text
 
 
 def read(text: str) -> Log:

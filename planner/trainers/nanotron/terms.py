@@ -7,9 +7,8 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.operators import Number
 from planner.cost.own_terms import OwnTerms
-from planner.cost.pipeline.partition import NO_LAYERS, TIE, StageParameters, Stages
-from planner.cost.price.sharding import column, local_states, shard_groups, trained_parameters
-from planner.cost.price.state_traffic import MATRICES, Gather
+from planner.cost.pipeline.partition import NO_LAYERS, TIE, StageParameters, Stages, column, shard_groups
+from planner.cost.price.state_traffic import MATRICES, Part
 from planner.layout import Layout
 from planner.model import ModelSpec
 from planner.schema import Seconds
@@ -70,11 +69,11 @@ class Terms(OwnTerms):
         of these pooled   N gather_buffer_bytes: the library's copy is one block larger than any that activations gave back
         [nanotron, optim/zero.py, all_gather_coalesced in distributed.py; torch, ProcessGroupNCCL.cpp, allgather: newLikeFlat]
         """
-        dense, expert = trained_parameters(workload, parameters)
+        dense, expert = parameters.trained(workload)
         trained = dense + expert
         gathers = (column(layout.zero) == 1) & (shard_groups(layout)[0] > 1)
         one = trained * self.gather_buffer_bytes * gathers
-        share = local_states(workload, layout, parameters) * self.gather_buffer_bytes * gathers
+        share = parameters.updated(workload, layout) * self.gather_buffer_bytes * gathers
         return trained * self.fresh_gradient_bytes, 2.0 * one + share, one
 
     def record_stream_bytes(
@@ -99,7 +98,7 @@ class Terms(OwnTerms):
         busy = m / (m + column(layout.pp) - 1.0) + 0.0 * per_pass
         return each * per_pass * launched, each * most, each * np.minimum(per_pass * waiting, most), busy
 
-    def gather_host_seconds(self, gather: Gather) -> Number:
+    def gather_host_seconds(self, part: Part) -> Number:
         """Every tensor is sliced, viewed and copied once per rank of the group.  [optim/zero.py, _all_gather_params]"""
-        tensors = (MATRICES + 2.0) * gather.learned / gather.largest_dense_unit
-        return tensors * gather.group * (gather.group > 1) * self.gather_tensor_time
+        tensors = (MATRICES + 2.0) * part.learned / part.largest_dense_unit
+        return tensors * part.group * (part.group > 1) * self.gather_tensor_time

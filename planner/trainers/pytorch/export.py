@@ -4,8 +4,7 @@ from typing import Any
 
 from planner.layout import Module, Schedule
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
-from planner.trainers.bundle.quoting import filled, filled_yaml, json_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_yaml, json_text, refused, run_of, template
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 
 OPTIMIZERS = ("adam", "sgd")
@@ -23,11 +22,10 @@ def refusals(job: ExportJob) -> list[str]:
 def settings(job: ExportJob) -> dict[str, Any]:
     """plan.json: the model and how it is split, every dimension written out."""
     schedule = SCHEDULES[Schedule(job.layout.schedule)]
-    found: dict[str, Any] = filled_yaml(job, "pytorch", "plan.txt", pipeline_schedule=schedule)
-    return found
+    return filled_yaml(job, "pytorch", "plan.txt", pipeline_schedule=schedule)
 
 
 def render(job: ExportJob) -> Rendered:
     """train.py and plan.json."""
-    files = {"train.py": filled("pytorch", "pytorch_train.txt"), "plan.json": json_text(settings(job), indent=1)}
+    files = {"train.py": template("pytorch", "pytorch_train.txt"), "plan.json": json_text(settings(job), indent=1)}
     return run_of(job, "pytorch", files)

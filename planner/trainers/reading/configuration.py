@@ -4,12 +4,13 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
+from typing import Any
 
 from planner import library
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.explicit import complete, price_plan
-from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Plan
 from planner.rules import check
@@ -47,44 +48,25 @@ class Reading:
     notes: tuple[str, ...] = ()
     """What was taken for what."""
 
-    def layout(self) -> Layout:
-        """The fields as a layout."""
-        return Layout(**self.fields)
+
+SAID = ("model", "num_gpus", "hardware", "trainer", "sequence_length", "global_batch_size")
+"""What a user may say in addition to the configuration; it goes before what was read."""
+NEEDED = {
+    "model": ("which model it trains", "--model"), "num_gpus": ("how many GPUs run it", "--gpus"),
+    "sequence_length": ("how long its sequences are", "--sequence-length"),
+    "global_batch_size": ("its global batch", "--global-batch-size"),
+}  # fmt: skip
+"""What a plan cannot be without, and the flag that says it."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """What a user says beside the configuration; it goes before what was read. None = not said."""
-
-    model: str | None = None
-    """Name or path."""
-    num_gpus: int | None = None
-    hardware: str | None = None
-    trainer: str | None = None
-    sequence_length: int | None = None
-    global_batch_size: int | None = None
-
-
-def to_plan(reading: Reading, said: Said | None = None) -> Plan:
-    """The plan of a reading, priced; what is said replaces what was read. Raises PlannerError for what neither says."""
-    said = said or Said()
-    model = said.model or reading.model
-    gpus = said.num_gpus or reading.num_gpus
-    length = said.sequence_length or reading.sequence_length
-    batch = said.global_batch_size or reading.global_batch_size
-    for value, what, flag in (
-        (model, "which model it trains", "--model"), (gpus, "how many GPUs run it", "--gpus"),
-        (length, "how long its sequences are", "--sequence-length"), (batch, "its global batch", "--global-batch-size"),
-    ):  # fmt: skip
-        if value is None:
+def to_plan(reading: Reading, said: Mapping[str, Any] = MappingProxyType({})) -> Plan:
+    """The plan of a reading, priced; what is said (of SAID; None = not said) replaces what was read. Raises PlannerError for
+    what neither says."""
+    values = {name: said.get(name) or getattr(reading, name) for name in SAID}
+    for name, (what, flag) in NEEDED.items():
+        if values[name] is None:
             raise PlannerError(f"the configuration does not say {what}; give {flag}")
-    assert model is not None and gpus is not None
-    resolved = resolve(
-        Request(
-            model=model, num_gpus=gpus, hardware=said.hardware or reading.hardware, trainer=said.trainer or reading.trainer,
-            sequence_length=length, global_batch_size=batch, precision=reading.precision, optimizer=reading.optimizer,
-        )
-    )  # fmt: skip
+    resolved = resolve(Request(**values, precision=reading.precision, optimizer=reading.optimizer))
     layout, assumed = complete(resolved.job, dict(reading.fields))
     check(resolved.job, layout)
     plan = price_plan(resolved, layout, assumed)

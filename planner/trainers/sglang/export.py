@@ -1,14 +1,5 @@
 """SGLang: the command line that serves the plan's model on the plan's GPUs."""
 
-from planner.trainers.bundle.serving import served, serving_refusals
-from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.bundle.serving import exporter
 
-
-def refusals(job: ExportJob) -> list[str]:
-    """What SGLang cannot serve here."""
-    return serving_refusals(job, "SGLang")
-
-
-def render(job: ExportJob) -> Rendered:
-    """The flags, once with the trained weights and once with random ones."""
-    return served(job, "sglang")
+refusals, render = exporter("sglang", "SGLang")

@@ -6,8 +6,9 @@ import sys
 from typing import Any
 
 from planner.cost.parameters import total_parameters
-from planner.trainers.bundle.target import ExportJob
-from planner.trainers.checking.child import Answer, Request
+from planner.layout import Layout
+from planner.trainers.bundle.target import ExportJob, group_of
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking.import_standins import pretend_gpu, pretend_ranks, settle_torch, stand_in
 
 NEEDED = ("torch", "torchtitan", "tyro")
@@ -28,7 +29,7 @@ def prepare() -> None:
     stand_in("triton")
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     pretend_gpu(*asked["capability"])
     sys.path.insert(0, asked["folder"])
@@ -58,9 +59,10 @@ def one(asked: Request, answer: Answer) -> None:
     dims.build_mesh()
     if dims.pp_enabled:
         _schedule(config, dims)
-    for name, ranks in _groups(asked).items():
-        mesh = dims.get_optional_mesh(name)
+    for name in ("tp", "cp", "dp", "pp", "ep"):
+        mesh = dims.get_optional_mesh("batch" if name == "dp" else name)
         if mesh is not None:
+            ranks = group_of(Layout(**asked["layout"]), name, asked["world"] - 1)
             answer.same(f"{name} group of the last rank", sorted(mesh.mesh.flatten().tolist()), ranks)
     answer.reached("groups built")
     if asked.get("deep"):
@@ -73,7 +75,7 @@ def one(asked: Request, answer: Answer) -> None:
         answer.reached("model built")
 
 
-def _validate(asked: Request, config: Any, answer: Answer) -> Any:
+def _validate(asked: Request, config: Any, answer: Checked) -> Any:
     """The checks that Trainer.__init__ makes before it builds anything, by torchtitan's own functions."""
     from torch.distributed.pipelining.schedules import PipelineScheduleSingle, get_schedule_class
     from torchtitan.distributed import ParallelDims
@@ -120,13 +122,3 @@ def _schedule(config: Any, dims: Any) -> None:
     _build_pipeline_schedule(
         parallelism=parallel, local_batch_size=config.training.local_batch_size, stages=stages, loss_fn=torch.nn.Identity()
     )  # fmt: skip
-
-
-def _groups(asked: Request) -> dict[str, list[int]]:
-    """Ranks of the groups of the last rank in the planner's order: tp fastest, then cp, dp, pp; ep over tp cp dp."""
-    layout, last = asked["layout"], asked["world"] - 1
-    tp, cp, dp, pp, ep = (layout[name] for name in ("tp", "cp", "dp", "pp", "ep"))
-    strides = {"tp": (tp, 1), "cp": (cp, tp), "batch": (dp, tp * cp), "pp": (pp, tp * cp * dp), "ep": (ep, 1)}
-    return {
-        name: sorted(last - (size - 1 - i) * stride for i in range(size)) for name, (size, stride) in strides.items()
-    }

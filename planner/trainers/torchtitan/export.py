@@ -5,8 +5,7 @@ import json
 from planner.layout import Module, Schedule
 from planner.model import ModelSpec
 from planner.trainers.bundle.fully_shard import SCHEDULES, beyond_llama, shared_refusals
-from planner.trainers.bundle.quoting import Expression, comment, filled_text, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import Expression, comment, filled_text, refused, run_of
 from planner.trainers.bundle.target import ExportJob, Rendered, unknown_choices, unknown_modules
 from planner.trainers.torchtitan import VERSIONS
 
@@ -31,16 +30,7 @@ def refusals(job: ExportJob) -> list[str]:
         split=layout.tp if layout.sequence_parallel else 1,
     )  # fmt: skip
     found += shared_refusals(job) + unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
-    found += unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
-    if work.lora_rank:
-        found.append(f"lora_rank {work.lora_rank}: the plan trains adapters, and this export trains every weight")
-    rounds = max(1, layout.num_microbatches // layout.pp)
-    if layout.schedule == Schedule.INTERLEAVED and layout.num_microbatches % rounds:
-        found.append(
-            f"{layout.num_microbatches} microbatches over pp {layout.pp} make {rounds} rounds, which must divide them "
-            "[ScheduleInterleaved1F1B]; use a multiple of pp"
-        )
-    return found
+    return found + unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
 
 
 def _family(model: ModelSpec) -> dict[str, str]:
@@ -76,8 +66,6 @@ def _config_module(job: ExportJob) -> str:
 
 def render(job: ExportJob) -> Rendered:
     """``plan_config.py`` with the functions ``plan`` and ``smoke``."""
-    precision = job.workload.precision
-    note = "0.3 scales fp8 by row, not by tensor as the plan was priced; steps take a little longer."
-    extra = Expression(" torchao" if precision in CONVERTERS else "")
+    extra = Expression(" torchao" if job.workload.precision in CONVERTERS else "")
     files = {"plan_config.py": _config_module(job)}
-    return run_of(job, "torchtitan", files, {"notes": (note,) if precision == "fp8" else ()}, extra=extra)
+    return run_of(job, "torchtitan", files, extra=extra)

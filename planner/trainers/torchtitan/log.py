@@ -19,9 +19,9 @@ import math
 import re
 from typing import Any
 
-from planner.trainers.reading.log_facts import Log, Settings, lines, scan
+from planner.trainers.reading.log_facts import Log, Settings, scan
 
-WRITER = "torchtitan"
+WRITER, MARK = "torchtitan", "memory:"
 _STEP = re.compile(
     r"step:\s*(?P<number>\d+)\s+loss:\s*(?P<loss>[\d.]*).*?memory:\s*(?P<reserved>[\d.]+)GiB.*?"
     r"\b[tw]ps:\s*(?P<tokens_per_second_per_gpu>[\d,]+)"
@@ -37,11 +37,6 @@ _SIZES = {
     "model.hidden": "dim", "model.layers": "n_layers", "model.heads": "n_heads", "model.vocab": "vocab_size",
     "model.head_dim": "head_dim",
 }  # fmt: skip
-
-
-def matches(text: str) -> bool:
-    """The text has step lines of torchtitan."""
-    return any(_STEP.search(line) for line in lines(text) if "ps:" in line and "memory:" in line)
 
 
 def read(text: str) -> Log:

@@ -16,14 +16,9 @@ from typing import Any
 
 from planner.trainers.reading.log_facts import Log, Step, lines
 
-WRITER = "the transformers Trainer"
+WRITER, MARK = "the transformers Trainer", "train_runtime"
 _DICTIONARY = re.compile(r"\{[^{}]*'train_runtime'[^{}]*\}")
 _PAIR = re.compile(r"'(\w+)': '?([\d.eE+-]+)'?")
-
-
-def matches(text: str) -> bool:
-    """The text has the summary of a training."""
-    return "train_runtime" in text and ("train_samples_per_second" in text or "train_steps_per_second" in text)
 
 
 def read(text: str) -> Log:

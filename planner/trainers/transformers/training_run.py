@@ -1,13 +1,17 @@
-"""What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script."""
+"""What the targets around Hugging Face share: config.json of the model, the arguments of transformers, the script, and what
+its front ends have below them."""
 
+import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 from planner.layout import Recompute
 from planner.model import ModelSpec
+from planner.trainers import load
 from planner.trainers.bundle import model_config
-from planner.trainers.bundle.quoting import Expression, filled, json_text
-from planner.trainers.bundle.run_file import run_of
-from planner.trainers.bundle.target import ExportJob, Rendered
+from planner.trainers.bundle.quoting import Expression, filled_text, json_text, refused, run_of, template
+from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
 
 OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
 """transformers.training_args.OptimizerNames, by optimizer."""
@@ -16,6 +20,8 @@ LAYERS = {
     "qwen3_moe": "Qwen3MoeDecoderLayer", "mixtral": "MixtralDecoderLayer",
 }  # fmt: skip
 """Class of one transformer layer, by model_type: the families that the script was run with."""
+SMOKE_STEPS = 3
+"""Optimizer steps of a smoke run."""
 
 
 def family(model: ModelSpec) -> str:
@@ -46,22 +52,63 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
     }
 
 
-def rendered(job: ExportJob, own: dict[str, str], training: dict[str, Any], launcher: tuple[str, ...] = ()) -> Rendered:
+def rendered(
+    job: ExportJob, own: dict[str, str], training: dict[str, Any], *, launcher: tuple[str, ...] = (), deepspeed: str = ""
+) -> Rendered:
     """The script with training.json around a file of the target's own: what is behind transformers differs, this does not.
 
-    ``training``: settings of training.json; ``launcher``: words before the script, of one that starts a process per GPU itself.
+    ``training``: settings of training.json; ``launcher``: words before the script, of one that starts a process per GPU itself;
+    ``deepspeed``: its versions, where it is below.
     """
     work, kind = job.workload, family(job.model)
     settings = {
         "training_arguments": training.pop("training_arguments"), "sequence_length": work.sequence_length,
         "attention": "sdpa", "lora_rank": work.lora_rank, "offload_activations": False, **training,
     }  # fmt: skip
-    files = {**own, "training.json": json_text(settings), "train.py": filled("transformers", "transformers_train.txt")}
+    files = {**own, "training.json": json_text(settings), "train.py": template("transformers", "transformers_train.txt")}
     if kind:
         longest = max(job.model.max_sequence_length, work.sequence_length)
         files["model/config.json"] = json_text({**(model_config.model_config(job.model) or {}), "max_position_embeddings": longest})
     return run_of(
         job, "transformers", files, family=kind, launcher=Expression(" ".join(launcher)),
         start="node" if launcher else "torchrun",
-        options=Expression("--deepspeed ds_config.json" if "ds_config.json" in own else ""),
+        options=Expression("--deepspeed ds_config.json" if deepspeed else ""), deepspeed=Expression(deepspeed),
     )  # fmt: skip
+
+
+def on_deepspeed(job: ExportJob) -> bool:
+    """Whether DeepSpeed is the library below the front end; else it is FSDP by accelerate."""
+    return library_trainer(job.plan.trainer) == "deepspeed"
+
+
+def back_end(job: ExportJob) -> Any:
+    """The exporter of the library below."""
+    return load("deepspeed" if on_deepspeed(job) else "accelerate", "export")
+
+
+def front_end_refusals(job: ExportJob, name: str) -> list[str]:
+    """What no front end around transformers' Trainer can say, then what the library below it refuses."""
+    found = refused(job, "transformers", front_end=name)
+    said = {one.split(":")[0] for one in found}
+    return [*found, *(one for one in back_end(job).refusals(job) if one.split(":")[0] not in said)]
+
+
+def smoke_data(job: ExportJob) -> str:
+    """Script that writes enough random text for the smoke run: a word is at least one token."""
+    lines = -(-SMOKE_STEPS * job.workload.tokens // 512)
+    return filled_text(job, "transformers/make_smoke_data.txt", steps=SMOKE_STEPS, lines=lines)
+
+
+def accepted_arguments(*, with_trl: bool = False) -> Any:
+    """transformers' own object of the arguments in training.json, which TRL accepts too; without precision, which needs a GPU."""
+    from transformers import TrainingArguments
+
+    settings = json.loads(Path("training.json").read_text(encoding="utf-8"))
+    on_cpu = {**settings["training_arguments"], "bf16": False, "fp16": False, "use_cpu": True, "output_dir": "output"}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if with_trl:
+            from trl import SFTConfig
+
+            SFTConfig(max_length=settings["sequence_length"], packing=True, **on_cpu)
+        return TrainingArguments(**on_cpu)

@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from planner.trainers.bundle.target import ExportJob, library_trainer
+from planner.trainers.checking import Checked, Request
 from planner.trainers.checking import setting_names as names
-from planner.trainers.checking.child import Answer, Request
 from planner.trainers.checking.import_standins import settle_torch, stand_in
 
 NEEDED = ("torch", "transformers", "verl", "hydra", "ray", "tensordict", "codetiming")
@@ -17,7 +17,7 @@ def asks(job: ExportJob) -> dict[str, Any]:
     return {"megatron": library_trainer(job.plan.trainer) == "megatron"}
 
 
-def one(asked: Request, answer: Answer) -> None:
+def one(asked: Request, answer: Checked) -> None:
     """How far the trainer goes with one folder."""
     settle_torch()
     stand_in("triton")
@@ -47,7 +47,7 @@ def one(asked: Request, answer: Answer) -> None:
     answer.reached("validated")
 
 
-def _degrees(asked: Request, actor: Any, answer: Answer) -> None:
+def _degrees(asked: Request, actor: Any, answer: Checked) -> None:
     layout = asked["layout"]
     if not asked["megatron"]:
         engine, size = actor.fsdp_config, actor.fsdp_config.fsdp_size

@@ -7,12 +7,10 @@ probabilities run on the same GPUs before it and were not priced.
 from typing import Any
 
 from planner.trainers.accelerate import export as accelerate
-from planner.trainers.bundle.quoting import filled, filled_yaml, hydra_value, refused
-from planner.trainers.bundle.run_file import run_of
+from planner.trainers.bundle.quoting import filled_text, filled_yaml, hydra_value, refused, run_of
 from planner.trainers.bundle.serving import serving
 from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer, unknown_choices
 from planner.trainers.megatron import core_settings as mcore
-from planner.trainers.megatron.core_refusals import refusals as core_refusals
 
 OPTIMIZERS = ("adam", "adam_bf16", "sgd")
 """Megatron's optimizers that verl passes on with plain settings."""
@@ -32,7 +30,7 @@ def refusals(job: ExportJob) -> list[str]:
     found = refused(job, "verl", megatron=megatron)
     if megatron:
         return found + [
-            one for one in core_refusals(job, "verl", OPTIMIZERS, PRECISIONS) if not one.startswith("lora_rank")
+            one for one in mcore.refusals(job, "verl", OPTIMIZERS, PRECISIONS) if not one.startswith("lora_rank")
         ]
     found += unknown_choices(job, "verl's FSDP engine", FSDP_OPTIMIZERS, ("bf16", "fp16"))
     return found + [one for one in accelerate.refusals(job) if not one.startswith(("optimizer ", "precision "))]
@@ -53,7 +51,7 @@ def overrides(job: ExportJob) -> list[str]:
         }  # fmt: skip
     else:
         facts["optimizer"] = FSDP_OPTIMIZERS[job.workload.optimizer]
-    pairs: dict[str, Any] = filled_yaml(job, "verl", "overrides.txt", **facts)
+    pairs = filled_yaml(job, "verl", "overrides.txt", **facts)
     return [f"{name}={hydra_value(value)}" for name, value in pairs.items()]
 
 
@@ -68,7 +66,7 @@ def render(job: ExportJob) -> Rendered:
     megatron = _megatron(job)
     files = {
         "overrides.txt": "\n".join(overrides(job)) + "\n",
-        "make_prompts.py": filled("verl", "make_prompts.txt", rows=str(2 * job.workload.global_batch_size)),
+        "make_prompts.py": filled_text(job, "verl/make_prompts.txt"),
     }
     more = {"environment": mcore.environment(job)} if megatron else {}
     return run_of(job, "verl", files, more, megatron=megatron, rollout=_rollout(job))
