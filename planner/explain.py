@@ -16,11 +16,7 @@ PART_TEXT = {
     "data_communication": "gradient and weight traffic", "optimizer": "optimizer step",
     "offload": "optimizer states on the host", "overhead": "fixed overhead",
 }  # fmt: skip
-COMPONENT_TEXT = {
-    "weights": "weights", "gradients": "gradients", "optimizer_states": "optimizer states", "activations": "activations",
-    "workspace": "workspace", "fragmentation": "fragmentation", "communication_buffers": "communication buffers",
-    "context": "driver context",
-}  # fmt: skip
+COMPONENT_TEXT = {name: name.replace("_", " ") for name in COMPONENTS} | {"context": "driver context"}
 
 
 def layout_text(layout: Layout) -> str:

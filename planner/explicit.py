@@ -20,7 +20,7 @@ def explicit_plan(base: Plan | Path | None, values: dict[str, int], said: dict[s
     """The plan of one explicit layout: that of a plan or of a file, with what flags replace.
 
     ``base`` is a plan, or the path of a plan file or of a YAML mapping of layout fields; ``values`` are layout fields from flags,
-    ``said`` the fields of Request from flags (None = not said). Raises PlannerError when something is missing or the layout
+    ``said`` the fields of Request from flags. Raises PlannerError when something is missing or the layout
     is not legal.
     """
     fields: dict[str, int] = {}
@@ -31,7 +31,7 @@ def explicit_plan(base: Plan | Path | None, values: dict[str, int], said: dict[s
         else:
             layout = Layout.from_dict(data, where=where)
             fields = {name: int(getattr(layout, name)) for name in data}
-    given = {name: value for name, value in said.items() if value is not None}
+    given = dict(said)
     if isinstance(base, Plan):
         changed = bool(values) or "num_gpus" in given or "global_batch_size" in given
         whole = base.layout.columns()

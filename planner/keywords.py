@@ -91,22 +91,24 @@ def require_known(call: str, keywords: Iterable[str], known: Sequence[str]) -> N
 
 
 def request_fields(keywords: Mapping[str, Any]) -> dict[str, Any]:
-    """The keywords that describe the job, by field of Request; None = not said. Raises PlannerError."""
+    """The keywords that describe the job and are not None, by field of Request. Raises PlannerError."""
     from planner.model import ModelSpec
     from planner.units import parse
 
     fields: dict[str, Any] = {}
     for name in JOB:
         value = keywords.get(name)
+        if value is None:
+            continue
         value = os.fspath(value) if isinstance(value, os.PathLike) else value
         whole = name in WHOLE_NUMBERS
         kinds = (int,) if whole else NUMBERS.get(name, (str, ModelSpec) if name == "model" else (str,))
-        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds)):
+        if isinstance(value, bool) or not isinstance(value, kinds):
             right = "whole number" if whole else "text or a number"
             raise PlannerError(f"{name} is {shown(value)}; it must be a {right}")
         fields["num_gpus" if name == "gpus" else name] = value
-    rate = fields["network_bandwidth"]
-    if rate is not None:
+    if "network_bandwidth" in fields:
+        rate = fields["network_bandwidth"]
         text = rate if isinstance(rate, str) else f"{float(rate)!r} B/s"
         fields["network_bandwidth"] = bandwidth = parse(text, "bytes/s", what="--network-bandwidth")
         if bandwidth <= 0:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,18 @@ def read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise PlannerError(f"{path}: expected a mapping of keys to values, found {type(data).__name__}")
     return data
+
+
+def version_of(data: Mapping[str, Any], what: str, newest: int, *, where: str) -> int:
+    """The format version of a plan or validation, under ``planner_<what>``. Raises PlannerError where it cannot be read."""
+    version = data.get(f"planner_{what}")
+    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+        raise PlannerError(f"{where}: not a {what} file: the key 'planner_{what}' with its version number is missing")
+    if version > newest:
+        raise PlannerError(
+            f"{where}: the {what} has version {version}, this planner reads up to {newest}; update planner to read it"
+        )
+    return version
 
 
 def dump_yaml(data: dict[str, Any]) -> str:

@@ -166,13 +166,7 @@ def load_plan(path: Path) -> Plan:
 
 def plan_from_dict(data: Mapping[str, Any], *, where: str = "plan") -> Plan:
     """A plan from plain data. Raises PlannerError."""
-    version = data.get("planner_plan")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise PlannerError(f"{where}: not a plan file: the key 'planner_plan' with its version number is missing")
-    if version > VERSION:
-        raise PlannerError(
-            f"{where}: the plan has version {version}, this planner reads up to {VERSION}; update planner to read it"
-        )
+    version = library.version_of(data, "plan", VERSION, where=where)
     if version < VERSION:
         raise PlannerError(
             f"{where}: the plan has the older format {version}, this planner reads {VERSION}; make it again with --output"

@@ -57,7 +57,7 @@ def plan(*, top: int = 5, progress: Progress = silent, **keywords: Unpack[Keywor
     from planner.search import Pins
 
     require_known("plan", keywords, (*JOB, *SEARCHED))
-    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    said = request_fields(keywords)
     for name, flag in (("model", "--model"), ("num_gpus", "--gpus")):
         if name not in said:
             raise PlannerError(f"which job? {flag} is missing")
@@ -179,7 +179,7 @@ def sensitivity(
     from planner.search import Pins
 
     require_known("sensitivity", keywords, (*JOB, *SEARCHED))
-    said = {name: value for name, value in request_fields(keywords).items() if value is not None}
+    said = request_fields(keywords)
     if base is not None and said:
         flag = flag_of(next(iter(said)))
         name = base.name or "the plan" if isinstance(base, Plan) else base
@@ -320,7 +320,7 @@ def import_config(file: File, *, format: str | None = None, **said: Unpack[JobKe
 
     require_known("import_config", said, ["gpus" if name == "num_gpus" else name for name in SAID])
     fields = {name: value for name, value in request_fields(said).items() if name in SAID}
-    reading = read(Path(file), format, fields["num_gpus"])
+    reading = read(Path(file), format, fields.get("num_gpus"))
     return Imported(to_plan(reading, fields), unread=reading.unread, notes=reading.notes)
 
 

@@ -11,6 +11,8 @@ from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
 from planner.runs.rows import Row, UnsupportedError
 
+_read_once = cache(load_hardware)
+
 
 def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     """The profile with the row's node and network, and its network: 'normal', 'slow', 'checked' or 'not measured'.
@@ -29,7 +31,7 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     latencies = float(row.entry.get("ring_latency", 1.0)), float(row.entry.get("tree_latency", 1.0))
     share = float(row.fact("network_share", 1.0))
     if changes["network_bandwidth"] is None and share != 1.0:
-        changes["network_bandwidth"] = _load_hardware(name).network_bandwidth * share
+        changes["network_bandwidth"] = _read_once(name).network_bandwidth * share
     hardware = _node(name, per_node, latencies, tuple(changes.items()))
     times = _bench_times(row, hardware)
     if times is None:
@@ -54,12 +56,6 @@ def gpu_profile(text: str) -> str:
 
 
 @cache
-def _load_hardware(name: str) -> HardwareProfile:
-    """A profile of the library, read once."""
-    return load_hardware(name)
-
-
-@cache
 def _node(
     name: str, per_node: int, latencies: tuple[float, float], changes: tuple[tuple[str, float | None], ...]
 ) -> HardwareProfile:
@@ -68,7 +64,7 @@ def _node(
     ``latencies``: of rings across nodes over those of the profile, and of what is not a ring: all-reduces, exchanges, messages.
     A scale-up domain inside one box shrinks with the box; one that spans boxes (NVL72) stays.
     """
-    profile = _load_hardware(name).stretched(rings=latencies[0], others=latencies[1])
+    profile = _read_once(name).stretched(rings=latencies[0], others=latencies[1])
     values: dict[str, Any] = {key: value for key, value in changes if value is not None}
     if per_node:
         inside = profile.scale_up_domain <= profile.gpus_per_node

@@ -17,11 +17,8 @@ from planner.model import ModelSpec
 from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer, merge_changes
 
-
-@functools.cache
-def shipped_trainer(name: str) -> Trainer:
-    """A trainer of the library, read once."""
-    return load_trainer(name)
+shipped_trainer = functools.cache(load_trainer)
+"""A trainer of the library, read once."""
 
 
 @functools.cache

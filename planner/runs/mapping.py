@@ -126,18 +126,15 @@ _NEEDED = (
 
 def _missing(row: Row) -> list[str]:
     """Fields without which a layout is not determined; what follows from the others does not count."""
-    missing = [path for path in _NEEDED if not row.get(path)]
-    if not row.get("model.ffn") and not row.get("model.moe_ffn"):
-        missing.append("model.ffn")
-    if (row.get("parallel.pp") or 1) > 1 and row.get("parallel.vpp") is None:
-        missing.append("parallel.vpp")
-    if row.get("model.gated") is None:
-        missing.append("model.gated")
-    if not row.get("parallel.gpus") and not row.get("parallel.dp"):
-        missing.append("parallel.dp")
-    if row.get("model.experts") and not row.get("parallel.ep"):
-        missing.append("parallel.ep")
-    return missing
+    get = row.get
+    further = {
+        "model.ffn": not get("model.ffn") and not get("model.moe_ffn"),
+        "parallel.vpp": (get("parallel.pp") or 1) > 1 and get("parallel.vpp") is None,
+        "model.gated": get("model.gated") is None,
+        "parallel.dp": not get("parallel.gpus") and not get("parallel.dp"),
+        "parallel.ep": get("model.experts") and not get("parallel.ep"),
+    }
+    return [path for path in _NEEDED if not get(path)] + [path for path, missing in further.items() if missing]
 
 
 def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: ModelSpec | None) -> dict[str, Any]:

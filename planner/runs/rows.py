@@ -227,15 +227,7 @@ def is_validation(data: Mapping[str, Any]) -> bool:
 
 def validations_from_dict(data: Mapping[str, Any], *, where: str = "validation") -> list[dict[str, Any]]:
     """The validations in plain data. Raises PlannerError."""
-    version = data.get("planner_validation")
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
-        raise PlannerError(
-            f"{where}: not a validation: the key 'planner_validation' with its version number is missing"
-        )
-    if version > VERSION:
-        raise PlannerError(
-            f"{where}: the validation has version {version}, this planner reads up to {VERSION}; update planner to read it"
-        )
+    library.version_of(data, "validation", VERSION, where=where)
     many = data.get("validations", [data])
     if not isinstance(many, list) or not many:
         raise PlannerError(f"{where}: validations is {shown(many)}; it must be a list of at least one")

@@ -49,12 +49,13 @@ def given_of(said: Mapping[str, Any]) -> Given:
     """Keywords of the API as what logs leave open. Raises PlannerError."""
     job, values = request_fields(said), layout_values(said)
     facts = {
-        "parallel.gpus": job["num_gpus"], "model.seq": job["sequence_length"], "batch.global": job["global_batch_size"],
-        "batch.micro": values.get("micro_batch_size"), "precision": job["precision"],
+        "parallel.gpus": job.get("num_gpus"), "model.seq": job.get("sequence_length"),
+        "batch.global": job.get("global_batch_size"),
+        "batch.micro": values.get("micro_batch_size"), "precision": job.get("precision"),
         "recompute": NAMES["recompute"][values["recompute"]] if "recompute" in values else None,
     }  # fmt: skip
     facts |= {f"parallel.{name}": values.get(name) for name in ("tp", "pp", "cp", "ep", "vpp", "zero")}
-    model = job["model"]
+    model = job.get("model")
     return Given(model=load_model(model) if isinstance(model, str) else model, facts=facts)
 
 
