@@ -108,8 +108,10 @@ def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple
     host runs ahead of them; a collective makes the current stream wait for its own.
     """
     run: Run = operation.run if operation else lambda: None
-    on_gpu = ranks.device == "cuda"
-    timed = taker(run, "cuda_events", _device_barrier(ranks)) if on_gpu else taker(run, "wall", ranks.barrier)
+    timed = taker(run, "wall", ranks.barrier)
+    if ranks.device == "cuda":
+        one, everyone = torch.zeros(1, device="cuda"), ranks.group(Pattern(n=ranks.world, stride=1))
+        timed = taker(run, "cuda_events", lambda: torch.distributed.all_reduce(one, group=everyone))
 
     def take(count: int, inner: int) -> list[float]:
         return [one if operation else 0.0 for one in timed(count, inner)]
@@ -130,13 +132,6 @@ def _sample(operation: Operation | None, ranks: Ranks, budget_s: float) -> tuple
         if precise(samples, PRECISION) or (spent > budget_s and enough):
             break
     return samples, own
-
-
-def _device_barrier(ranks: Ranks) -> Run | None:
-    if ranks.world == 1:
-        return None
-    everyone, one = ranks.group(Pattern(n=ranks.world, stride=1)), torch.zeros(1, device="cuda")
-    return lambda: torch.distributed.all_reduce(one, group=everyone)
 
 
 def rank_point(device: str) -> Point:

@@ -321,18 +321,16 @@ def with_kernels(points: Sequence[Point], device: str) -> list[Point]:
     """On a GPU what torch.compile makes of plain operations stands before these themselves. Weight gradients of experts
     also as they are added to an fp32 sum: by torch's grouped kernel and another one that adds (a GPU), and one after the other."""
 
-    def changed(point: Point, **values: Value) -> Point:
-        return Point.of(point.family, weight=point.weight, **{**point.values, **values})
-
+    cuda = device == "cuda"
+    summed: dict[str, Value] = {"pass": definitions.ACCUMULATING}
     found: list[Point] = []
     for point in points:
-        if device == "cuda" and point.values.get("kernel") == EAGER:
-            found.append(changed(point, kernel=COMPILED))
-        found.append(point)
-        summed = point.family == "grouped_gemm" and point["pass"] == "wgrad"
-        if summed and point["dtype"] in ("bf16", "fp16", "fp32"):
-            added = changed(point, **{"pass": definitions.ACCUMULATING})
-            found += [added, changed(added, kernel="loop")] if device == "cuda" else [added]
+        ways: list[dict[str, Value]] = [{}]
+        if cuda and point.values.get("kernel") == EAGER:
+            ways = [{"kernel": COMPILED}, {}]
+        elif point.family == "grouped_gemm" and point["pass"] == "wgrad" and point["dtype"] in ("bf16", "fp16", "fp32"):
+            ways = [{}, summed, {**summed, "kernel": "loop"}] if cuda else [{}, summed]
+        found += [Point.of(point.family, weight=point.weight, **point.values | way) for way in ways]
     return found
 
 
