@@ -30,7 +30,7 @@ def priced_of(model: str, fields: dict[str, Any]) -> Priced:
 
 def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     """A rank that computes what is predicted, or so many times longer."""
-    told, pp = predicted_of(priced), int(priced.dealt.pp)
+    told, pp = predicted_of(priced), int(priced.assigned.pp)
     mine = [i for i, where in enumerate(told.ranks) if where == rank]
     kind = position(rank, pp)
     split = bool(told.computed["W"].any())
@@ -48,7 +48,7 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
 def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: dict[str, Any]) -> None:
     """Part by part, from all stages, from three, from one; and its parts sum to it."""
     priced = priced_of(model, fields)
-    pp, told = int(priced.dealt.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
+    pp, told = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
     assert sum(told.values()) == pytest.approx(priced.step_time, rel=1e-12)
     priced_parts = {name: float(seconds[0]) for name, seconds in priced.estimate.time.items()}
     for part in (*assemble.EXCHANGED, "bubble", "stragglers", "optimizer", "overhead"):
@@ -67,7 +67,7 @@ def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: di
 def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[str, Any]) -> None:
     """Twice the computation: twice compute and update; collectives as priced; traffic hides behind longer passes."""
     priced = priced_of(model, fields)
-    pp, told = int(priced.dealt.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
+    pp, told = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
     whole = predicted_of(priced)
     found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)], whole).parts
     assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(

@@ -177,7 +177,7 @@ def test_in_flight_by_rank() -> None:
     assert len({one.memory["weights"] for one in ranks[1:-1]}) == 1
     stored = ranks[1].memory["activations"] - ranks[2].memory["activations"]
     assert stored == pytest.approx(float(priced.shared.stored[1, 0]))
-    at_kinds = in_flight(Layout.stack([priced.dealt]), np.array([[0.0, 1.0, 7.0]]))[0]
+    at_kinds = in_flight(Layout.stack([priced.assigned]), np.array([[0.0, 1.0, 7.0]]))[0]
     assert at_kinds.tolist() == [8, 7, 1]
 
 

@@ -117,7 +117,7 @@ def _pieces(kind: str, parts: dict[str, float], overlapped: dict[str, float]) ->
 
 def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     """Seconds by kind of action, part and virtual stage; and hidden seconds of both passes by group and virtual stage."""
-    job, layout = priced.job, Layout.stack([priced.dealt])
+    job, layout = priced.job, Layout.stack([priced.assigned])
     parameters = stage_parameters(job.workload, layout, priced.contents)
     costs = price_blocks(job.workload, job.cluster, job.trainer, layout)
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
@@ -148,7 +148,7 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
         "offload": spread(waiting), "pipeline_communication": send,
     }  # fmt: skip
     hidden = {group: quantity(f"{group}_hidden") for group in GROUPS}
-    if int(priced.dealt.schedule) not in SPLIT or int(priced.dealt.pp) == 1:
+    if int(priced.assigned.schedule) not in SPLIT or int(priced.assigned.pp) == 1:
         return {"F": forward, "B": backward}, hidden
     weights = dict.fromkeys(WORDS, none) | {"compute": quantity("wgrad")}
     inputs = {**backward, "compute": backward["compute"] - weights["compute"]}

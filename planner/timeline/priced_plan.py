@@ -26,7 +26,7 @@ class Priced:
     """Workload, cluster and trainer."""
     layout: Layout
     """The layout, as plain integers."""
-    dealt: Layout
+    assigned: Layout
     """The same with the layers of the first and the last stage filled in where the trainer assigns them by cost."""
     estimate: Estimate
     """Its estimate, columns of length 1."""
@@ -56,14 +56,14 @@ class Priced:
     @property
     def send(self) -> tuple[float, float]:
         """Seconds of one send that a pass waits for, and of one that is overlapped; one of them is 0."""
-        each = float(self.shared.send[0]) / int(self.dealt.vpp)
-        return (0.0, each) if float(sends_overlap(self.job.trainer, self.dealt)) else (each, 0.0)
+        each = float(self.shared.send[0]) / int(self.assigned.vpp)
+        return (0.0, each) if float(sends_overlap(self.job.trainer, self.assigned)) else (each, 0.0)
 
     def durations(self, times: StageTimes) -> StageDurations:
         """Seconds per microbatch of every virtual stage, in model order, from such times of the three kinds of stages."""
-        if int(self.dealt.pp) == 1:
+        if int(self.assigned.pp) == 1:
             return StageDurations(forward=times.forward[0], backward=times.backward[0], weight=times.weight[0])
-        return durations(self.job.workload, self.dealt, self.contents, times)
+        return durations(self.job.workload, self.assigned, self.contents, times)
 
 
 def estimate_of(job: Job, layout: Layout) -> Estimate:
@@ -74,11 +74,11 @@ def estimate_of(job: Job, layout: Layout) -> Estimate:
 
 def price(job: Job, layout: Layout) -> Priced:
     """Price one layout, and keep the parts of its estimate."""
-    dealt = assign_layers(job.workload.model, job.trainer, layout).row(0)
-    table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([dealt]))
+    assigned = assign_layers(job.workload.model, job.trainer, layout).row(0)
+    table = StageTable(job.workload, job.cluster, job.trainer, Layout.stack([assigned]))
     contents, times = table.content(0)
     return Priced(
-        job=job, layout=layout, dealt=dealt, estimate=estimate_of(job, layout), shared=table.take(slice(0, 1)),
+        job=job, layout=layout, assigned=assigned, estimate=estimate_of(job, layout), shared=table.take(slice(0, 1)),
         contents=contents, times=times,
     )  # fmt: skip
 

@@ -82,13 +82,13 @@ class MemoryTimeline:
 
 def memory_of_ranks(priced: Priced) -> tuple[StageMemory, ...]:
     """Every pipeline rank of a priced layout."""
-    pp = int(priced.dealt.pp)
+    pp = int(priced.assigned.pp)
     kinds = [stage_kind(rank, pp) for rank in range(pp)]
-    counts = flight_columns(Layout.stack([priced.dealt]), np.arange(pp, dtype=float)[None, :])
+    counts = flight_columns(Layout.stack([priced.assigned]), np.arange(pp, dtype=float)[None, :])
     flights = counts["in_flight"][:, 0]
     ranks, hardware = _by_rank(priced.shared, kinds, counts), priced.job.cluster.hardware
     found, given = stage_memory(priced.job.trainer, ranks, hardware, ranks.slowest["host_share"])
-    layers = stage_layers(priced.job.model.num_layers, priced.dealt)
+    layers = stage_layers(priced.job.model.num_layers, priced.assigned)
     return tuple(
         StageMemory(
             rank=rank, kind=STAGE_NAMES[kinds[rank]], layers=layers[rank], in_flight=float(flights[rank]),
@@ -113,7 +113,7 @@ def _by_rank(shared: Gathered, kinds: list[int], counts: dict[str, Floats]) -> G
 
 def worst_rank(priced: Priced) -> int:
     """The rank whose peak the estimate reports."""
-    return rank_of_kind(int(priced.estimate.stage[0]), int(priced.dealt.pp))
+    return rank_of_kind(int(priced.estimate.stage[0]), int(priced.assigned.pp))
 
 
 def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) -> MemoryTimeline:
@@ -141,7 +141,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0
         workspace = largest - of_rank.in_flight * stored
-    each = 1.0 / int(priced.dealt.vpp)
+    each = 1.0 / int(priced.assigned.vpp)
     events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
     for one in step.actions:
         if one.rank == rank:

@@ -123,7 +123,7 @@ class Ends:
 def ends_of(priced: Priced) -> Ends:
     """The same terms that the step time sums; what gradients alone would add counts as reducing, the rest as gathering."""
     job, shared = priced.job, priced.shared
-    layout = Layout.stack([priced.dealt])
+    layout = Layout.stack([priced.assigned])
     sent = shared.send if priced.send[0] else 0.0 * shared.send
     nothing = np.zeros_like(shared.gather)
 
@@ -135,7 +135,7 @@ def ends_of(priced: Priced) -> Ends:
         )  # fmt: skip
 
     (exposed, hidden), (reduce, reduce_hidden) = traffic(shared.gather, shared.copies), traffic(nothing, nothing)
-    zero, single = int(priced.dealt.zero), int(priced.dealt.pp) == 1
+    zero, single = int(priced.assigned.zero), int(priced.assigned.pp) == 1
     time = priced.estimate.time
     return Ends(
         gather=np.maximum(exposed - reduce, 0.0)[:, 0], reduce=np.minimum(reduce, exposed)[:, 0],
@@ -148,12 +148,12 @@ def ends_of(priced: Priced) -> Ends:
 
 def timeline_of(priced: Priced) -> Timeline:
     """The predicted step of one pipeline of a priced layout."""
-    ends, pp = ends_of(priced), int(priced.dealt.pp)
+    ends, pp = ends_of(priced), int(priced.assigned.pp)
     start, step = ends.before, priced.step_time
     end = start + priced.pipeline_seconds + ends.inside
     walked, hand_over = _walked(priced)
     if any(ends.each):
-        actions, traffic = _with_traffic(walked, ends, int(priced.dealt.num_microbatches), start)
+        actions, traffic = _with_traffic(walked, ends, int(priced.assigned.num_microbatches), start)
     else:
         actions, traffic = [_later(one, start) for one in walked] if start else walked, []
     end = max(end, *(one.end for one in actions[-2 * pp :]))  # by rounding
@@ -165,7 +165,7 @@ def timeline_of(priced: Priced) -> Timeline:
     last_one = max(range(len(around)), key=lambda i: (around[i].end, not around[i].hidden))
     around[last_one] = replace(around[last_one], end=step)  # what rounding left
     return Timeline(
-        ranks=pp, stages=pp * int(priced.dealt.vpp), num_microbatches=int(priced.dealt.num_microbatches), step_time=step,
+        ranks=pp, stages=pp * int(priced.assigned.vpp), num_microbatches=int(priced.assigned.num_microbatches), step_time=step,
         pipeline_start=start, pipeline_end=end, actions=tuple(actions), pieces=pieces_by_action(priced),
         around=tuple(around), hand_over=hand_over,
     )  # fmt: skip
@@ -173,7 +173,7 @@ def timeline_of(priced: Priced) -> Timeline:
 
 def _walked(priced: Priced) -> tuple[list[Span], float]:
     """The actions from time 0, ending when the model says, and the hand-over that makes them (Timeline.hand_over)."""
-    layout, wanted = priced.dealt, priced.pipeline_seconds
+    layout, wanted = priced.assigned, priced.pipeline_seconds
     every = priced.durations(priced.times)
     after, overlapped = priced.send
 

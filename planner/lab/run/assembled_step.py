@@ -69,7 +69,7 @@ class Predicted:
 
 def predicted_of(priced: Priced) -> Predicted:
     """As the cost model has it; without a pipeline passes include the copies of sharded states."""
-    layout, found = priced.dealt, computed(priced, COMPUTED)
+    layout, found = priced.assigned, computed(priced, COMPUTED)
     exchanged = {part: computed(priced, (part,)) for part in EXCHANGED}
     return Predicted(
         computed=with_copies(priced, found),
@@ -81,9 +81,9 @@ def predicted_of(priced: Priced) -> Predicted:
 
 def with_copies(priced: Priced, passes: Passes) -> Passes:
     """Passes with the copies of sharded states, which without a pipeline belong to them."""
-    if int(priced.dealt.pp) > 1:
+    if int(priced.assigned.pp) > 1:
         return passes
-    forward, backward = _copies(priced)[:, 0] / int(priced.dealt.num_microbatches)
+    forward, backward = _copies(priced)[:, 0] / int(priced.assigned.num_microbatches)
     return passes | {"F": passes["F"] + forward, "B": passes["B"] + backward}
 
 
@@ -110,12 +110,12 @@ def _data(priced: Priced, longer: Floats, *copied: str) -> Floats:
     """Exposed seconds per step of gradients and weights by kind of stage, (3,), with copies into (``reduce``) and out of
     (``gather``) their buffers. They hide behind each pass and the send that it waits for; ``longer``, (2, 3): forward and
     backward passes over the predicted ones."""
-    trainer, layout = priced.job.trainer, Layout.stack([priced.dealt])
+    trainer, layout = priced.job.trainer, Layout.stack([priced.assigned])
     trainer = trainer.replace(
         copy_bytes={name: trainer.traffic.copied(name) if name in copied else 0.0 for name in ("reduce", "gather")}
     )
     windows = np.array([priced.shared.forward, priced.shared.backward]) * longer[:, :, None]
-    forward, backward = windows + priced.send[0] * int(priced.dealt.vpp)
+    forward, backward = windows + priced.send[0] * int(priced.assigned.vpp)
     slowdown = data_slowdown(priced.job.cluster, layout)
     return data_parallel(trainer, layout, priced.shared, forward, backward, slowdown)[0][:, 0]
 
@@ -128,7 +128,7 @@ def _copies(priced: Priced) -> Floats:
     as_priced = np.ones((2, 3))
     every, gathers, none = (_data(priced, as_priced, *names) for names in (("reduce", "gather"), ("gather",), ()))
     ahead = gathers - none
-    if int(priced.dealt.zero) == 3 and int(priced.dealt.pp) == 1:
+    if int(priced.assigned.zero) == 3 and int(priced.assigned.pp) == 1:
         ahead = ahead / 2.0
     return np.array([ahead, every - none - ahead])
 
@@ -161,7 +161,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
     Stages that were not measured take the predicted computation times measured over predicted of a stage of the same
     kind (first, middle, last), or of all measured ones where their kind was not.
     """
-    layout = priced.dealt
+    layout = priced.assigned
     pp, m = int(layout.pp), int(layout.num_microbatches)
     kinds = np.array([position(rank, pp) for rank in whole.ranks])
     ratios, borrowed = _ratios(pp, whole, seen)
@@ -194,7 +194,7 @@ def assemble(priced: Priced, seen: Sequence[Seen], whole: Predicted) -> Assemble
 def _stragglers(priced: Priced, parts: dict[str, float]) -> float:
     """What the slowest GPU of the job adds to computation (the host's part and copies, as predicted, left out) and bubble."""
     compute, recompute, host = (float(priced.estimate.time[name][0]) for name in COMPUTED)
-    others = host + (float(_copies(priced)[:, 0].sum()) if int(priced.dealt.pp) == 1 else 0.0)
+    others = host + (float(_copies(priced)[:, 0].sum()) if int(priced.assigned.pp) == 1 else 0.0)
     share = (compute + recompute) / (compute + recompute + others)
     return float(priced.estimate.slowed[0]) * (parts["compute"] * share + parts["bubble"])
 
@@ -223,7 +223,7 @@ def _ratios(pp: int, whole: Predicted, seen: Sequence[Seen]) -> tuple[dict[str, 
 def _ends(priced: Priced, longer: Floats, optimizer: Floats, seen: Sequence[Seen]) -> dict[str, float]:
     """What stands around the passes on the stage where it takes longest: traffic behind so much longer passes, copies (those
     that were measured, else priced), update."""
-    pp = int(priced.dealt.pp)
+    pp = int(priced.assigned.pp)
     exposed, once = _data(priced, longer), _copies(priced).sum(axis=0) if pp > 1 else np.zeros(3)
     for kind in {position(one.stage, pp) for one in seen}:
         once[kind] = max(one.once for one in seen if position(one.stage, pp) == kind)

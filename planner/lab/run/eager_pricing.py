@@ -86,7 +86,7 @@ def as_run(trainer: Trainer, split: Split, *, on_cpu: bool) -> Trainer:
 def update_seconds(priced: Priced, split: Split, host: Host | None) -> Floats:
     """Seconds of the update as it runs, by kind of stage, (3,): the norm of the gradient and its scale, then the optimizer, with
     what the host needs around the tensors of its layers."""
-    job, layout = priced.job, Layout.stack([priced.dealt])
+    job, layout = priced.job, Layout.stack([priced.assigned])
     states = stage_parameters(job.workload, layout, priced.contents).updated(job.workload, layout)
     clip = np.ravel(job.cluster.hardware.memory_time(states * NORM_AND_SCALE, "elementwise"))
     each, ends = host[UPDATED] if host is not None else (0.0, 0.0)

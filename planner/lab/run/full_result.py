@@ -179,11 +179,11 @@ class FullRun:
 
     def rank_of(self, stage: int) -> int:
         """Pipeline rank of a virtual stage."""
-        return stage_rank(stage, int(self.priced.dealt.pp), int(self.priced.dealt.schedule))
+        return stage_rank(stage, int(self.priced.assigned.pp), int(self.priced.assigned.schedule))
 
     def replay(self, passes: Passes) -> float:
         """Seconds of the pipeline if each pass took that long and nothing was sent."""
-        layout = self.priced.dealt
+        layout = self.priced.assigned
         pp, v, m = int(layout.pp), int(layout.vpp), int(layout.num_microbatches)
         if pp == 1:
             return float(m * (passes["F"].sum() + passes["B"].sum()))
@@ -343,7 +343,7 @@ def _times(run: FullRun) -> list[dict[str, Any]]:
     update = max(run.of_ranks(_update).values(), key=statistics.median)
     if run.on_cpu:
         mine = [i for i in range(len(run.passes["F"])) if run.rank_of(i) == slowest]
-        expected = int(run.priced.dealt.num_microbatches) * float((run.passes["F"] + run.passes["B"])[mine].sum())
+        expected = int(run.priced.assigned.num_microbatches) * float((run.passes["F"] + run.passes["B"])[mine].sum())
     else:
         expected = sum(time[one] for one in ("compute", "recompute", "host", *list(EXPOSED.values())[:3]))
     rows = [

@@ -191,7 +191,7 @@ def _times(task: Task, done: list[Emulation]) -> dict[str, Any]:
     return {
         "stages": stages, "times": [*_assembled_rows(task, whole, parts, widest, currency), *updates],
         "as_run": notes_of(ran, stages) if ran else None, "borrowed": list(whole.borrowed), "slowest_stage": whole.slowest,
-        "rates": rates(priced.estimate, int(priced.dealt.num_gpus), sum(parts.values()), whole.step),
+        "rates": rates(priced.estimate, int(priced.assigned.num_gpus), sum(parts.values()), whole.step),
     }  # fmt: skip
 
 

@@ -164,7 +164,7 @@ def _flash_off(base: Priced) -> Case:
 def _unequal_stages(base: Priced) -> Case:
     """More layers on the last stage than planned, whether or not the trainer would assign them so."""
     layers, pp = base.job.model.num_layers, int(base.layout.pp)
-    last = max(stage_layers(layers, base.dealt)[-1], 0)
+    last = max(stage_layers(layers, base.assigned)[-1], 0)
     more = tuple(k for k in (1.0, 2.0, 4.0) if last + k <= layers - pp + 1)
 
     def change(base: Priced, k: float) -> tuple[Job, Layout]:
