@@ -322,7 +322,7 @@ class Plans(Result, Sequence[Plan]):
             f"{job.workload.precision}, {job.workload.optimizer}, trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))
-        console.print(table.plans_table([one.file for one in self.attempts], finding.fit))
+        console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))
         if finding.fit:
             low, high = (table.seconds(value) for value in first.estimate.step_time_range)
             basis = first.file.prediction.step_time_range_basis

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 COMPONENT_COLOURS = ("blue", "cyan", "magenta", "yellow", "green", "bright_black", "red", "white")
 COMPONENT_MARKS = "WGOAwfcx"
 """Letters of the memory bar, so that it reads without colours too."""
+WIDE = 110
+"""Columns from which the table of plans has room for bubble and exposed communication."""
 
 
 def seconds(value: float) -> str:
@@ -90,18 +92,29 @@ def assumptions_table(assumptions: tuple[Assumption, ...]) -> Table:
     return table("what", "value", "why", "=change with", title="Assumed", rows=rows)
 
 
-def plans_table(plans: list[Plan], fit: bool) -> Table:
-    """The best plans, one row each."""
-    headings = (">#", "layout", ">step", "~tokens/s/GPU", ">MFU", "~memory of worst stage", ">runs out")
-    found = table(*headings, title="Best plans" if fit else "Closest attempts (none fits)", least=14)
+def plans_table(plans: list[Plan], fit: bool, width: int) -> Table:
+    """The best plans, one row each; bubble and exposed communication where ``width`` leaves room for them."""
+    wide = width >= WIDE
+    headings = ("~bubble", "exposed comm.") if wide else ()
+    found = table(
+        ">#", "layout", ">step", "~tokens/s/GPU", ">MFU", *headings, "~memory of worst stage", ">runs out",
+        title="Best plans" if fit else "Closest attempts (none fits)", least=14,
+    )  # fmt: skip
     for number, plan in enumerate(plans, 1):
         one = plan.prediction
+        waiting = (percent(one.bubble_share), exposed_text(one)) if wide else ()
         found.add_row(
             str(number), layout_text(plan.layout), seconds(one.step_time_s), f"{one.tokens_per_second_per_gpu:,.0f}",
-            percent(one.mfu), f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB", risk(one.out_of_memory_probability),
-            style="bold" if number == 1 else "",
+            percent(one.mfu), *waiting, f"{one.memory_peak_gib:.1f} of {one.memory_limit_gib:.1f} GiB",
+            risk(one.out_of_memory_probability), style="bold" if number == 1 else "",
         )  # fmt: skip
     return found
+
+
+def exposed_text(one: Prediction) -> str:
+    """Exposed communication by kind, what is above 0.05 % of the step."""
+    kinds = [(value / one.step_time_s, name) for name, value in one.exposed_s.items() if value > 5e-4 * one.step_time_s]
+    return ", ".join(f"{name} {percent(share)}" for share, name in sorted(kinds, reverse=True)) or "none"
 
 
 def memory_bar(one: Prediction, width: int) -> Text:
