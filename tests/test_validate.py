@@ -105,7 +105,7 @@ def begun(self):
 
 meta.RankAlone.step, meta.MemoryTracker.start = watched, begun
 with meta.pretended(split, 0):
-    meta.RankAlone(split, lambda _: None, torch.device("cpu")).tracked(0)
+    meta.RankAlone(split, lambda *_: None, torch.device("cpu")).tracked(0)
 print("FOUND", json.dumps([fake.most.total, seen["before"] + seen["top"]]))
 """
 
