@@ -148,8 +148,7 @@ class Layout:
 
     def __len__(self) -> int:
         """Number of candidates: 1 when every field is an integer."""
-        sizes = [len(value) for value in self.columns().values() if np.ndim(value)]
-        return sizes[0] if sizes else 1
+        return next((len(value) for value in vars(self).values() if isinstance(value, np.ndarray) and value.ndim), 1)
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_] | slice) -> Layout:
         """The chosen rows of the columns; fields that are one integer for all stay so."""

@@ -224,7 +224,7 @@ def _module_sets(model: ModelSpec, trainer: Trainer) -> list[int]:
 
 def stack(layouts: list[Layout]) -> Layout:
     """Layouts of columns one after the other."""
-    none = np.zeros(0, dtype=np.int64)
+    none, sized = np.zeros(0, dtype=np.int64), [(one, len(one)) for one in layouts]
     return Layout(
-        **{n: np.concatenate([none, *(np.broadcast_to(getattr(one, n), len(one)) for one in layouts)]) for n in FIELDS}
+        **{n: np.concatenate([none, *(np.broadcast_to(getattr(one, n), rows) for one, rows in sized)]) for n in FIELDS}
     )
