@@ -325,3 +325,16 @@ def test_workload_columns_do_not_leak() -> None:
     assert priced(long, layout).step_time[0] > 1.5 * first
     assert priced(short, layout).step_time[0] == first
     assert isinstance(short.workload, Workload)
+
+
+def test_candidates_priced_in_pieces_are_those_priced_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every column of every candidate, to the last bit."""
+    one, layouts = job("moe", "torchtitan", 32), legal_layouts("moe", "torchtitan", 32, 32, 200)
+    whole = priced(one, layouts)
+    monkeypatch.setattr("planner.cost.estimate.CHUNK", 64)
+    pieces = priced(one, layouts)
+    assert len(layouts) > 128
+    for name, value in vars(whole).items():
+        for key, column in value.items() if isinstance(value, dict) else [("", value)]:
+            found = getattr(pieces, name)
+            assert np.array_equal(column, found[key] if key else found), (name, key)

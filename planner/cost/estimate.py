@@ -136,11 +136,26 @@ def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Lay
     """Price every candidate; no legality is checked here (planner.rules does)."""
     rows, layout = len(layout), _every_row(layout)
     table = StageTable(workload, cluster, trainer, layout)
-    pieces = []
-    for start in range(0, max(rows, 1), CHUNK):
+    if rows <= CHUNK:
+        return _estimate_chunk(workload, cluster, trainer, layout, table.take(slice(0, rows)))
+    whole: dict[str, Any] = {}
+    for start in range(0, rows, CHUNK):
         piece = slice(start, start + CHUNK)
-        pieces.append(_estimate_chunk(workload, cluster, trainer, layout.take(piece), table.take(piece)))
-    return pieces[0] if len(pieces) == 1 else join(pieces)
+        _put(whole, vars(_estimate_chunk(workload, cluster, trainer, layout.take(piece), table.take(piece))), piece, rows)
+    return Estimate(**whole)
+
+
+def _put(whole: dict[str, Any], some: dict[str, Any], place: slice, rows: int) -> None:
+    """The columns of some candidates into those of all, made when the first come; what is no column is the same of all."""
+    for name, value in some.items():
+        if isinstance(value, dict):
+            _put(whole.setdefault(name, {}), value, place, rows)
+        elif isinstance(value, np.ndarray):
+            if name not in whole:
+                whole[name] = np.empty(rows, value.dtype)
+            whole[name][place] = value
+        else:
+            whole[name] = value
 
 
 def join(pieces: list[Estimate]) -> Estimate:
