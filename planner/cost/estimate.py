@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,10 +138,18 @@ def estimate(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Lay
     table = StageTable(workload, cluster, trainer, layout)
     if rows <= CHUNK:
         return _estimate_chunk(workload, cluster, trainer, layout, table.take(slice(0, rows)))
+    pieces = (slice(start, start + CHUNK) for start in range(0, rows, CHUNK))
+    return join((_estimate_chunk(workload, cluster, trainer, layout.take(one), table.take(one)) for one in pieces), rows)
+
+
+def join(pieces: Iterable[Estimate], rows: int) -> Estimate:
+    """Estimates of several batches of one job, of so many candidates in all, as one; each is copied as it comes."""
     whole: dict[str, Any] = {}
-    for start in range(0, rows, CHUNK):
-        piece = slice(start, start + CHUNK)
-        _put(whole, vars(_estimate_chunk(workload, cluster, trainer, layout.take(piece), table.take(piece))), piece, rows)
+    start = 0
+    for one in pieces:
+        end = start + len(one.tokens)
+        _put(whole, vars(one), slice(start, end), rows)
+        start = end
     return Estimate(**whole)
 
 
@@ -156,18 +164,6 @@ def _put(whole: dict[str, Any], some: dict[str, Any], place: slice, rows: int) -
             whole[name][place] = value
         else:
             whole[name] = value
-
-
-def join(pieces: list[Estimate]) -> Estimate:
-    """Estimates of several batches of one job as one."""
-
-    def glue(values: list[Any]) -> Any:
-        first = values[0]
-        if isinstance(first, dict):
-            return {name: glue([value[name] for value in values]) for name in first}
-        return np.concatenate(values) if isinstance(first, np.ndarray) else first
-
-    return Estimate(**{name: glue([getattr(piece, name) for piece in pieces]) for name in vars(pieces[0])})
 
 
 def _estimate_chunk(

@@ -123,18 +123,21 @@ def _variants(job: Job, plain: Layout, known: Layout) -> tuple[Layout, Estimate]
         if options := recompute_options(job, Pins()):
             add([option.apply(some, job.model) for option in options])
         if job.trainer.legal.offload_optimizer:
-            left = _left_out(job, stack(tables), join(prices))
+            table = stack(tables)
+            left = _left_out(job, table, join(prices, len(table)))
             level = min((one for one in job.trainer.legal.zero if one), default=0)
             alone = (np.asarray(left.zero) == 0) & (np.asarray(left.dp) * np.asarray(left.cp) == 1)
             zero = np.where(alone, level, left.zero)
             add([left.replace(offload_optimizer=share, zero=zero) for share in OFFLOADS])
-    table, found = stack(tables), join(prices)
+    table = stack(tables)
+    found = join(prices, len(table))
     fit = fits(job, found)
     rows = _first_of_cells(table, np.flatnonzero(fit), 1, found.step_time)
     near = rows[found.step_time[rows] <= NEAR * found.step_time[fit].min(initial=np.inf)]
     splits = best_splits(job, Pins(), [table.row(row) for row in near]) if len(near) else []
     if splits:
-        return stack([table, Layout.stack([one for one, _ in splits])]), join([found, *(one for _, one in splits)])
+        every = stack([table, Layout.stack([one for one, _ in splits])])
+        return every, join([found, *(one for _, one in splits)], len(every))
     return table, found
 
 
