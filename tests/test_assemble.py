@@ -30,12 +30,12 @@ def priced_of(model: str, fields: dict[str, Any]) -> Priced:
 
 def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
     """A rank that computes what is predicted, or so many times longer."""
-    told, pp = predicted_of(priced), int(priced.assigned.pp)
-    mine = [i for i, where in enumerate(told.ranks) if where == rank]
+    forecast, pp = predicted_of(priced), int(priced.assigned.pp)
+    mine = [i for i, where in enumerate(forecast.ranks) if where == rank]
     kind = position(rank, pp)
-    split = bool(told.computed["W"].any())
+    split = bool(forecast.computed["W"].any())
     passes = {
-        (name, i): slower * float(told.computed[name][i])
+        (name, i): slower * float(forecast.computed[name][i])
         for name in ("F", "B", "W")
         for i in mine
         if split or name != "W"
@@ -48,17 +48,17 @@ def as_predicted(priced: Priced, rank: int, slower: float = 1.0) -> Seen:
 def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: dict[str, Any]) -> None:
     """Part by part, from all stages, from three, from one; and its parts sum to it."""
     priced = priced_of(model, fields)
-    pp, told = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
-    assert sum(told.values()) == pytest.approx(priced.step_time, rel=1e-12)
+    pp, forecast = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
+    assert sum(forecast.values()) == pytest.approx(priced.step_time, rel=1e-12)
     priced_parts = {name: float(seconds[0]) for name, seconds in priced.estimate.time.items()}
     for part in (*assemble.EXCHANGED, "bubble", "stragglers", "optimizer", "overhead"):
-        assert told[part] == pytest.approx(priced_parts[part], rel=1e-9, abs=1e-15), part
+        assert forecast[part] == pytest.approx(priced_parts[part], rel=1e-9, abs=1e-15), part
     computed = sum(priced_parts[name] for name in assemble.COMPUTED)
-    assert told["compute"] == pytest.approx(computed, rel=1e-9) or (pp == 1 and told["compute"] > computed)
+    assert forecast["compute"] == pytest.approx(computed, rel=1e-9) or (pp == 1 and forecast["compute"] > computed)
     for ranks in (range(pp), sorted({0, min(1, pp - 1), pp - 1}), [pp - 1]):
         found = assemble.assemble(priced, [as_predicted(priced, rank) for rank in ranks], predicted_of(priced))
         assert found.step == sum(found.parts.values()) == pytest.approx(priced.step_time, rel=1e-12)
-        assert found.parts == pytest.approx(told, rel=1e-9, abs=1e-15)
+        assert found.parts == pytest.approx(forecast, rel=1e-9, abs=1e-15)
         others = len({position(rank, pp) for rank in range(pp)} - {position(rank, pp) for rank in ranks})
         assert len(found.borrowed) == others
 
@@ -67,17 +67,17 @@ def test_a_step_of_predicted_passes_is_the_predicted_step(model: str, fields: di
 def test_slower_computation_lengthens_what_it_should(model: str, fields: dict[str, Any]) -> None:
     """Twice the computation: twice compute and update; collectives as priced; traffic hides behind longer passes."""
     priced = priced_of(model, fields)
-    pp, told = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
+    pp, forecast = int(priced.assigned.pp), assemble.predicted_step(priced, predicted_of(priced)).parts
     whole = predicted_of(priced)
     found = assemble.assemble(priced, [as_predicted(priced, rank, 2.0) for rank in range(pp)], whole).parts
-    assert found["compute"] == pytest.approx(2 * told["compute"]) and found["optimizer"] == pytest.approx(
-        2 * told["optimizer"]
+    assert found["compute"] == pytest.approx(2 * forecast["compute"]) and found["optimizer"] == pytest.approx(
+        2 * forecast["optimizer"]
     )
     for part in assemble.EXCHANGED:
-        assert found[part] == pytest.approx(told[part])
-    assert found["data_communication"] <= told["data_communication"] * (1 + 1e-12)
+        assert found[part] == pytest.approx(forecast[part])
+    assert found["data_communication"] <= forecast["data_communication"] * (1 + 1e-12)
     if pp > 1:
-        assert told["bubble"] < found["bubble"] < 2.05 * told["bubble"]
+        assert forecast["bubble"] < found["bubble"] < 2.05 * forecast["bubble"]
     one = assemble.assemble(
         priced, [as_predicted(priced, pp - 1, 2.0), *(as_predicted(priced, r) for r in range(pp - 1))], whole
     )

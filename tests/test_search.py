@@ -306,7 +306,7 @@ def test_more_memory_is_never_slower(model: str, trainer: str) -> None:
 
 
 def test_what_does_not_fit_never_ranks_above_what_does() -> None:
-    """The fastest layout if memory were no limit does not fit; it is told, but not among the plans."""
+    """The fastest layout if memory were no limit does not fit; it is named, but not among the plans."""
     one = tight(job("gqa", "megatron", gpus=8, batch=64), 4.0 * 2**30)
     found = search(one)
     assert found.fit and found.unlimited is not None

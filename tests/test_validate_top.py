@@ -36,8 +36,8 @@ def test_finalists_are_run_one_after_the_other_and_ranked_anew(tmp_path: Path) -
     plan_of("megatron", Layout(tp=2, dp=4, num_microbatches=32, zero=1, sequence_parallel=1)).save(file)
     plan = load_plan(file)
     chosen = finalists(plan, 5)
-    told = [one.plan.prediction.step_time_s for one in chosen]
-    assert len(chosen) == 5 and told == sorted(told) and [one.own for one in chosen].count(True) == 1
+    predicted = [one.plan.prediction.step_time_s for one in chosen]
+    assert len(chosen) == 5 and predicted == sorted(predicted) and [one.own for one in chosen].count(True) == 1
     assert len({one.plan.layout for one in chosen}) == 5
     own = next(one for one in chosen if one.own)
     kept: list[dict[str, Any]] = []

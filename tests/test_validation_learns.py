@@ -107,8 +107,8 @@ def test_a_stage_that_holds_less_than_the_largest_is_no_miss() -> None:
     for where, missed in (("first", True), ("last", False)):
         found = measured_step(plan, 1.0, 0.5 * plan.prediction.memory_peak_gib, rung="meta", times=[])
         found["ranks"][0] |= {"priced_as": where, "stage": 0}
-        told = learned(plan, found)["likeliest"]
-        assert (told is not None) == missed and (told is None or told["quantity"] == "memory")
+        explained = learned(plan, found)["likeliest"]
+        assert (explained is not None) == missed and (explained is None or explained["quantity"] == "memory")
 
 
 def test_what_says_nothing_about_a_plan_is_no_run_of_it() -> None:

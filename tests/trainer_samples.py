@@ -60,11 +60,11 @@ def of_torchtitan() -> Plan:
 
 
 def measured_step(plan: Plan, seconds: float, peak_gib: float | None = None, **more: Any) -> dict[str, Any]:
-    """What a full rung finds."""
+    """What level full finds."""
     low, high = plan.prediction.step_time_range_s
-    told = plan.prediction.step_time_s
-    row = {"what": "step", "predicted_seconds": told, "measured_seconds": seconds, "spread": 0.01, "error": told / seconds - 1,
-           "interval": [low, high], "inside": low <= seconds <= high}  # fmt: skip
+    predicted = plan.prediction.step_time_s
+    row = {"what": "step", "predicted_seconds": predicted, "measured_seconds": seconds, "spread": 0.01,
+           "error": predicted / seconds - 1, "interval": [low, high], "inside": low <= seconds <= high}  # fmt: skip
     ranks = (
         []
         if peak_gib is None
@@ -105,7 +105,7 @@ for line in steps[4:]:
 
 
 def stand_in(folder: Path, log: str, mode: str) -> str:
-    """A command that prints a real log and ends as told; it is not the trainer."""
+    """A command that prints a real log and ends as asked; it is not the trainer."""
     script = folder / "stand_in.py"
     script.write_text(STAND_IN)
     first = {"megatron": "iteration        1/", "torchtitan": "step:  1"}[log]

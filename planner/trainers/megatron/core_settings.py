@@ -246,7 +246,7 @@ def environment(job: ExportJob) -> dict[str, Setting]:
         return {}
     why = (
         "Before Blackwell, tensor and context parallelism need one hardware queue: communication is then issued in "
-        "program order and runs beside the GEMM that does not wait for it (validate_args asserts it)."
+        "program order and overlaps with the GEMM that does not wait for it (validate_args asserts it)."
     )
     return {"CUDA_DEVICE_MAX_CONNECTIONS": Setting("1", why)}
 
