@@ -173,6 +173,7 @@ def _estimate_chunk(
     time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - given)
+    waiting = priced.in_flight - np.minimum(priced.in_flight, priced.resident)
     return Estimate(
         time=time,
         hidden=hidden,
@@ -181,7 +182,7 @@ def _estimate_chunk(
             "context": np.full(len(worst), context),
         },
         stage=worst.astype(float),
-        host_memory=np.maximum(np.maximum(priced.host[0], priced.host[1]), priced.host[2]),
+        host_memory=np.max(priced.host + waiting * priced.stored, axis=0),
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float)
         * workload.sequence_length

@@ -215,7 +215,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
         sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
-        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        schedule=_schedule(row, pp, vpp), **_offload(row),
         **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
@@ -360,9 +360,25 @@ def chunk_layers(text: str) -> list[int]:
     return [chunk.count("t") for chunk in flat.split("|")]
 
 
-def _offload(row: Row) -> int:
-    """Percent of the optimizer states on the host."""
-    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
-        return 100
-    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
-    return min(int(match.group(1)), 100) if match else 0
+_OFFLOADS = {
+    "offload_optimizer": r"CPU AdamW offload|optimizer offload Y|with optimizer offload|"
+                         r"optimizer state offload to CPU, fraction (?P<percent>\d+) %",
+    "offload_parameters": r"full CPU offload|offload_params|param(eter)?s? offload(ing)? ?(Y|yes|on|true)\b|ZeRO-?3 (CPU )?offload",
+    "offload_activations": r"(activation|checkpoint)s?[a-z ]{0,12} offload(ed|ing)?(?! (N|no|off|false)\b)|"
+                           r"checkpoints? ?-?in-? ?(cpu|host)",
+    "offload_layers": r"activation offload(?:ing)? (?:of )?(?P<layers>\d+) layers",
+}  # fmt: skip
+"""What notes and framework say, in any case, about host memory."""
+
+
+def _offload(row: Row) -> dict[str, int]:
+    """What is on the host: percent of the optimizer states, weights with all states, activations, of how many layers."""
+    found = {
+        name: re.search(text, f"{row.framework}; {row.remarks}", re.IGNORECASE) for name, text in _OFFLOADS.items()
+    }
+    values = {name: 1 for name, match in found.items() if match}
+    if optimizer := found["offload_optimizer"]:
+        values["offload_optimizer"] = min(int(optimizer["percent"] or 100), 100)
+    if layers := found["offload_layers"]:
+        values["offload_layers"] = int(layers["layers"])
+    return values

@@ -41,7 +41,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
-from planner.cost.memory.states import StageBytes
+from planner.cost.memory.states import StageBytes, copied_shard
 from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
 from planner.cost.price.stage_times import StageTimes
 from planner.hardware import HardwareProfile
@@ -166,10 +166,12 @@ def state_parts(
         stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
     )
     on = (zero >= trainer.stored.weight_sharding_level).astype(float)
-    new_all = (dense / shard + expert / expert_shard) * reduced
+    new_layer = (unit / shard + experts / expert_shard) * reduced * learned
+    host = column(layout.offload_parameters) > 0
+    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * reduced)  # copied out unit by unit
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all * ~host)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined * trainer.stored.buffers_all_microbatches
@@ -178,13 +180,15 @@ def state_parts(
     if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
         whole = np.zeros_like(whole)
     parts = {
-        "gathered": parameters.all * gathered * on, "layer_weights": (unit + experts) * gathered * on,
+        "gathered": parameters.all * gathered * on,
+        "layer_weights": (unit + experts) * gathered * on + copied_shard(trainer, layout, unit + experts),
         "dense_weights": unit * gathered * on, "last_weights": np.where(several, experts, unit) * gathered * on,
-        "head_weights": head * gathered * on, "table_weights": first * gathered * on,
+        "head_weights": head * gathered * on + copied_shard(trainer, layout, head),
+        "table_weights": first * gathered * on + copied_shard(trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
-        "new_layer": (unit / shard + experts / expert_shard) * reduced * learned,
+        "new_layer": new_layer,
         "new_head": head / shard * reduced * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
         "copied": alone * reduced * learned,
@@ -203,7 +207,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = stages.shape_parts, stages.state_parts
-    stored = stages.stored + s["outputs"]
+    stored = stages.stored * np.minimum(stages.resident, 1.0) + s["outputs"]
     alone = t["pipelined"] == 0
     total, most = np.full_like(stored, -1.0), np.zeros_like(stored)
     activations, gradients, workspace = parts = [np.zeros_like(stored) for _ in range(3)]
@@ -271,7 +275,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         (stages.in_flight, stages.accumulated_share),
         (stages.accumulated_flight, np.ones_like(stored)),
     ):
-        there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        kept = np.minimum(count, stages.resident) / np.minimum(stages.resident, 1.0)
+        there = kept * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
         rest = always + running

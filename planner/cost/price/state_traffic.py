@@ -8,13 +8,13 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
 from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
-from planner.layout import Layout, Recompute
+from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import Workload
 
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
-    "offload_optimizer",
+    "offload_optimizer", "offload_parameters",
 )  # fmt: skip
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 MATRICES = 4.0
@@ -240,20 +240,33 @@ def optimizer_seconds(
     hardware = cluster.hardware
     updated = parameters.updated(workload, layout)
     bytes_each = optimizer_traffic(workload, trainer)
-    host_share = column(layout.offload_optimizer) / 100.0
+    everything = column(layout.offload_parameters)
+    host_share = np.maximum(column(layout.offload_optimizer) / 100.0, everything)
     on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
     if workload.optimizer == "muon":
         on_gpu = on_gpu + updated * MUON_STEPS * 6.0 * workload.model.hidden_size / hardware.sustained_flops("bf16")
     if not np.any(host_share > 0):
         return on_gpu, np.zeros_like(on_gpu)
     moved = updated * host_share
-    transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
+    each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - everything)
+    transfer = moved * each / hardware.pcie_bandwidth
     per_gpu = (
         hardware.host_memory_bandwidth
         * hardware.cpu_adam_bandwidth_fraction
         / min(hardware.gpus_per_node, cluster.num_gpus)
     )
     return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
+
+
+def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats]) -> tuple[Floats, Floats]:
+    """Seconds to copy the gradients of a rank to the host once, and its weights to the device once, where both live there.
+
+    A unit's shard is copied before the unit is gathered and its gradient after it is reduced, on streams of their own: they hide
+    behind computation as the collectives do, which they lengthen. Copies in both directions do not slow each other.
+    [torch 2.13, _fsdp_param.py: all_gather_inputs; _fsdp_collectives.py: foreach_all_gather, foreach_reduce]
+    """
+    there = column(layout.offload_parameters) / cluster.hardware.pcie_bandwidth
+    return held["gradients"] * there, held["weights"] * there
 
 
 def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
@@ -283,9 +296,18 @@ def accumulation_seconds(
     return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 
 
-def activation_offload(cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats) -> Floats:
-    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
-    used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
-    transfer = stored / cluster.hardware.pcie_bandwidth
+def offloaded_layers(layout: Layout, layers: Floats) -> Floats:
+    """Of so many layers of a stage those whose activations are offloaded, (N, 3)."""
+    some = column(layout.offload_layers)
+    return column(layout.offload_activations) * np.where(some > 0, np.minimum(some, layers), layers)
+
+
+def activation_offload(
+    cluster: Cluster, layout: Layout, stages: Stages, stored: Floats, forward: Floats, backward: Floats
+) -> Floats:
+    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation:
+    max(x - forward, 0) + max(x - backward, 0), x the time to copy what the offloaded layers save."""
+    layers = np.maximum(stages.dense + stages.moe, 1.0)
+    transfer = stored * (offloaded_layers(layout, layers) / layers).T / cluster.hardware.pcie_bandwidth
     waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
-    return np.where(used, waiting, 0.0)
+    return np.where(transfer > 0, waiting, 0.0)
