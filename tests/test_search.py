@@ -265,7 +265,7 @@ def test_a_pin_that_cannot_be_finds_nothing() -> None:
         {"tp": 3},
         {"ep": 2},
         {"zero": 3},
-        {"offload_activations": 1},
+        {"offload_parameters": 1},
         {"vpp": 3},
     ):
         found = search(one, Pins(values=values))

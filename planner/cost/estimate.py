@@ -246,13 +246,14 @@ def _step_parts(
     idle = idle + interleave_waits(layout, priced.send * overlapped)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
-    end = largest_stage(exposed + priced.optimizer + priced.offload)
+    offload = priced.on_host(m)
+    end = largest_stage(exposed + priced.optimizer + offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,
         "bubble": idle,
         "data_communication": at_stage(exposed, end),
         "optimizer": at_stage(priced.optimizer, end),
-        "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
+        "offload": at_stage(offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.host.step_overhead),
     }
     slowed = stage_straggling(

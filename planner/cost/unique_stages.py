@@ -136,6 +136,7 @@ def _state_columns(
         "reduce": reduce + outward, "gather": gather + inward, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
         "reduced_last": reduced_last, "gathered_first": gathered_first,
         "optimizer": optimizer, "offload": offload,
+        "host_sum": state_traffic.host_sum_seconds(cluster, trainer, layout, held_bytes),
     }  # fmt: skip
     return {name: stages_first(values) for name, values in columns.items()}
 

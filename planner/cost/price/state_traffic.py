@@ -44,6 +44,12 @@ class UpdateSeconds:
     """Of the update on the GPU."""
     offload: Floats
     """Of transfers and update of offloaded states."""
+    host_sum: Floats
+    """To add the gradients of one further microbatch on the host."""
+
+    def on_host(self, microbatches: Floats) -> Floats:
+        """Of all that waits for the host, by the microbatches of a step."""
+        return self.offload + (microbatches - 1.0) * self.host_sum
 
 
 def last_unit(
@@ -250,12 +256,8 @@ def optimizer_seconds(
     moved = updated * host_share
     each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - everything)
     transfer = moved * each / hardware.pcie_bandwidth
-    per_gpu = (
-        hardware.host_memory_bandwidth
-        * hardware.cpu_adam_bandwidth_fraction
-        / min(hardware.gpus_per_node, cluster.num_gpus)
-    )
-    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
+    in_memory = moved * (bytes_each + trainer.traffic.copied("offload")) / host_bandwidth(cluster)
+    return on_gpu, np.maximum(transfer, in_memory)
 
 
 def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats]) -> tuple[Floats, Floats]:
@@ -267,6 +269,23 @@ def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats])
     """
     there = column(layout.offload_parameters) / cluster.hardware.pcie_bandwidth
     return held["gradients"] * there, held["weights"] * there
+
+
+def host_sum_seconds(cluster: Cluster, trainer: Trainer, layout: Layout, held: dict[str, Floats]) -> Floats:
+    """Seconds to add a microbatch's gradients to those on the host: read twice, written once. FSDP waits for their copy as well; ZeRO
+    copies the sum to the GPU and back behind the backward pass. In a pipeline gradients are summed on the GPU.
+
+    [torch 2.13, _fsdp_collectives.py: foreach_reduce, to_accumulate_grad; DeepSpeed, stage3.py: partition_grads]
+    """
+    waits = trainer.stored.gradients_on_demand * column(layout.offload_parameters) * (column(layout.pp) == 1)
+    return waits * held["gradients"] * (3.0 / host_bandwidth(cluster) + 1.0 / cluster.hardware.pcie_bandwidth)
+
+
+def host_bandwidth(cluster: Cluster) -> float:
+    """What an update on the host reaches of the memory bandwidth, which all GPUs of a node share, bytes/s per GPU."""
+    hardware = cluster.hardware
+    whole = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction
+    return whole / min(hardware.gpus_per_node, cluster.num_gpus)
 
 
 def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
