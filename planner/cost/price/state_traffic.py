@@ -272,8 +272,8 @@ def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats])
 
 
 def host_sum_seconds(cluster: Cluster, trainer: Trainer, layout: Layout, held: dict[str, Floats]) -> Floats:
-    """Seconds to add a microbatch's gradients to those on the host: read twice, written once. FSDP waits for their copy as well; ZeRO
-    copies the sum to the GPU and back behind the backward pass. In a pipeline gradients are summed on the GPU.
+    """Seconds to add a microbatch's gradients to those on the host: read twice, written once. FSDP waits for their copy as well;
+    ZeRO copies the sum to the GPU and back behind the backward pass. In a pipeline gradients are summed on the GPU.
 
     [torch 2.13, _fsdp_collectives.py: foreach_reduce, to_accumulate_grad; DeepSpeed, stage3.py: partition_grads]
     """
