@@ -38,6 +38,8 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 }
 """Linear layers with adapters by their names in the cost model; () = all of them."""
 
+IMBALANCE = "a number from 1 to 1024, or 0 for that of a trained router"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -59,8 +61,9 @@ class Workload:
     """Linear layers that carry adapters, one of LORA_TARGETS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
-    expert_imbalance: Annotated[float, Rule(least=1.0, most=1024.0, kept=True)] = 1.0
-    """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
+    expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
+    """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
+    balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -72,6 +75,8 @@ class Workload:
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise UnknownNameError(field, getattr(self, field), known)
+        if 0.0 < self.expert_imbalance < 1.0:
+            raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
         if self.document_length > self.sequence_length:
             raise PlannerError(
                 f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "
