@@ -53,5 +53,7 @@ def test_a_plan_assumes_natural_routing_and_says_so() -> None:
 
 
 def test_a_number_below_one_is_refused() -> None:
-    with pytest.raises(PlannerError, match="expert_imbalance is 0.5; it must be a number from 1 to 1024, or 0 for that of a"):
+    with pytest.raises(
+        PlannerError, match="expert_imbalance is 0.5; it must be a number from 1 to 1024, or 0 for that of a"
+    ):
         job(imbalance=0.5)
