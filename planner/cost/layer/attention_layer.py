@@ -84,8 +84,11 @@ def _projections(shard: Shard) -> list[Operator]:
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
                                  launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
     if model.qk_norm:
-        heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated, backward=3 * rotated,
-                                 saved=rotated, module=Module.NORM | REPEATED, launches=(2.0, 4.0)))  # fmt: skip
+        kernels = shard.trainer.kernels
+        norms = kernels.norm_passes  # of queries and of keys, as the norms of the layer run
+        heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated * norms, backward=3 * rotated * norms,
+                                 saved=rotated * kernels.saved_norm_bytes / 2, module=Module.NORM | REPEATED,
+                                 launches=(2.0 * norms, 4.0 * norms)))  # fmt: skip
     return heads
 
 
@@ -121,9 +124,11 @@ def _core_attention(shard: Shard) -> list[Operator]:
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)
+    launches = ((1 + mask) * passes, (1 + mask) * passes)
     if "softmax" in shard.trainer.kernels.unfused:
         row = EAGER["softmax"]
         bytes_each = row.forward.bytes(e), row.backward.bytes(e), row.saved[e > 2]
+        launches = row.launches[0][e > 2] + mask, row.launches[1][e > 2] + mask
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
@@ -132,7 +137,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
         MemoryBound(name="softmax", module=module, kind="elementwise",
                     forward=scores * (bytes_each[0] + mask * passes * (2 * e + 1)),
                     backward=scores * (bytes_each[1] + mask * passes * (2 * e + 1)),
-                    saved=scores * (bytes_each[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
+                    saved=scores * (bytes_each[2] + mask * (e + 1)), launches=launches),
         Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0), kept=kept),
     ]  # fmt: skip
