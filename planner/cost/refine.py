@@ -54,8 +54,8 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
 
 
 def _chunk_shares(layers: Floats, vpp: int) -> Floats:
-    """Part of a rank's layers in each of its chunks, (vpp, p): equal, but what the first rank lacks to full chunks is missing in its
-    first one and what the last rank lacks in its last one.
+    """Part of a rank's layers in each of its chunks, (vpp, p): equal, but what the first rank lacks to full chunks is missing in
+    its first one and what the last rank lacks in its last one.
 
     There embedding and head take the place of layers.  [Megatron Core, transformer_block.py, get_num_layers_to_build:
     account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split]
