@@ -38,10 +38,8 @@ class Legal:
     """State sharding levels."""
     zero_with_pp: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
     """State sharding levels that work with a pipeline."""
-    tp_with_cp: bool
-    """Tensor and context parallelism work together."""
-    tied_embeddings_with_pp: bool
-    """A table shared by embedding and head works when they lie on two pipeline stages."""
+    allows: frozenset[Annotated[str, one_of(WORDS["allows"])]]
+    """What works together; names of ``WORDS``."""
     hsdp: bool
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[Annotated[str, one_of(*NAMES["cp_method"].values())], ...]
@@ -52,8 +50,6 @@ class Legal:
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
     sequence_parallel: Annotated[str, one_of("optional", "always", "never")]
     """'optional', 'always' (whenever tp > 1) or 'never'."""
-    kv_replication: bool
-    """tp may be a multiple of the number of key-value heads."""
     recompute_modules: tuple[Annotated[str, one_of(*MODULE_NAMES.values())], ...]
     """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
     recompute_layers: bool
@@ -82,6 +78,9 @@ class Legal:
         """Layers that do not divide by the stages are refused."""
         return self.layer_split.startswith("equal")
 
+    tp_with_cp = _named("allows", "tp_with_cp")
+    tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
+    kv_replication = _named("allows", "kv_replication")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
