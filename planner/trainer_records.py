@@ -56,8 +56,6 @@ class Legal:
     """Full recompute may cover a part of the layers of each stage."""
     offload: frozenset[Annotated[str, one_of(WORDS["offload"])]]
     """What may live in host memory; names of ``WORDS``."""
-    interleaved_multiple: bool
-    """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
@@ -81,6 +79,7 @@ class Legal:
     tp_with_cp = _named("allows", "tp_with_cp")
     tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
     kv_replication = _named("allows", "kv_replication")
+    any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
