@@ -25,8 +25,22 @@ def _factor(fact: str, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """What a job of a trainer for fine-tuning is where its user does not say; nothing of a trainer that pre-trains as well."""
+
+    sequence_length: Annotated[int, within(0)] = 0
+    """Tokens that longer samples are cut to; 0 = it has no habit."""
+    global_batch_size: Annotated[int, within(0)] = 0
+    """Sequences per optimizer step on one GPU, accumulated ones counted."""
+    lora_rank: Annotated[int, within(0)] = 0
+    """Rank of the adapters that it trains unless told otherwise."""
+    optimizer: str = ""
+    """Its optimizer, where that is not Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Legal:
-    """Which layouts it can run."""
+    """Which jobs and layouts it can run."""
 
     tp: bool
     """Tensor parallelism exists."""
@@ -59,7 +73,9 @@ class Legal:
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in."""
+    """Precisions it trains in; bf16, or else the first, unless told otherwise."""
+    fine_tuning: FineTuning
+    """What it fine-tunes by default."""
 
     @property
     def pp(self) -> bool:
