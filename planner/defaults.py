@@ -50,6 +50,7 @@ class Request:
     lora_rank: int | None = None
     expert_imbalance: float | None = None
     lora_targets: str = "all"
+    frozen_weights: str = "bf16"
     document_length: int = 0
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
@@ -105,7 +106,7 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length,
+        document_length=request.document_length, frozen_weights=request.frozen_weights,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:

@@ -76,6 +76,8 @@ class Legal:
     """Precisions it trains in; bf16, or else the first, unless told otherwise."""
     fine_tuning: FineTuning
     """What it fine-tunes by default."""
+    frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
+    """Dtypes that the base of adapters may have, of ``WORDS``."""
 
     @property
     def pp(self) -> bool:
@@ -126,25 +128,24 @@ class Stored:
     of fp32 gradients that go with the optimizer states then."""
     gradients_on_demand: bool
     """Gradients are made by the backward pass, unit by unit, and given back after the update; else buffers for all of them are
-    there from start to end (``cost.memory.peak_points``)."""
+    there from start to end (``cost.memory.peak_points``). Its pipeline, that of torch, has receive buffers for every microbatch."""
     optimizer_bytes: dict[str, float]
     """Bytes per parameter of optimizer states and master weights, of every optimizer that it has."""
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
     """Dropout is used; its masks are saved."""
+    loss: Annotated[str, one_of(WORDS["loss"])]
+    """How head and loss run, of ``WORDS``."""
     logit_bytes: float
-    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
-    kept_logits: bool
-    """Logits stay until the backward pass has ended, as part of what the model put out."""
+    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient; of one piece where the loss
+    is not ``full``."""
     whole_table_gradient: bool
     """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
     weighted_experts: bool
     """Outputs of routed experts are kept for the gradient of the routing weights that multiply them."""
     recompute_stops_early: bool
     """Recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
-    buffers_all_microbatches: bool
-    """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float
     """Reserved over allocated memory, minus 1."""
     memory_error: Positive
