@@ -79,6 +79,12 @@ def lora_rank_of(row: Row) -> int:
     return int(rank.group(1) if rank else row.fact("lora_rank", 16))
 
 
+def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
+    """1 where the framework's benchmarks or the row route by force, else 0: as a trained router does."""
+    forced = row.note(r"(?i)forced? ?-?(load )?balanc") and not row.note(r"(?i)not balanced by force")
+    return float(not model.is_moe or bool(row.entry.get("balanced") or forced))
+
+
 # --------------------------------------------------------------------------------------------------------------- model
 
 

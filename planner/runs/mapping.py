@@ -19,7 +19,15 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import layout_of, lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
+from planner.runs.job import (
+    expert_imbalance_of,
+    layout_of,
+    lora_rank_of,
+    model_of,
+    optimizer_of,
+    precision_of,
+    trainer_of,
+)
 from planner.runs.measured import Measured, measured_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
@@ -173,6 +181,7 @@ def _from_columns(
         precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
         lora_targets=row.recipe.get("lora_targets", "all"),
         document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
+        expert_imbalance=expert_imbalance_of(row, model),
     )  # fmt: skip
     return workload, trainer_of(row), layout
 
