@@ -17,6 +17,7 @@ from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -42,6 +43,7 @@ class StageTable:
     number of the middle stage whose microbatches in flight are counted."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
+        trainer = stored_as(workload, trainer)
         layout = partition.assign_layers(workload.model, trainer, layout)
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
@@ -172,7 +174,7 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
         fields = (*fields, "vpp", "schedule", "sequence_parallel")
     if trainer.terms:
         return (*fields, "num_microbatches", "schedule", "vpp")
-    return (*fields, "num_microbatches") if trainer.stored.buffers_all_microbatches else fields
+    return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
 def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:

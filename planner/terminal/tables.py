@@ -202,7 +202,7 @@ def print_memory(console: Console, one: Prediction) -> None:
     )
     over = one.memory_peak_gib - one.memory_limit_gib
     if over > 0:
-        text = f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {text}"
+        text = f"[bold red]does not fit:[/bold red] {text}"
     elif one.out_of_memory_probability > SAFE:
         text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
     console.print(text)

@@ -42,8 +42,17 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes
 from planner.cost.memory.states import StageBytes
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    column,
+    gathered_bytes,
+    gathered_parameters,
+    layer_bytes,
+    shard_groups,
+)  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
+from planner.cost.state_dtypes import dequantised
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
@@ -95,6 +104,8 @@ def shape_parts(
     boundary = rows / shard.split
     inner = shard.tokens * model.ffn_size / shard.tp * e
     down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload)
+    if workload.lora_rank:  # no gradient of it; where its dtype is none that is multiplied, the weight itself brought to one
+        down = down * dequantised(workload)
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
@@ -121,7 +132,7 @@ def shape_parts(
         "layer": stored, "working": working, "transient": transient, "forward": forward,
         "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
-        "kept_logits": logits * at_head * trainer.stored.kept_logits, "after": after, "waiting": waiting,
+        "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
     }  # fmt: skip
     return {name: np.broadcast_to(one, has_moe.shape) for name, one in parts.items()}
 
@@ -150,7 +161,10 @@ def state_parts(
     its receive buffers; what one rank alone copies.
     """
     model = workload.model
-    gathered, reduced = gathered_bytes(workload), trainer.traffic.gradient_reduce_bytes
+    gathered, layer = gathered_bytes(workload), layer_bytes(workload)
+    ranks = column(layout.dp) * column(layout.cp)
+    alone = (ranks == 1) & ((trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0))  # as it lies, not wrapped
+    reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
@@ -165,29 +179,30 @@ def state_parts(
     whole = (
         stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
     )
-    on = (zero >= trainer.stored.weight_sharding_level).astype(float)
-    new_all = (dense / shard + expert / expert_shard) * reduced
+    on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
+    new = trainer.traffic.gradient_reduce_bytes
+    new_all = (dense / shard + expert / expert_shard) * new
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined * trainer.stored.buffers_all_microbatches
+    received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
-    alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
         whole = np.zeros_like(whole)
     parts = {
-        "gathered": parameters.all * gathered * on, "layer_weights": (unit + experts) * gathered * on,
-        "dense_weights": unit * gathered * on, "last_weights": np.where(several, experts, unit) * gathered * on,
+        "gathered": gathered_parameters(workload, parameters) * on, "layer_weights": (unit + experts) * layer * on,
+        "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on, "table_weights": first * gathered * on,
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
-        "new_layer": (unit / shard + experts / expert_shard) * reduced * learned,
-        "new_head": head / shard * reduced * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "new_layer": (unit / shard + experts / expert_shard) * new * learned,
+        "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": alone * reduced * learned,
+        "copied": copied * reduced * learned,
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
