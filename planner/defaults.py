@@ -3,8 +3,11 @@
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
+from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import kind_of
@@ -97,10 +100,11 @@ def resolve(request: Request) -> ResolvedJob:
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
-    imbalance = request.expert_imbalance or 1.0
+    imbalance = request.expert_imbalance
+    if imbalance is None:
+        imbalance = 0.0 if model.is_moe else 1.0
     if model.is_moe and request.expert_imbalance is None:
-        why = "balanced routing; the busiest rank over the mean, a skewed router reaches 1.5 to 4"
-        assumed.append(Assumption("expert imbalance", "1.0", why, "--expert-imbalance"))
+        assumed.append(_routing(model))
     if length < 1:
         raise PlannerError(f"sequence_length is {length}; it must be a whole number from 1")
     batch = _batch(request, model, length, habit, assumed)
@@ -231,6 +235,16 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _routing(model: ModelSpec) -> Assumption:
+    """How uneven the loads of expert ranks are, at the smallest and the largest number of them."""
+    job = Workload(model=model, sequence_length=1, global_batch_size=1, expert_imbalance=0.0)
+    few, many = (float(busiest(job, np.asarray(ranks))) for ranks in (min(8, model.num_experts), model.num_experts))
+    value = f"{few:.2f} on {min(8, model.num_experts)} expert ranks"
+    value += f", {many:.2f} on {model.num_experts}" if model.num_experts > 8 else ""
+    why = "the busiest rank over the mean under a balancing loss; 1 = balanced by force, as in benchmarks"
+    return Assumption("expert imbalance", value, why, "--expert-imbalance")
 
 
 def _kernel_speeds(hardware: HardwareProfile) -> list[Assumption]:

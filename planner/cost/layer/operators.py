@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.routing import busiest
 from planner.layout import Layout, Module
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -235,8 +236,12 @@ class Shard:
         copies as it sent, and the etp ranks that share experts see each other's. Without sequence parallelism etp = tp
         and all of these ranks hold the same tokens: T K.
         """
-        sent = self.tokens / self.tp * self.model.top_k
-        return sent * self.etp * np.where(self.ep * self.etp > 1, self.workload.expert_imbalance, 1.0)
+        return self.tokens / self.tp * self.model.top_k * self.etp * self.busiest
+
+    @cached_property
+    def busiest(self) -> Floats:
+        """Tokens of the busiest expert rank over the mean."""
+        return busiest(self.workload, self.ep)
 
 
 def logit_bytes(shard: Shard) -> float:
