@@ -34,6 +34,8 @@ class FineTuning:
     """Sequences per optimizer step on one GPU, accumulated ones counted."""
     lora_rank: Annotated[int, within(0)] = 0
     """Rank of the adapters that it trains unless told otherwise."""
+    frozen_weights: str = ""
+    """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
 
@@ -73,7 +75,7 @@ class Legal:
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in; bf16, or else the first, unless told otherwise."""
+    """Precisions it trains in; the first unless told otherwise."""
     fine_tuning: FineTuning
     """What it fine-tunes by default."""
     frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
