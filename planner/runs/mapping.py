@@ -19,7 +19,7 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import layout_of, lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
+from planner.runs.job import adapters_of, layout_of, model_of, optimizer_of, precision_of, trainer_of
 from planner.runs.measured import Measured, measured_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
@@ -170,8 +170,7 @@ def _from_columns(
     layout = layout_of(row, model, assumptions)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
-        lora_targets=row.recipe.get("lora_targets", "all"),
+        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
         document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
     )  # fmt: skip
     return workload, trainer_of(row), layout
