@@ -20,10 +20,9 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
 from planner.runs.job import (
-    default_of,
+    adapters_of,
     expert_imbalance_of,
     layout_of,
-    lora_rank_of,
     model_of,
     optimizer_of,
     precision_of,
@@ -183,8 +182,7 @@ def _from_columns(
     layout = layout_of(row, model, assumptions)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
-        lora_targets=row.get("lora_targets") or default_of(row, "lora_targets", "all"),
+        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
         document_length=min(row.get("document_length") or 0, row.get("model.seq")),
         expert_imbalance=expert_imbalance_of(row, model),
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.eager_kernels import EAGER, STRIDED_SLOWDOWN, eager
 from planner.cost.layer.operators import (
     NEVER,
@@ -24,7 +25,10 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, tp, tokens = shard.model, shard.tp, shard.tokens
     h = float(model.hidden_size)
     output_size = model.attention_output_size / tp
-    operators: list[Operator] = [norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
+    operators: list[Operator] = [
+        norm(shard, "attention_norm", "qkv", "mla_down", "mla_q_up", *(("mlp_up",) if model.norms_per_layer == 1 else ()),
+             inside=None if model.is_mla else NEVER)  # fmt: skip
+    ]
     operators += _projections(shard)
     apart = shard.trainer.kernels.separate_projections
     if model.is_mla:  # down projections are whole on every rank: their input is not gathered
@@ -70,7 +74,7 @@ def _projections(shard: Shard) -> list[Operator]:
         heads = linear(shard, "mla_down", shard.tokens_split, down_size, h, kept=shard.tokens_split * down_size * e)
         heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
                                  backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
-                                 kept=tokens * down_size * shard.input_element))  # fmt: skip
+                                 kept=tokens * down_size * shard.input_element * read_again(shard, "qkv", "mla_q_up")))  # fmt: skip
         source = float(rank_q) if rank_q else h  # queries that are not compressed come from the hidden state itself
         heads += linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
