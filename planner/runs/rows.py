@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
+from planner.error_bars import KINDS, OWN_RUN
 from planner.errors import PlannerError, shown
 from planner.schema import Rule, Text, check_keys, group, mapping, one_of, value_of, within
 
@@ -41,7 +42,9 @@ _ROW = _group(
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
 _FILE = {
-    "source": _group(**dict.fromkeys(("id", "title", "where", "quality", "date"), _Text)),
+    "source": _group(
+        **dict.fromkeys(("id", "title", "where", "quality", "date"), _Text), kind=Annotated[str, one_of(KINDS)] | None
+    ),
     "hardware": _group(gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text),
     "framework": Text, "defaults": _ROW, "rows": list[Any],
 }  # fmt: skip
@@ -75,7 +78,7 @@ class Row:
     hardware: Mapping[str, Any]
     framework: str
     about: Mapping[str, Any] = field(default_factory=dict)
-    """The source: id, title, where, quality, date."""
+    """The source: id, title, where, quality, date, kind."""
     data: Mapping[str, Any]
     """The fields of the row; model, parallel, batch and measured are always mappings."""
 
@@ -96,6 +99,12 @@ class Row:
     def notes(self) -> str:
         """What the source says in addition to the numbers; empty when nothing."""
         return str(self.data.get("notes") or "")
+
+    @property
+    def made_for(self) -> str:
+        """Kind of run as its source states it; what somebody reports in an issue is a run of his own; '' = nothing says it."""
+        reported = re.search(r"\bissues? #?\d+", str(self.about.get("where") or ""))
+        return str(self.about.get("kind") or (OWN_RUN if reported else ""))
 
     @cached_property
     def entry(self) -> Mapping[str, Any]:
