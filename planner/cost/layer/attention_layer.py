@@ -16,6 +16,7 @@ from planner.cost.layer.operators import (
     Shard,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.sparse_attention import absorbed_queries, indexer, sparse_core, sparse_exchange
 from planner.layout import CpMethod, Module
 from planner.workload import LOW_PRECISIONS
 
@@ -36,7 +37,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     else:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _qkv_copies(shard)
-    operators += _core_attention(shard)
+    operators += [*indexer(shard), *sparse_core(shard)] if model.is_sparse else _core_attention(shard)
     operators += linear(
         shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
     )
@@ -46,7 +47,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators.append(norm(shard, "attention_post_norm"))
     operators += rank_order(shard, "attention", NEVER)
     collectives = tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
-    return operators, collectives + context_exchange(shard)
+    return operators, collectives + (sparse_exchange(shard) if model.is_sparse else context_exchange(shard))
 
 
 def _projections(shard: Shard) -> list[Operator]:
@@ -79,7 +80,7 @@ def _projections(shard: Shard) -> list[Operator]:
         heads += linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
         heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                        saved=tokens * (key + value) * e)  # fmt: skip
+                        saved=absorbed_queries(shard) if model.is_sparse else tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.position == "rope" and _scaled_rope(shard):
         heads.append(eager(shard, "scaled_rope", rotated / e, "rope", module=Module.MLA_UP_PROJECTION | REPEATED))

@@ -107,6 +107,22 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gathered(Operator):
+    """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
+
+    flop: tuple[Number, Number]
+    """Forward and backward, what is repeated counted."""
+    gathered: tuple[Number, Number]
+    """Bytes of rows that all heads of one pass read together, forward and backward."""
+    efficiency: float
+    """Part of the bf16 peak."""
+    model_flop: Number
+    """FLOP forward that count as the model's."""
+    heads: Number = 1.0
+    """Query heads of one rank; so many passes gather as the device needs for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Collective:
     """One collective of a layer and microbatch."""
 
