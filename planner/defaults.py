@@ -25,7 +25,9 @@ from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_ba
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
-NO_FLASH_ATTENTION = ("Volta",)
+NO_FLASH_ATTENTION = ("Volta", "Turing")
+TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
+"""Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
@@ -228,7 +230,8 @@ def _hardware(assumed: list[Assumption]) -> str:
 def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
     """The trainer. Raises PlannerError where it needs a kernel that the device does not have."""
     trainer = load_trainer(name)
-    if hardware.arch in NO_FLASH_ATTENTION and trainer.kernels.attention == "flash":
+    needs = trainer.kernels.attention == "flash" and trainer.code_base not in TORCH_ATTENTION
+    if hardware.arch in NO_FLASH_ATTENTION and needs:
         raise PlannerError(
             f"{hardware.name} ({hardware.arch}) has no flash attention kernel, which trainer {name} needs; "
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
