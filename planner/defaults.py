@@ -12,7 +12,7 @@ from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import kind_of
 from planner.errors import PlannerError
-from planner.hardware import HardwareProfile, load_hardware
+from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption, Plan, predict
@@ -59,6 +59,8 @@ class Request:
     document_length: int = 0
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
+    intra_node: str | None = None
+    """Another link inside a node than the profile's (``hardware.joined_by``); becomes part of the profile's name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +90,8 @@ def resolve(request: Request) -> ResolvedJob:
     assumed: list[Assumption] = []
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
+    if request.intra_node:
+        hardware_name = f"{hardware_name.partition(OVER)[0]}{OVER}{request.intra_node}"
     hardware = load_hardware(hardware_name)
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)

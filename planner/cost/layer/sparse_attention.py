@@ -8,7 +8,17 @@ main of 2026-08; dsa_indexer_use_sparse_loss as in Megatron-Bridge, glm5_bridge.
 
 import numpy as np
 
-from planner.cost.layer.operators import NEVER, REPEATED, Collective, Gathered, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import (
+    NEVER,
+    REPEATED,
+    Collective,
+    Gathered,
+    Gemm,
+    MemoryBound,
+    Number,
+    Operator,
+    Shard,
+)
 from planner.layout import Module
 
 HEADS_PER_PASS = {"Hopper": 64.0}
