@@ -544,7 +544,7 @@ def test_few_gpus_of_a_cube_mesh_share_few_of_the_links() -> None:
     quad = dataclasses.replace(mesh, scale_up_domain=4)
     for profile, n, share in ((mesh, 2, 0.333), (mesh, 4, 0.667), (mesh, 8, 1.0), (quad, 2, 0.333), (quad, 4, 1.0)):
         least = least_factor("all_reduce", n) * 1e9 / (share * 150e9)
-        assert least <= float(profile.scale_up_time("all_reduce", 1e9, n)) <= 1.5 * least
+        assert least <= float(profile.scale_up_time("all_reduce", 1e9, n)) <= 2.5 * least
 
 
 def test_unknown_names() -> None:
