@@ -55,6 +55,7 @@ class Request:
     lora_targets: str = "all"
     frozen_weights: str | None = None
     document_length: int = 0
+    objective: str = "lm"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
 
@@ -96,7 +97,7 @@ def resolve(request: Request) -> ResolvedJob:
     if request.trainer is None:
         assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
-    habit = _habit(trainer, rank)
+    habit = _habit(trainer, rank > 0 or request.objective != "lm")
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
@@ -111,7 +112,7 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        document_length=request.document_length, objective=request.objective, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
@@ -137,10 +138,10 @@ def tuned_batch_size(few: int, num_gpus: int) -> int:
     return odd << max(-(-least // odd) - 1, 0).bit_length()
 
 
-def _habit(trainer: Trainer, rank: int) -> FineTuning | None:
-    """What the job is by default when it is one of fine-tuning, by its adapters or by its trainer; else None."""
+def _habit(trainer: Trainer, tuned: bool) -> FineTuning | None:
+    """What the job is by default when it is one of fine-tuning, by what is asked or by its trainer; else None."""
     own = trainer.legal.fine_tuning
-    if not rank and not own.sequence_length:
+    if not tuned and not own.sequence_length:
         return None
     length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
     return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)

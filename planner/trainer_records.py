@@ -38,6 +38,8 @@ class FineTuning:
     """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
+    objectives: frozenset[Annotated[str, one_of("dpo")]] = frozenset()
+    """What it minimises beside the loss of the next token, of ``workload.OBJECTIVES``."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,13 +7,21 @@ import json
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from samples import MODELS, job
 
 from planner.commands.main import main as cli
+from planner.cost.estimate import Estimate, estimate
+from planner.cost.parameters import total_parameters
+from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
+from planner.errors import PlannerError
+from planner.layout import Layout
+from planner.rules import check_workload
 from planner.trainer import load_trainer
 
 
@@ -110,3 +118,99 @@ def test_by_how_much_it_misses_is_said_once() -> None:
     assert said is not None
     misses, safe, usable = map(float, re.findall(r"([\d.]+) (?:GiB|of the card)", one["why"]))
     assert misses == pytest.approx(one["estimate"]["memory_peak_gib"] - safe, abs=0.15) and safe < usable
+
+
+# ------------------------------------------------------------------------------------------------ objective dpo
+
+LAYOUT = {"dp": 8, "zero": 3, "micro_batch_size": 1, "num_microbatches": 4}
+
+
+def priced(trainer: str = "trl", *, layout: dict[str, Any] = LAYOUT, **workload: Any) -> Estimate:
+    one = job("gqa", trainer, batch=layout["dp"] * layout["micro_batch_size"] * layout["num_microbatches"], **workload)
+    check_workload(one.workload, one.cluster, one.trainer)
+    return estimate(one.workload, one.cluster, one.trainer, Layout.stack([Layout(**layout)]))
+
+
+def both(trainer: str = "trl", **more: Any) -> tuple[Estimate, Estimate]:
+    """DPO with pairs, and as many sequences two by two."""
+    layout = more.pop("layout", LAYOUT)
+    return priced(trainer, layout=layout, objective="dpo", **more), priced(
+        trainer, layout={**layout, "micro_batch_size": 2 * layout["micro_batch_size"]}, **more
+    )
+
+
+def test_a_pair_is_two_sequences_and_a_forward_pass_more() -> None:
+    """Forward F, input gradients I, weight gradients W of two sequences: 2 F + I + W in place of F + I + W."""
+    pairs, plain = both()
+    assert pairs.tokens[0] == plain.tokens[0]
+    assert pairs.flop[0] == pytest.approx(plain.flop[0] * 4.0 / 3.0)
+    one, two = (job("gqa", "trl", **more) for more in ({"objective": "dpo"}, {}))
+    layout = Layout(dp=8, zero=3, num_microbatches=4)
+    found = price_blocks(one.workload, one.cluster, one.trainer, layout)
+    usual = price_blocks(two.workload, two.cluster, two.trainer, layout.replace(micro_batch_size=2))
+    for part in ("dense", "head", "embedding"):
+        pair, sequences = getattr(found, part), getattr(usual, part)
+        for name in ("forward", "launches_forward", "dgrad", "wgrad", "recompute", "flop"):
+            passes = 2.0 if "forward" in name else 1.0
+            np.testing.assert_allclose(pair[INDEX[name]], passes * sequences[INDEX[name]])
+    adapters, base = both(lora_rank=8)
+    assert adapters.flop[0] == pytest.approx(base.flop[0] * 3.0 / 2.0)
+
+
+@pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (2, 1), (3, 8)])
+def test_reference_model_is_half_precision_and_sharded_with_zero_3_alone(zero: int, ranks: int) -> None:
+    pairs, plain = both(layout={**LAYOUT, "zero": zero})
+    more = 2.0 * total_parameters(MODELS["gqa"]) / ranks
+    assert pairs.memory["weights"][0] - plain.memory["weights"][0] == pytest.approx(more)
+    adapters, base = both(lora_rank=8, layout={**LAYOUT, "zero": zero})
+    assert adapters.memory["weights"][0] == base.memory["weights"][0], "the base itself is the reference"
+
+
+def test_reference_model_saves_no_activations() -> None:
+    """Only the logits differ: 8 bytes each in DPO."""
+    pairs, plain = both("fsdp")
+    logits = 2 * 4096 * MODELS["gqa"].vocab_size
+    stored = load_trainer("fsdp").stored.logit_bytes
+    alive = [one.memory["activations"][0] + one.memory["workspace"][0] for one in (plain, pairs)]
+    difference = alive[0] - alive[1]
+    assert 0 <= difference <= (stored - 8.0 + 2.0) * logits * 1.001
+
+
+def test_weights_of_the_reference_are_gathered_for_each_forward_pass() -> None:
+    """More traffic with zero 3, none without; parts sum to the step."""
+    for zero, more in ((3, True), (0, False)):
+        pairs, plain = both(layout={**LAYOUT, "zero": zero})
+        traffic = [one.time["data_communication"][0] + one.hidden["data"][0] for one in (pairs, plain)]
+        assert (traffic[0] > 1.2 * traffic[1]) == more and traffic[0] >= traffic[1] * 0.999
+        assert pairs.step_time[0] == pytest.approx(sum(part[0] for part in pairs.time.values()))
+
+
+def test_batch_of_dpo_equals_its_rows() -> None:
+    one = job("gqa", "trl", objective="dpo")
+    rows = [
+        Layout(dp=8, zero=zero, micro_batch_size=b, num_microbatches=4 // b) for zero in (0, 2, 3) for b in (1, 2, 4)
+    ]
+    many = estimate(one.workload, one.cluster, one.trainer, Layout.stack(rows * 8))
+    for number, layout in enumerate(rows):
+        alone = estimate(one.workload, one.cluster, one.trainer, layout)
+        assert many.step_time[number] == pytest.approx(alone.step_time[0])
+        assert many.memory_peak[number] == pytest.approx(alone.memory_peak[0])
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            {"trainer": "megatron", "objective": "dpo"},
+            "trainer megatron has no objective dpo; use --objective lm",
+        ),
+        ({"objective": "ppo"}, "unknown objective 'ppo'"),
+        (
+            {"trainer": "torchtune", "lora_rank": 8, "frozen_weights": "int8"},
+            "no frozen weights in int8; it knows bf16, nf4_dq",
+        ),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(change: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(PlannerError, match=re.escape(sentence)):
+        asked(**change)

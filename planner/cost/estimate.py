@@ -185,6 +185,7 @@ def _estimate_chunk(
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float)
         * workload.sequence_length
+        * workload.sequences
         / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
         reclaimed=at_stage(given, worst),
@@ -231,8 +232,8 @@ def _step_parts(
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
-    Also hidden communication by kind, and model FLOP of one GPU: forward, and twice that backward (once when only
-    adapters are trained), averaged over the stages.
+    Also hidden communication by kind, and model FLOP of one GPU: forward, that of a reference model too, and twice that
+    backward (once when only adapters are trained), averaged over the stages.
     """
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = priced.slowest
@@ -262,7 +263,7 @@ def _step_parts(
         "pipeline": m * (sent - exposed_send),
         "data": at_stage(hidden, end),
     }
-    return time, concealed, slowest["flop"] * m * (3.0 if workload.lora_rank == 0 else 2.0)
+    return time, concealed, slowest["flop"] * m * (workload.forwards + (2.0 if workload.lora_rank == 0 else 1.0))
 
 
 __all__ = ["COMPONENTS", "HIDDEN", "PARTS", "Estimate", "estimate", "join"]

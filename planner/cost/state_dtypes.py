@@ -31,7 +31,15 @@ blocksize 64, nested blocksize 256]"""
 
 
 def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
-    """The trainer with the bytes per parameter that the precision of the job decides."""
+    """The trainer with the bytes per parameter that the precision of the job decides, and the loss that its objective has.
+
+    DPO reads the log probability of every token off all logits, sequence by sequence in half precision: logits 2, log softmax 2,
+    its gradient 2, and a copy of that which is as long as the logits 2. Those of the reference
+    come and go before the backward pass.
+    [TRL, dpo_trainer.py: compute_loss; trainer/utils.py: selective_log_softmax]
+    """
+    if workload.objective == "dpo" and trainer.stored.loss != "fused_linear":
+        trainer = trainer.replace(loss="full", logit_bytes=8.0)
     if workload.precision != "bf16_true":
         return trainer
     reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32

@@ -131,7 +131,8 @@ def _state_columns(
         "host": states.host_bytes(workload, trainer, layout, parameters),
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
         "buffers": states.communicator_bytes(cluster, layout),
-        "reduce": reduce, "gather": gather, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
+        "reduce": reduce, "gather": gather, "reference": gather * (column(layout.zero) >= 3) * (workload.forwards - 1.0),
+        "copies": state_traffic.copy_seconds(cluster, layout, parameters),
         "reduced_last": reduced_last, "gathered_first": gathered_first,
         "optimizer": optimizer, "offload": offload,
     }  # fmt: skip

@@ -29,4 +29,8 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
             f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
             f"{', '.join(trainer.legal.frozen_weights)}"
         )
+    if workload.objective not in ("lm", *trainer.legal.fine_tuning.objectives):
+        raise PlannerError(
+            f"trainer {trainer.name} has no objective {workload.objective}; use --objective lm, or another trainer such as trl"
+        )
     cluster.hardware.peak(peak_dtype(workload.precision))

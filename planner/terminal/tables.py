@@ -178,6 +178,11 @@ def advice_table(advice: list[Advice]) -> Table:
     return table(*headings, title="What would fit", rows=rows)
 
 
+def samples(work: Workload) -> str:
+    """What a batch counts, where that is not sequences."""
+    return "pairs " if work.objective == "dpo" else ""
+
+
 def trained(work: Workload) -> str:
     """Adapters in the title of a job, which says nothing where every weight is trained."""
     return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""

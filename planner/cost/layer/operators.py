@@ -182,8 +182,8 @@ class Shard:
 
     @cached_property
     def batch(self) -> Floats:
-        """b."""
-        return np.asarray(self.layout.micro_batch_size, dtype=float)
+        """b: sequences."""
+        return np.asarray(self.layout.micro_batch_size, dtype=float) * self.workload.sequences
 
     @cached_property
     def split(self) -> Floats:

@@ -49,6 +49,7 @@ from planner.cost.pipeline.partition import (
     gathered_bytes,
     gathered_parameters,
     layer_bytes,
+    sequences,
     shard_groups,
 )  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
@@ -185,7 +186,7 @@ def state_parts(
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
-    boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
+    boundary = sequences(workload, layout) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)

@@ -19,6 +19,11 @@ def column(value: object) -> Floats:
     return np.atleast_1d(np.asarray(value, dtype=float))[..., None]
 
 
+def sequences(workload: Workload, layout: Layout) -> Floats:
+    """Sequences of a micro batch, (N, 1)."""
+    return column(layout.micro_batch_size) * workload.sequences
+
+
 @dataclass(frozen=True, kw_only=True)
 class Stages:
     """Contents of the first, a middle and the last stage of every candidate."""

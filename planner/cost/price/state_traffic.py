@@ -44,6 +44,8 @@ class UpdateSeconds:
     """To gather all weights once."""
     copies: Floats
     """To move one byte for each parameter into or out of communication buffers."""
+    reference: Floats
+    """To gather all weights of a reference model once, where they are sharded."""
     reduced_last: Floats
     """Part of ``reduce`` that has nothing to hide behind: gradients that are ready last."""
     gathered_first: Floats
