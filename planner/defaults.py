@@ -88,7 +88,6 @@ def resolve(request: Request) -> ResolvedJob:
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
     hardware = load_hardware(hardware_name)
-    usual_bandwidth = hardware.network_bandwidth
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
@@ -123,7 +122,7 @@ def resolve(request: Request) -> ResolvedJob:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, hardware, usual_bandwidth),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 
