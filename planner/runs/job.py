@@ -53,8 +53,8 @@ def trainer_of(row: Row) -> Trainer:
 
 
 def precision_of(row: Row) -> str:
-    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none. Pure bf16 where the text says so:
-    of the precision, of the optimizer's states, or of the framework."""
+    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none. Pure bf16 where the row or its
+    framework says so, of the precision or of the optimizer's states."""
     precision = str(row.get("precision") or row.entry.get("precision", "bf16")).lower().replace("-", "_")
     schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
     if precision == "fp8":
@@ -66,13 +66,13 @@ def precision_of(row: Row) -> str:
 
 _PURE = r"(pure|true)[ _-]?bf16|bf16[ _-](true|states|adamw?)|adamw?[ _-]?bf16|bf16 adamw?"
 _OPTIMIZERS = (
-    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"), ("adafactor", "adafactor"),
-    ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
+    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"),
+    ("adafactor", "adafactor"), ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
 )  # fmt: skip
 """What texts of optimizers say, the most specific first."""
 _TARGETS = (
     (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
-    (r"on attention|attention (only|alone)", "attention"), (r"on all|all[ -]linear", "all"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all linear|all[ -]linear", "all"),
 )  # fmt: skip
 _FROZEN = (
     (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
@@ -99,13 +99,14 @@ def optimizer_of(row: Row, assumptions: list[str]) -> str:
 def adapters_of(row: Row) -> dict[str, Any]:
     """Rank and targets of the adapters, and dtype of what they lie on, as fields of a workload; nothing where all is trained."""
     if not _says(row, r"\bQ?LoRA\b"):
-        return {"lora_rank": 0}
+        return {"lora_rank": 0, "lora_targets": row.fact("lora_targets", "all")}
     rank = row.note(r"(?i)rank (\d+)")
     said = next((name for pattern, name in _TARGETS if row.note(f"(?i){pattern}")), None)
+    frozen = next((name for pattern, name in _FROZEN if row.note(f"(?i){pattern}")), row.fact("frozen_weights", "bf16"))
     return {
         "lora_rank": int(rank.group(1) if rank else row.fact("lora_rank", 16)),
         "lora_targets": said or row.fact("lora_targets", "all"),
-        "frozen_weights": next((name for pattern, name in _FROZEN if row.note(f"(?i){pattern}")), row.fact("frozen_weights", "bf16")),
+        "frozen_weights": frozen,
     }
 
 
