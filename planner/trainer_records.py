@@ -25,8 +25,24 @@ def _factor(fact: str, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """What a job of a trainer for fine-tuning is where its user does not say; nothing of a trainer that pre-trains as well."""
+
+    sequence_length: Annotated[int, within(0)] = 0
+    """Tokens that longer samples are cut to; 0 = it has no habit."""
+    global_batch_size: Annotated[int, within(0)] = 0
+    """Sequences per optimizer step on one GPU, accumulated ones counted."""
+    lora_rank: Annotated[int, within(0)] = 0
+    """Rank of the adapters that it trains unless told otherwise."""
+    frozen_weights: str = ""
+    """Dtype of the base under adapters, where that is not bf16."""
+    optimizer: str = ""
+    """Its optimizer, where that is not Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Legal:
-    """Which layouts it can run."""
+    """Which jobs and layouts it can run."""
 
     tp: bool
     """Tensor parallelism exists."""
@@ -38,10 +54,8 @@ class Legal:
     """State sharding levels."""
     zero_with_pp: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
     """State sharding levels that work with a pipeline."""
-    tp_with_cp: bool
-    """Tensor and context parallelism work together."""
-    tied_embeddings_with_pp: bool
-    """A table shared by embedding and head works when they lie on two pipeline stages."""
+    allows: frozenset[Annotated[str, one_of(WORDS["allows"])]]
+    """What works together; names of ``WORDS``."""
     hsdp: bool
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[Annotated[str, one_of(*NAMES["cp_method"].values())], ...]
@@ -52,20 +66,18 @@ class Legal:
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
     sequence_parallel: Annotated[str, one_of("optional", "always", "never")]
     """'optional', 'always' (whenever tp > 1) or 'never'."""
-    kv_replication: bool
-    """tp may be a multiple of the number of key-value heads."""
     recompute_modules: tuple[Annotated[str, one_of(*MODULE_NAMES.values())], ...]
     """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
     offload: frozenset[Annotated[str, one_of(WORDS["offload"])]]
     """What may live in host memory; names of ``WORDS``."""
-    interleaved_multiple: bool
-    """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in."""
+    """Precisions it trains in; the first unless told otherwise."""
+    fine_tuning: FineTuning
+    """What it fine-tunes by default."""
     frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
     """Dtypes that the base of adapters may have, of ``WORDS``."""
 
@@ -84,6 +96,10 @@ class Legal:
         """Layers that do not divide by the stages are refused."""
         return self.layer_split.startswith("equal")
 
+    tp_with_cp = _named("allows", "tp_with_cp")
+    tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
+    kv_replication = _named("allows", "kv_replication")
+    any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
@@ -119,7 +135,7 @@ class Stored:
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
-    """Dropout is used; its masks are saved."""
+    """Dropout is used, and its masks are saved: of the model, or before adapters where those alone are trained."""
     loss: Annotated[str, one_of(WORDS["loss"])]
     """How head and loss run, of ``WORDS``."""
     logit_bytes: float

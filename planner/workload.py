@@ -49,6 +49,8 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
 FROZEN_WEIGHTS = WORDS["frozen_weights"]
 """How linear layers of a frozen base lie in memory; embedding, head and norms stay as they are."""
 
+IMBALANCE = "a number from 1 to 1024, or 0 for that of a trained router"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
@@ -72,8 +74,9 @@ class Workload:
     """Dtype of frozen linear layers under adapters, one of FROZEN_WEIGHTS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
-    expert_imbalance: Annotated[float, Rule(least=1.0, most=1024.0, kept=True)] = 1.0
-    """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
+    expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
+    """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
+    balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -90,6 +93,8 @@ class Workload:
             raise PlannerError(
                 f"frozen_weights is {self.frozen_weights}, but without adapters every weight is trained; give --lora-rank too"
             )
+        if 0.0 < self.expert_imbalance < 1.0:
+            raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
         if self.document_length > self.sequence_length:
             raise PlannerError(
                 f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "

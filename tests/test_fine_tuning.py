@@ -1,176 +1,112 @@
-"""Adapters on frozen weights, pure bf16, losses in pieces: bytes and seconds by hand, and one sentence per mistake."""
+"""The fine-tuning user: defaults, trainers, what is said when nothing fits, and direct preference optimization."""
 
-import dataclasses
+from __future__ import annotations
+
+import functools
+import json
+import re
 from typing import Any
 
-import numpy as np
 import pytest
-from samples import TRAINERS, job
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
 
-from planner.cost.estimate import Estimate, estimate
-from planner.cost.layer.adapters import adapters_of
-from planner.cost.layer.operators import Gemm, Operator, Shard
-from planner.cost.layer.transformer_layer import head, layer
-from planner.cost.pipeline.partition import split_stages, stage_parameters
-from planner.cost.state_dtypes import FROZEN_BYTES, PURE_STATES
-from planner.errors import PlannerError
-from planner.layout import Layout, Recompute
-from planner.rules import Job
-from planner.rules.jobs import check_workload
-from planner.workload import Workload
-
-ALONE = Layout(zero=3, recompute=int(Recompute.FULL))
-GQA = job("gqa", "fsdp").model  # 1024 wide, 16 heads on 8, 32,000 tokens
-H, LAYERS, V = float(GQA.hidden_size), GQA.num_layers, float(GQA.vocab_size)
-KV, F = float(GQA.key_size), float(GQA.ffn_size)
-LINEAR = LAYERS * (H * H * 2 + 2 * H * KV + 3 * H * F)
-OTHERS = 2 * V * H + LAYERS * 2 * H + H
+from planner.commands.main import main as cli
+from planner.defaults import Request, ResolvedJob, resolve, tuned_batch_size
+from planner.trainer import load_trainer
 
 
-def asked(trainer: str = "fsdp", facts: dict[str, Any] | None = None, **workload: Any) -> Job:
-    """A job of the sample model on one GPU."""
-    one = job("gqa", TRAINERS[trainer].replace(**facts or {}), gpus=1, sequence=2048, batch=1)
-    return dataclasses.replace(one, workload=one.workload.replace(**workload))
+def asked(**changes: object) -> ResolvedJob:
+    return resolve(
+        Request(**{"model": "llama-8b", "num_gpus": 1, "hardware": "rtx-4090", "trainer": "fsdp", **changes})
+    )  # type: ignore[arg-type]
 
 
-def priced(one: Job, layout: Layout = ALONE) -> Estimate:
-    """The estimate of one layout."""
-    return estimate(one.workload, one.cluster, one.trainer, Layout.stack([layout]))
-
-
-def operators(one: Job, part: Any = layer) -> dict[str, Operator]:
-    """Operators of a layer, or the head, by name."""
-    shard = Shard(workload=one.workload, trainer=one.trainer, layout=Layout.stack([Layout()]), ep_stride=1.0)
-    found = part(shard, moe=False) if part is layer else part(shard)
-    return {one.name: one for one in found[0]}
-
-
-@pytest.mark.parametrize("name", ["bf16", *FROZEN_BYTES])
-def test_a_frozen_base_by_hand(name: str) -> None:
-    """Linear layers in their own dtype, tables and norms in bf16, adapters in fp32 with their gradients and moments."""
-    found = priced(asked(lora_rank=8, frozen_weights=name)).memory
-    adapters = LAYERS * 8 * ((H + H) * 2 + (H + KV) * 2 + (H + F) * 3)
-    base = LINEAR * FROZEN_BYTES.get(name, 2.0) + OTHERS * 2
-    assert found["weights"][0] == pytest.approx(base + 4 * adapters)
-    assert found["optimizer_states"][0] == pytest.approx(8 * adapters)
-    assert found["gradients"][0] <= 4 * adapters
-
-
-def test_bits_of_four_bit_weights() -> None:
-    """4.5 bits with an fp32 scale per 64 weights, 4.127 with scales in 8 bits.  [Dettmers 2023, section 3]"""
-    assert FROZEN_BYTES["nf4"] * 8 == 4.5
-    assert FROZEN_BYTES["nf4_dq"] * 8 == pytest.approx(4.127, abs=1e-3)
-
-
-@pytest.mark.parametrize("optimizer", ["adam", "adam_8bit", "adafactor", "lion", "sgd"])
-def test_pure_bf16_by_hand(optimizer: str) -> None:
-    """Weights 2, gradients 2 at most, states by the optimizer: no fp32 copy of anything."""
-    found = priced(asked(precision="bf16_true", optimizer=optimizer), ALONE.replace(num_microbatches=2)).memory
-    assert found["weights"][0] == pytest.approx(2 * (LINEAR + OTHERS))
-    assert found["optimizer_states"][0] == pytest.approx(PURE_STATES[optimizer] * (LINEAR + OTHERS))
-    assert found["gradients"][0] == pytest.approx(2 * (LINEAR + OTHERS))
-
-
-def test_paged_states_live_on_the_host() -> None:
-    """Nothing of them at the peak of the GPU; they cross PCIe twice per step."""
-    found, plain = priced(asked(optimizer="paged_adam")), priced(asked(optimizer="adam"))
-    states = 8 * (LINEAR + OTHERS)
-    assert found.memory["optimizer_states"][0] == 0 and found.host_memory[0] == pytest.approx(states)
-    bandwidth = asked().cluster.hardware.pcie_bandwidth
-    assert found.time["offload"][0] == pytest.approx(2 * states / bandwidth)
-    assert found.time["optimizer"][0] == pytest.approx(plain.time["optimizer"][0])
-
-
-def test_gradients_that_are_given_back_at_once() -> None:
-    """Only a step of one microbatch can: then those of a layer and of the head are there, not those of all."""
-    facts = {"gradients": "released"}
-    short = {"precision": "bf16_true", "sequence_length": 128}
-    kept, released = (priced(asked(**short, facts=one)) for one in ({}, facts))
-    assert kept.memory_allocated[0] - released.memory_allocated[0] > 1.5 * LINEAR
-    again = ALONE.replace(num_microbatches=2)
-    same = [priced(asked(**short, facts=one), again).memory_allocated[0] for one in ({}, facts)]
-    assert same[0] == same[1]
-
-
-def test_inputs_are_saved_for_those_who_read_them() -> None:
-    """Adapters on query and value: their norm's output alone; on all: both norms' and the activation's; trained weights too."""
-    facts = {"unfused": []}  # projections in one: adapters share the input
-
-    def saved(**workload: Any) -> tuple[float, ...]:
-        found = operators(asked(facts=facts, **workload))
-        return tuple(float(np.ravel(found[name].saved)[0]) for name in ("attention_norm", "mlp_norm", "mlp_activation"))
-
-    rows = 2048 * H * 2
-    assert saved() == saved(lora_rank=8) == (rows, rows, 2048 * F * 2)
-    assert saved(lora_rank=8, lora_targets="qv") == saved(lora_rank=8, lora_targets="attention") == (rows, 0, 0)
-
-
-@pytest.mark.parametrize(("facts", "each"), [({}, 2.0), ({"dropout": True}, 3.0), ({"weight_bytes": 2.0}, 0.0)])
-def test_adapters_with_an_input_of_their_own(facts: dict[str, Any], each: float) -> None:
-    """A cast copy for adapters in fp32, a copy and a mask with dropout: query, key and value each; in bf16 they share one."""
-    found = operators(asked(facts=facts, lora_rank=8))
-    down, norm = found["qkv_lora_a"], found["attention_norm"]
-    assert np.ravel(down.kept)[0] == 3 * each * 2048 * H
-    assert np.ravel(norm.saved)[0] == (0 if each else 2048 * H * 2)
-
-
-@pytest.mark.parametrize(("targets", "names"), [("qv", {"qkv"}), ("qkv", {"qkv"}), ("attention", {"qkv", "attention_out"})])
-def test_adapters_are_where_they_are_asked_for(targets: str, names: set[str]) -> None:
-    """And their parameters are what their GEMMs have."""
-    one = asked(lora_rank=4, lora_targets=targets)
-    gemms = [found for found in operators(one).values() if isinstance(found, Gemm) and "_lora_" in found.name]
-    assert {found.name.split("_lora")[0] for found in gemms} == names
-    layout = Layout.stack([Layout()])
-    stages = split_stages(one.model, layout)
-    held = stage_parameters(one.workload, layout, stages, separate=True).adapters[0, 0]
-    pairs = {"qv": (H + H) + (H + KV), "qkv": (H + H) + 2 * (H + KV), "attention": (H + H) + 2 * (H + KV) + (H + H)}
-    assert held == 4 * LAYERS * pairs[targets]
-
-
-def test_weights_are_brought_to_bf16_before_each_product() -> None:
-    """q + 2 bytes per weight and pass; fp8 weights are not where products run in fp8."""
-    found = operators(asked(lora_rank=8, frozen_weights="nf4"))["mlp_down_dequantise"]
-    assert np.ravel(found.forward)[0] == np.ravel(found.backward)[0] == (0.5625 + 2) * H * F  # type: ignore[attr-defined]
-    fp8 = asked("megatron", lora_rank=8, frozen_weights="fp8", precision="fp8")
-    assert not any("dequantise" in name for name in operators(fp8))
-    slower, plain = (priced(asked(lora_rank=8, frozen_weights=name)).time for name in ("nf4", "bf16"))
-    assert slower["compute"][0] > plain["compute"][0] and slower["recompute"][0] > plain["recompute"][0]
-
-
-def test_a_loss_in_pieces() -> None:
-    """Logits of min(T h / V, 1024) tokens; chunked repeats the head's product and the loss, fused_linear nothing."""
-    losses = ("full", "chunked", "fused_linear")
-    full, chunked, fused = (asked(precision="bf16_true", facts={"loss": name}) for name in losses)
-    kept = [float(np.ravel(operators(one, head)["loss"].kept)[0]) for one in (full, chunked, fused)]
-    assert kept[0] == 2048 * V * 14
-    assert kept[1] == kept[2] == pytest.approx(kept[0] * H / V)
-    found = [priced(one) for one in (full, chunked, fused)]
-    assert found[1].memory_allocated[0] < found[0].memory_allocated[0]
-    assert found[0].time["recompute"][0] == found[2].time["recompute"][0] < found[1].time["recompute"][0]
-
-
-def test_adapters_of_experts_count_every_expert() -> None:
-    one = job("moe", "megatron", gpus=8)
-    one = dataclasses.replace(one, workload=one.workload.replace(lora_rank=4))
-    layout = Layout.stack([Layout(dp=8, ep=2)])
-    shard = Shard(workload=one.workload, trainer=one.trainer, layout=layout, ep_stride=1.0)
-    down = adapters_of(shard, "experts_up", np.ones(1) * 64.0, 32.0, 16.0, 4.0)[0]
-    assert isinstance(down, Gemm) and down.groups == 4.0 and down.n == 4.0
+# ------------------------------------------------------------------------------------------------ defaults
 
 
 @pytest.mark.parametrize(
-    ("changes", "sentence"),
+    ("changes", "length", "batch", "rank"),
     [
-        ({"frozen_weights": "nf4"}, "frozen_weights is nf4, but without adapters every weight is trained; give --lora-rank too"),
-        ({"frozen_weights": "int3", "lora_rank": 8}, "unknown frozen_weights 'int3'"),
+        ({}, 8192, 512, 0),
+        ({"lora_rank": 8}, 2048, 16, 8),
+        ({"lora_rank": 8, "num_gpus": 64}, 2048, 128, 8),  # 2 per GPU
+        ({"lora_rank": 8, "sequence_length": 512, "global_batch_size": 3}, 512, 3, 8),
+        ({"trainer": "torchtune"}, 2048, 16, 0),
+        ({"trainer": "trl"}, 1024, 8, 0),
+        ({"trainer": "unsloth"}, 2048, 8, 16),
+        ({"trainer": "unsloth", "lora_rank": 0}, 2048, 8, 0),
+        ({"trainer": "llama-factory"}, 2048, 8, 8),
+        ({"trainer": "megatron", "lora_rank": 16}, 2048, 16, 16),
     ],
 )
-def test_frozen_weights_that_cannot_be(changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(PlannerError, match=sentence):
-        Workload(model=GQA, sequence_length=2048, global_batch_size=1, **changes)
+def test_a_fine_tuning_job_has_its_own_defaults(changes: dict[str, object], length: int, batch: int, rank: int) -> None:
+    work = asked(**changes).job.workload
+    assert (work.sequence_length, work.global_batch_size, work.lora_rank) == (length, batch, rank)
 
 
-def test_a_trainer_without_four_bit_weights() -> None:
-    one = asked("megatron", lora_rank=8, frozen_weights="nf4")
-    with pytest.raises(PlannerError, match="trainer megatron has no frozen weights in nf4; it knows bf16, fp8"):
-        check_workload(one.workload, one.cluster, one.trainer)
+def test_what_is_assumed_says_how_to_change_it() -> None:
+    said = {one.what: one for one in asked(trainer="unsloth").assumptions}
+    assert said["adapters"].value == "rank 16" and said["adapters"].flag == "--lora-rank"
+    assert "fine-tuning" in said["sequence length"].why and "2 per GPU" in said["global batch"].why
+    assert said["optimizer"].value == "adam_8bit"
+
+
+@given(st.integers(1, 64), st.integers(1, 4096))
+def test_a_batch_for_fine_tuning_divides_by_the_gpus(few: int, gpus: int) -> None:
+    batch = tuned_batch_size(few, gpus)
+    assert batch % gpus == 0 and batch >= few
+    assert batch < 2 * max(few, 2 * gpus, gpus & -gpus) * (gpus // (gpus & -gpus))
+
+
+@pytest.mark.parametrize("name", ["torchtune", "trl", "unsloth", "axolotl", "llama-factory", "ms-swift", "litgpt"])
+def test_a_trainer_for_fine_tuning_says_its_habits(name: str) -> None:
+    assert load_trainer(name).legal.fine_tuning.sequence_length > 0
+    assert load_trainer(name).code_base == "fsdp"
+
+
+# ------------------------------------------------------------------------------------------------ advice
+
+
+@functools.cache
+def advised(*words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, ["--model", "llama-8b", "--gpus", "1", "--hardware", "rtx-4090", *words, "--json"])
+    assert result.exit_code in (0, 1), result.output
+    return json.loads(result.stdout)
+
+
+def test_advice_of_fine_tuning_begins_with_what_needs_no_other_gpus() -> None:
+    document = advised("--trainer", "torchtune")
+    changes = [one["change"] for one in document["advice"]]
+    assert changes[0].startswith("QLoRA of rank 16") and any("GPUs of this kind" in one for one in changes[1:])
+    same = [one for one in document["advice"] if "rtx-4090" in one["command"] and "--gpus 1 " in one["command"]]
+    assert [one["usd_per_million_tokens"] for one in same] == sorted(one["usd_per_million_tokens"] for one in same)
+
+
+def test_advice_is_what_its_command_line_finds() -> None:
+    """Adapters make it a job of fine-tuning, with the length and the batch of one."""
+    [one] = [one for one in advised("--trainer", "fsdp")["advice"] if "QLoRA" in one["change"]]
+    words = one["command"].split()[1:]
+    found = json.loads(CliRunner().invoke(cli, [*words, "--json"]).stdout)
+    assert found["plans"][0]["estimate"]["step_time_s"] == pytest.approx(one["step_time_s"])
+    assert found["workload"]["sequence_length"] == 2048
+
+
+def test_changes_are_joined_where_none_alone_is_enough() -> None:
+    changes = [
+        one["change"]
+        for one in advised("--trainer", "fsdp", "--sequence-length", "65536", "--global-batch-size", "1")["advice"]
+    ]
+    assert any(one.count(",") >= 1 and "QLoRA" in one and "sequences of" in one for one in changes)
+
+
+def test_by_how_much_it_misses_is_said_once() -> None:
+    one = advised("--trainer", "fsdp")["plans"][0]
+    said = re.fullmatch(
+        r"misses by ([\d.]+) GiB; a plan is safe up to ([\d.]+) of the card's ([\d.]+) GiB, .* weights|.*states",
+        one["why"],
+    )
+    assert said is not None
+    misses, safe, usable = map(float, re.findall(r"([\d.]+) (?:GiB|of the card)", one["why"]))
+    assert misses == pytest.approx(one["estimate"]["memory_peak_gib"] - safe, abs=0.15) and safe < usable

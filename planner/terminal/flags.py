@@ -63,7 +63,7 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
     ("frozen_weights", str, "NAME", f"Frozen linear layers under adapters: {listed(FROZEN_WEIGHTS)}. [bf16]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
-    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
+    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [of a trained router]"),
     ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
 )
 """Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""

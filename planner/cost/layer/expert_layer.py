@@ -145,7 +145,7 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     h, e = float(shard.model.hidden_size), shard.element
     received = shard.expert_rows * h * e
     copies = shard.tokens_split * shard.model.top_k * h * e
-    busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
+    busiest = copies * shard.busiest
     once = sent_once(shard)
     most = DEEPEP_BANDWIDTH if shard.trainer.kernels.expert_dispatch == "deepep" else np.inf
     units = DISPATCH_UNITS[shard.trainer.kernels.expert_dispatch]

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.routing import busiest
 from planner.layout import Layout, Module
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -106,6 +107,22 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gathered(Operator):
+    """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
+
+    flop: tuple[Number, Number]
+    """Forward and backward, what is repeated counted."""
+    gathered: tuple[Number, Number]
+    """Bytes of rows that all heads of one pass read together, forward and backward."""
+    efficiency: float
+    """Part of the bf16 peak."""
+    model_flop: Number
+    """FLOP forward that count as the model's."""
+    heads: Number = 1.0
+    """Query heads of one rank; so many passes gather as the device needs for them."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Collective:
     """One collective of a layer and microbatch."""
 
@@ -202,6 +219,11 @@ class Shard:
         return self.tokens / self.split
 
     @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
+
+    @property
     def element(self) -> float:
         """Bytes of one activation."""
         return self.workload.element
@@ -237,8 +259,12 @@ class Shard:
         copies as it sent, and the etp ranks that share experts see each other's. Without sequence parallelism etp = tp
         and all of these ranks hold the same tokens: T K.
         """
-        sent = self.tokens / self.tp * self.model.top_k
-        return sent * self.etp * np.where(self.ep * self.etp > 1, self.workload.expert_imbalance, 1.0)
+        return self.tokens / self.tp * self.model.top_k * self.etp * self.busiest
+
+    @cached_property
+    def busiest(self) -> Floats:
+        """Tokens of the busiest expert rank over the mean."""
+        return busiest(self.workload, self.ep)
 
 
 def logit_bytes(shard: Shard) -> float:

@@ -65,8 +65,7 @@ def _mlp(
     )  # its activations are a unit of recompute in grouped experts only
     activation = (Module.MLP_ACTIVATION if alone else NEVER) | REPEATED | module
     share = 1.0 if grouped else 0.5 if model.gated else 0.0
-    busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
-    useful = 1.0 / busiest if grouped else 1.0
+    useful = 1.0 / shard.busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.kernels.unfused
     moved = ((up + inner) * passes, (2 * up + inner) * passes)
     row = EAGER["gate_views" if "gate_views" in shard.trainer.kernels.unfused else "swiglu"]
@@ -172,7 +171,7 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     values, e = shard.tokens * shard.model.hidden_size, shard.element
     operators: list[Operator] = [
         MemoryBound(name="embedding", kind="copy", forward=2 * values * e, backward=3 * values * e,
-                    kept=shard.tokens * 8 + shard.trainer.stored.dropout * values / shard.split, launches=(3.0, 3.0))
+                    kept=shard.tokens * 8 + shard.dropout * values / shard.split, launches=(3.0, 3.0))
     ]  # fmt: skip
     pair = tp_pair(shard, "embedding", "", "", NEVER)
     collectives = [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]

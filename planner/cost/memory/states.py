@@ -6,6 +6,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
+from planner.cost.layer.routing import busiest
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -129,7 +130,7 @@ def workspace_bytes(
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
     inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
     if model.is_moe:
-        rows = tokens * model.top_k / column(layout.tp) * workload.expert_imbalance
+        rows = tokens * model.top_k / column(layout.tp) * busiest(workload, column(layout.ep))
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
     widest = np.maximum(inner * element, _score_gradients(workload, trainer, layout))

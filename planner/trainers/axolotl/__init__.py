@@ -2,7 +2,7 @@
 
 PLACE = 100
 TITLE = "axolotl (YAML, FSDP2 or DeepSpeed)"
-TRAINERS = ("fsdp", "deepspeed")
+TRAINERS = ("axolotl", "fsdp", "deepspeed")
 PACKAGE, VERSIONS = "axolotl", ">=0.19,<0.20"
 NO_WORD = ("bf16_true",)
 LEVEL = "validated"
