@@ -34,6 +34,8 @@ class FineTuning:
     """Sequences per optimizer step on one GPU, accumulated ones counted."""
     lora_rank: Annotated[int, within(0)] = 0
     """Rank of the adapters that it trains unless told otherwise."""
+    frozen_weights: str = ""
+    """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
 
@@ -73,7 +75,7 @@ class Legal:
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in; bf16, or else the first, unless told otherwise."""
+    """Precisions it trains in; the first unless told otherwise."""
     fine_tuning: FineTuning
     """What it fine-tunes by default."""
     frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
@@ -126,9 +128,8 @@ class Stored:
     fp16_gradient_bytes: tuple[float, float]
     """The same when training in fp16, whose gradients may be kept in half precision under the loss scale; and bytes per parameter
     of fp32 gradients that go with the optimizer states then."""
-    gradients_on_demand: bool
-    """Gradients are made by the backward pass, unit by unit, and given back after the update; else buffers for all of them are
-    there from start to end (``cost.memory.peak_points``). Its pipeline, that of torch, has receive buffers for every microbatch."""
+    gradients: Annotated[str, one_of(WORDS["gradients"])]
+    """How gradients come (``cost.memory.peak_points``), of ``WORDS``."""
     optimizer_bytes: dict[str, float]
     """Bytes per parameter of optimizer states and master weights, of every optimizer that it has."""
     gathered_inputs: bool
@@ -150,6 +151,11 @@ class Stored:
     """Reserved over allocated memory, minus 1."""
     memory_error: Positive
     """Standard deviation of ln(measured / predicted peak memory)."""
+
+    @property
+    def gradients_on_demand(self) -> bool:
+        """Gradients are made by the backward pass, unit by unit."""
+        return self.gradients != "buffers"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -50,7 +50,8 @@ class StageTable:
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = partition.split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        parameters = partition.stage_parameters(workload, contents, stages)
+        apart = trainer.kernels.separate_projections
+        parameters = partition.stage_parameters(workload, contents, stages, apart)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
@@ -59,9 +60,9 @@ class StageTable:
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
         held = (
-            (stages, parameters) if groups is contents else _held(workload, groups)
+            (stages, parameters) if groups is contents else _held(workload, groups, apart)
         )  # few candidates are not sorted out
-        more = (stages, parameters) if spaces is contents else _held(workload, spaces)
+        more = (stages, parameters) if spaces is contents else _held(workload, spaces, apart)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
@@ -177,10 +178,10 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
+def _held(workload: Workload, layout: Layout, apart: bool) -> tuple[Stages, StageParameters]:
     """What the stages of a layout hold."""
     stages = partition.split_stages(workload.model, layout)
-    return stages, partition.stage_parameters(workload, layout, stages)
+    return stages, partition.stage_parameters(workload, layout, stages, apart)
 
 
 def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:

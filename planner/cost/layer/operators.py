@@ -52,6 +52,8 @@ class Operator:
     """Equal ones that it stands for: seconds and FLOP are of one, bytes and launches of all."""
     forward_only: bool = False
     """Its weights and inputs are frozen: no backward pass."""
+    again: bool = False
+    """It runs once more in the backward pass, whatever is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,6 +278,21 @@ def logit_bytes(shard: Shard) -> float:
     if shard.element < 4 or not alive:
         return alive
     return max(8.0, alive - 2.0)
+
+
+LOSS_PIECE = 1024.0
+"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
+
+[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
+"""
+
+
+def loss_share(shard: Shard) -> Number:
+    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
+    if shard.trainer.stored.loss in ("full", "kept"):
+        return 1.0
+    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
+    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
 
 
 def loss_bytes(shard: Shard) -> float:

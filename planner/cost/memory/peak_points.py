@@ -1,7 +1,7 @@
 """Peak memory of the device: the program point of a step at which most is alive, and what the allocator holds beyond that.
 
 One rule for every trainer: the peak is the largest of a list of program points, each with what is alive there as activations,
-gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients_on_demand``): in buffers
+gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients``): in buffers
 that are there from start to end (``buffered_points``), or made by the backward pass unit by unit and given back after the update:
 
 FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
@@ -40,7 +40,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Shard, logit_bytes
+from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes
 from planner.cost.pipeline.partition import (
     StageParameters,
@@ -126,8 +126,8 @@ def shape_parts(
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
-    logits = shard.tokens * columns * e
-    loss = shard.tokens * columns * logit_bytes(shard)
+    logits = shard.tokens * columns * e * loss_share(shard)
+    loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
         "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
@@ -158,7 +158,8 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies.
+    its receive buffers; what one rank alone copies; 1 where updates follow each
+    gradient; gradient of the head that the pieces of a loss add up, and that of a piece.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -184,6 +185,7 @@ def state_parts(
     new_all = (dense / shard + expert / expert_shard) * new
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
+    released = np.where((micro == 1) & (pipelined == 0), float(trainer.stored.gradients == "released"), 0.0)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
@@ -202,7 +204,8 @@ def state_parts(
         "new_layer": (unit / shard + experts / expert_shard) * new * learned,
         "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": copied * reduced * learned,
+        "copied": copied * reduced * learned, "released": released,
+        "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
@@ -234,7 +237,8 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
-        largest_activations=most, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
+        largest_activations=most,
+        pooled=np.maximum(stages.gradients - gradients * alone, 0.0) * (1.0 - t["released"]) + buffers,
     )  # fmt: skip
 
 
@@ -246,7 +250,8 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     """The program points of a step without a pipeline."""
     dropped, share = t["resharded"] > 0, stages.accumulated_share
     gradients = share * t["accumulated"]
-    again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
+    stays = 1.0 - t["released"]
+    again = stays * np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
     brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
@@ -254,20 +259,20 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     later = np.where(dropped, layer + t["dense_weights"], rest - layer)
     one_left = stored - s["layer"] + s["after"]
     reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
-    ends = t["new_all"] - t["new_layer"]
+    ends, new_head = t["new_all"] - t["new_layer"], stays * t["new_head"]
     own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
     return [
         (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
         (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
         (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
-        (stored + s["norm"] + s["logits"] + held, gradients,
+        (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] +
          head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
         (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
-        (brought + held, gradients, back + t["head_reduced"] + t["new_head"] + weights),
+        (brought + held, gradients, back + t["head_reduced"] + new_head + weights),
         (brought + held - s["layer"], gradients,
-         back + t["dense_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
-        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + t["new_head"] + weights),
-        (one_left + held, gradients, reducing + t["new_head"] + np.where(dropped, t["dense_weights"], rest - layer)),
+         back + t["dense_reduced"] + again * t["new_head"] + np.maximum(again, t["released"]) * t["new_layer"] + later),
+        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
+        (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"], rest - layer)),
         (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
         (held, gradients + again * t["new_all"],
          np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),

@@ -10,7 +10,6 @@ from typing import Any
 
 from planner import library, units
 from planner.defaults import Request, ResolvedJob, resolve
-from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.keywords import flag_of
@@ -172,9 +171,7 @@ class Variant:
         hardware = found.job.cluster.hardware
         for flag, factor in self.figures:
             hardware = scaled(flag, hardware, factor)
-        usual = load_hardware(found.hardware).network_bandwidth
-        kind = kind_of(found.job.workload, hardware, usual)
-        return dataclasses.replace(on_cluster(found, hardware=hardware), kind=kind)
+        return on_cluster(found, hardware=hardware)
 
 
 def base_variant(resolved: ResolvedJob) -> Variant:
