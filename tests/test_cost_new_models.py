@@ -20,6 +20,7 @@ from planner.cost.pipeline.partition import split_stages, stage_parameters
 from planner.cost.price.compute import GATHER_RATE, price
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.defaults import Request, resolve
+from planner.lab.reference.split import refusals
 from planner.layout import CpMethod, Layout, Recompute
 from planner.model import ModelSpec, load_model
 from planner.rules import RULES, Job
@@ -272,6 +273,21 @@ def test_images_cost_time_and_memory_on_the_first_stage() -> None:
 )
 def test_wrong_images(model: str, work: dict[str, Any], said: str) -> None:
     assert sentence(Workload, model=load_model(model), sequence_length=4096, global_batch_size=8, **work).startswith(said)
+
+
+def test_exports_and_the_torch_model_say_what_they_have_not(run: Any, tmp_path: Any) -> None:
+    file = str(tmp_path / "plan.yaml")
+    seen = ("--model", "qwen3-vl-4b", "--gpus", "8", "--trainer", "fsdp", "--sequence-length", "4096")
+    assert run(*seen, "--image-tokens", "512", "--output", file).exit_code == 0
+    result = run("export", file, "--to", "accelerate", "--output", str(tmp_path / "out"))
+    assert result.exit_code == 2
+    assert "trains on text, and the plan has 512 image tokens per sequence" in " ".join(result.output.split())
+    for name, what in (
+        ("glm-5", "sparse attention"), ("gpt-oss-20b", "attention sinks"), ("qwen3-vl-8b", "an image encoder"),
+        ("olmo-2-7b", "layers of its own (olmo2)"),
+    ):  # fmt: skip
+        work = Workload(model=load_model(name), sequence_length=4096, global_batch_size=8)
+        assert f"{name} has {what}, which the torch model of `plan validate` has not" in " ".join(refusals(work, Layout()))
 
 
 # ------------------------------------------------------------------------------------------------------ what is said
