@@ -36,6 +36,9 @@ class JobKeywords(TypedDict, total=False):
     """'lm' or 'dpo'."""
     document_length: int | None
     """Tokens of a mean packed document."""
+    image_tokens: int | None
+    """Tokens of a sequence that stand for images."""
+    image_encoder: str | None
     expert_imbalance: float | None
     """Tokens of the busiest expert rank over the mean."""
     network_bandwidth: str | float | None
@@ -75,7 +78,7 @@ class Keywords(JobKeywords, total=False):
 
 
 JOB = tuple(JobKeywords.__annotations__)
-WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
+WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length", "image_tokens")
 NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
 SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order"))
 """Fields of a layout that a search can pin."""

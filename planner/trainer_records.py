@@ -139,7 +139,7 @@ class Stored:
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
-    """Dropout is used; its masks are saved."""
+    """Dropout is used, and its masks are saved: of the model, or before adapters where those alone are trained."""
     loss: Annotated[str, one_of(WORDS["loss"])]
     """How head and loss run, of ``WORDS``."""
     logit_bytes: float

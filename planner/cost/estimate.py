@@ -13,7 +13,7 @@ from planner.cluster import Cluster
 from planner.cost.memory.peak_points import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
-from planner.cost.price.compute import stage_straggling
+from planner.cost.price.compute import model_passes, stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import at_stage, largest_stage
 from planner.cost.unique_stages import Gathered, StageTable
@@ -265,7 +265,7 @@ def _step_parts(
         "pipeline": m * (sent - exposed_send),
         "data": at_stage(hidden, end),
     }
-    return time, concealed, slowest["flop"] * m * (workload.forwards + (2.0 if workload.lora_rank == 0 else 1.0))
+    return time, concealed, slowest["flop"] * m * model_passes(workload)
 
 
 __all__ = ["COMPONENTS", "HIDDEN", "PARTS", "Estimate", "estimate", "join"]

@@ -88,7 +88,7 @@ _OPTIMIZERS = (
 """What texts of optimizers say, the most specific first."""
 _TARGETS = (
     (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
-    (r"on attention|attention (only|alone)", "attention"), (r"on all|all[ -]linear", "all"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all linear|all[ -]linear", "all"),
 )  # fmt: skip
 _FROZEN = (
     (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
@@ -122,11 +122,12 @@ def adapters_of(row: Row) -> dict[str, Any]:
     if not is_lora(row):
         return {"lora_rank": 0}
     rank = row.note(r"rank (\d+)")
+    frozen = next((name for pattern, name in _FROZEN if re.search(pattern, row.notes, re.IGNORECASE)), "bf16")
     said = next((name for pattern, name in _TARGETS if row.note(pattern)), None)
     return {
         "lora_rank": int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16))),
         "lora_targets": row.get("lora_targets") or said or default_of(row, "lora_targets", "all"),
-        "frozen_weights": next((name for pattern, name in _FROZEN if row.note(pattern)), "bf16"),
+        "frozen_weights": row.get("frozen_weights") or frozen,
     }
 
 

@@ -159,8 +159,8 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; 1 where updates follow each
-    gradient; gradient of the head that the pieces of a loss add up, and that of a piece.
+    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; the head's gradient that the pieces of
+    a loss add up, and that of a piece.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
@@ -172,7 +172,7 @@ def state_parts(
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    tables = float(workload.lora_rank == 0)
+    tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     several = stages.moe > 0
     unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
@@ -189,15 +189,14 @@ def state_parts(
     new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    released = np.where((micro == 1) & (pipelined == 0), float(trainer.stored.gradients == "released"), 0.0)
     accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
+    frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
+    accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
     boundary = sequences(workload, layout) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
-    if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
-        whole = np.zeros_like(whole)
     parts = {
         "gathered": gathered_parameters(workload, parameters) * on,
         "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
@@ -206,10 +205,12 @@ def state_parts(
         "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
-        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered, "new_layer": new_layer,
+        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
+        "new_layer": new_layer,
         "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": copied * reduced * learned, "released": released,
+        "copied": copied * reduced * learned,
+        "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
         "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
