@@ -2,18 +2,22 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
+from planner.cost.estimate import estimate
 from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.hardware import HardwareProfile, load_hardware
-from planner.rules import Job, check_workload
-from planner.search import Pins, search
+from planner.layout import Layout
+from planner.options import alternatives
+from planner.rules import Job, allowed, check_workload
+from planner.search import Pins, fits, search
+from planner.workload import PRECISIONS
 
 DOUBLINGS = 6
 """More GPUs are tried up to 64 times the number asked for."""
@@ -39,6 +43,51 @@ class Advice:
     """Of the whole job."""
     usd_per_million_tokens: float | None
     """At the profile's first price; None without one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gain:
+    """An option, or a precision, that would make the best plan faster."""
+
+    flag: str
+    """The flag that chooses it."""
+    what: str
+    """What it does."""
+    gain: float
+    """Part of the step time that it saves, by pricing the plan both ways."""
+    step_time_s: float
+
+
+GAINS = 3
+"""Options that would be faster are listed up to this many, the largest gain first."""
+LEAST_GAIN = 0.01
+FP8 = {"Hopper": ("fp8", "fp8_row", "fp8_block"), "Blackwell": ("fp8", "fp8_row", "mxfp8")}
+"""Kinds of fp8 by architecture: scales per 32 values need Blackwell, which has no kernel for blocks of 128; others know one per tensor."""
+
+
+def gains(job: Job, layout: Layout, said: Collection[str] = ()) -> list[Gain]:
+    """What would make a plan faster and still fit: options of the trainer that were not stated, and lower precisions; of several
+    values the best, the largest gains first. One layout is priced for each.
+    """
+    others = [(one.flag, one.option, one.what, one.job) for one in alternatives(job, said)]
+    if job.workload.precision == "bf16":
+        for name in FP8.get(job.cluster.hardware.arch.split()[0], ("fp8",)):
+            changed = dataclasses.replace(job, workload=job.workload.replace(precision=name))
+            others.append((f"--precision {name}", "precision", PRECISIONS[name], changed))
+    before = estimate(job.workload, job.cluster, job.trainer, layout)
+    best: dict[str, Gain] = {}
+    for flag, option, what, one in others:
+        try:
+            check_workload(one.workload, one.cluster, one.trainer)
+        except PlannerError:
+            continue
+        if not bool(allowed(one, layout)[0]):
+            continue
+        found = estimate(one.workload, one.cluster, one.trainer, layout)
+        gain = 1.0 - float(found.step_time[0] / before.step_time[0])
+        if gain >= LEAST_GAIN and bool(fits(one, found)[0]) and (option not in best or gain > best[option].gain):
+            best[option] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(found.step_time[0]))
+    return sorted(best.values(), key=lambda one: -one.gain)[:GAINS]
 
 
 Change = tuple[str, Job, dict[str, Any]]

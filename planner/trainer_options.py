@@ -43,6 +43,8 @@ class Option:
     """Where it matters, all of them; empty = everywhere."""
     arch: tuple[str, ...] = ()
     """Architectures that have its values beyond the first; empty = all."""
+    open: tuple[str, ...] | None = None
+    """Values that a run which does not state it may well have; None = all."""
     values: dict[str, dict[str, Any]]
     """Value -> the facts that it stands for."""
 

@@ -127,7 +127,7 @@ class Row:
         for one in frameworks()["notes"]:
             if self.note(one["note"]):
                 said |= {name: text_of(value) for name, value in one["options"].items()}
-        return said | {name: text_of(value) for name, value in (self.get("options") or {}).items()}
+        return said | {name: text_of(value) for name, value in ({} if self.generic else self.get("options") or {}).items()}
 
     def note(self, pattern: str) -> re.Match[str] | None:
         """The first match of an expression in the notes, or in the framework's name; case does not count."""
