@@ -1,10 +1,13 @@
 """When nothing fits: the cheapest changes that would make it fit, each searched and priced, one command line each."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from planner import library
 from planner.cluster import Cluster
@@ -13,7 +16,7 @@ from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
 from planner.hardware import HardwareProfile, load_hardware
-from planner.layout import Layout
+from planner.layout import Layout, Schedule
 from planner.options import alternatives
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, fits, search
@@ -56,38 +59,55 @@ class Gain:
     gain: float
     """Part of the step time that it saves, by pricing the plan both ways."""
     step_time_s: float
+    layout: str
+    """The layout that is fastest then; '' = that of the best plan."""
 
 
 GAINS = 3
 """Options that would be faster are listed up to this many, the largest gain first."""
 LEAST_GAIN = 0.01
 FP8 = {"Hopper": ("fp8", "fp8_row", "fp8_block"), "Blackwell": ("fp8", "fp8_row", "mxfp8")}
-"""Kinds of fp8 by architecture: scales per 32 values need Blackwell, which has no kernel for blocks of 128; others know one per tensor."""
+"""Kinds of fp8 by architecture: scales per 32 values need Blackwell, which has no kernel for blocks of 128; others know one
+scale per tensor."""
 
 
-def gains(job: Job, layout: Layout, said: Collection[str] = ()) -> list[Gain]:
-    """What would make a plan faster and still fit: options of the trainer that were not stated, and lower precisions; of several
-    values the best, the largest gains first. One layout is priced for each.
+def gains(job: Job, layouts: Sequence[Layout], said: Collection[str] = ()) -> list[Gain]:
+    """What would make the best plan faster and still fit: options of the trainer that were not stated, and lower precisions; of
+    several values the best, the largest gains first.
+
+    ``layouts``: the best plans. Each alternative is priced for all of them, and for the first with two virtual stages, which some
+    need: its gain is that of the best one over the first plan as it is.
     """
-    others = [(one.flag, one.option, one.what, one.job) for one in alternatives(job, said)]
+    first = layouts[0]
+    more = [first.replace(vpp=2, schedule=int(Schedule.INTERLEAVED))] if int(first.pp) > 1 and int(first.vpp) == 1 else []
+    columns = Layout.stack([*layouts, *more])
+    now = float(estimate(job.workload, job.cluster, job.trainer, first).step_time[0])
+    best: dict[str, Gain] = {}
+    for flag, name, what, one in _faster(job, said):
+        legal = columns.take(allowed(one, columns))
+        if not len(legal):
+            continue
+        found = estimate(one.workload, one.cluster, one.trainer, legal)
+        step = np.where(fits(one, found), found.step_time, np.inf)
+        row = int(np.argmin(step))
+        gain = 1.0 - float(step[row]) / now
+        if gain >= LEAST_GAIN and (name not in best or gain > best[name].gain):
+            layout = legal.row(row)
+            other = "" if layout == first else layout_text(layout)
+            best[name] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(step[row]), layout=other)
+    return sorted(best.values(), key=lambda one: -one.gain)[:GAINS]
+
+
+def _faster(job: Job, said: Collection[str]) -> Iterator[tuple[str, str, str, Job]]:
+    """Flag, what it is about, text and job of everything that could be faster and that the job can be."""
+    for one in alternatives(job, said):
+        yield one.flag, one.option, one.what, one.job
     if job.workload.precision == "bf16":
         for name in FP8.get(job.cluster.hardware.arch.split()[0], ("fp8",)):
             changed = dataclasses.replace(job, workload=job.workload.replace(precision=name))
-            others.append((f"--precision {name}", "precision", PRECISIONS[name], changed))
-    before = estimate(job.workload, job.cluster, job.trainer, layout)
-    best: dict[str, Gain] = {}
-    for flag, option, what, one in others:
-        try:
-            check_workload(one.workload, one.cluster, one.trainer)
-        except PlannerError:
-            continue
-        if not bool(allowed(one, layout)[0]):
-            continue
-        found = estimate(one.workload, one.cluster, one.trainer, layout)
-        gain = 1.0 - float(found.step_time[0] / before.step_time[0])
-        if gain >= LEAST_GAIN and bool(fits(one, found)[0]) and (option not in best or gain > best[option].gain):
-            best[option] = Gain(flag=flag, what=what, gain=gain, step_time_s=float(found.step_time[0]))
-    return sorted(best.values(), key=lambda one: -one.gain)[:GAINS]
+            with contextlib.suppress(PlannerError):
+                check_workload(changed.workload, changed.cluster, changed.trainer)
+                yield f"--precision {name}", "precision", PRECISIONS[name], changed
 
 
 Change = tuple[str, Job, dict[str, Any]]

@@ -35,7 +35,7 @@ def plans_of(
     else:
         from planner.advice import gains
 
-        faster = gains(resolved.job, finding.layouts[0], spelled(resolved.trainer)[2])
+        faster = gains(resolved.job, finding.layouts, spelled(resolved.trainer)[2])
     attempts = [
         Plan(resolved.plan(layout, found, _why(finding, found)))
         for layout, found in zip(finding.layouts, finding.estimates, strict=True)

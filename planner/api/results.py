@@ -332,7 +332,8 @@ class Plans(Result, Sequence[Plan]):
             console.print(f"Step of the first: {low} to {high} for nine of ten runs, by the errors on {basis}.")
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
             for one in self.faster:
-                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what})", markup=False)
+                where = f"; with {one.layout}" if one.layout else ""
+                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what}{where})", markup=False)
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()

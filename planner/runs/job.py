@@ -300,8 +300,8 @@ def _schedule(row: Row, pp: int, vpp: int) -> int:
 
 
 _MODULES = {
-    **{module_names(int(module))[0]: module for module in Module}, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
-    "mla_up_proj": Module.MLA_UP_PROJECTION, "core_attn": Module.CORE_ATTENTION,
+    **{module_names(int(module))[0]: module for module in Module}, "layernorm": Module.NORM, "core_attn": Module.CORE_ATTENTION,
+    "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION, "mla_up_proj": Module.MLA_UP_PROJECTION,
 }  # fmt: skip
 
 

@@ -246,6 +246,8 @@ class Target:
     """The files."""
     writes: tuple[str, ...] = ()
     """Facts of a trainer's file that decide memory and that its configuration says: of STORED."""
+    options: tuple[str, ...] = ()
+    """Options of a trainer that its configuration says."""
 
 
 STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
