@@ -61,7 +61,7 @@ def explicit_plan(base: Plan | Path | None, values: dict[str, int], said: dict[s
 
 
 def usual_recompute(job: Job) -> dict[str, int]:
-    """Fields of the recompute that the trainer, or its published recipe for such a job, takes by default; none where that is none."""
+    """Fields of the recompute that the trainer, or its published recipe for such a job, takes by default; {} = none."""
     work, choices = job.workload, job.trainer.choices
     recipe = choices.recipe(work.model.name, job.cluster.hardware.name, work.precision, adapters=work.lora_rank > 0)
     mode, _, modules = str({**choices.defaults, **recipe.defaults}.get("recompute", "none")).partition(": ")

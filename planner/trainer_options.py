@@ -28,8 +28,8 @@ DEFAULTS = (
     "zero", "pipelined_zero", "etp", "recompute", "lora_rank", "lora_targets", "mtp", "microbatches", "stages", "modules",
 )  # fmt: skip
 """What a trainer may have defaults of: state sharding, and the most of it in a pipeline; expert tp ('1' or 'tp'); recompute, as
-a row says it; adapters; prediction modules that train along; microbatches ('pp': as many as stages); layers of each pipeline chunk by
-their number; modules before and after the layers that are dealt to stages like layers."""
+a row says it; adapters; prediction modules that train along; microbatches ('pp': as many as stages); layers of each pipeline chunk
+by their number; modules before and after the layers that are dealt to stages like layers."""
 _SPELLED = re.compile(r"(?P<name>[^@+]+?)(?:@(?P<version>[^@+]*))?(?P<options>(?:\+[^+=]*=[^+=]*)*)")
 
 

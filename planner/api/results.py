@@ -17,8 +17,9 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from rich.console import Console
 
     from planner import plan_file
-    from planner.advice import Advice, Gain
+    from planner.advice import Advice
     from planner.defaults import ResolvedJob
+    from planner.gains import Gain
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
 
@@ -322,7 +323,7 @@ class Plans(Result, Sequence[Plan]):
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
             f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} per step, "
-            f"{job.workload.precision}, {job.workload.optimizer}, trainer {escape(job.trainer.name)}"
+            f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))
         console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))

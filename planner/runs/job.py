@@ -1,8 +1,7 @@
-"""What a row trained, and how, from its fields and notes: trainer, precision, optimizer; model; degrees, schedule, recompute."""
+"""What a row trained, and how, from its fields and notes: optimizer, adapters; model; degrees, schedule, recompute."""
 
 import dataclasses
 import functools
-import json
 import math
 import operator
 import re
@@ -14,89 +13,51 @@ from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
-from planner.runs.hardware import gpu_profile
-from planner.runs.rows import Row, UnsupportedError, frameworks
-from planner.trainer import Trainer, load_trainer
-from planner.trainer_options import Recipe, table
+from planner.runs.rows import Row, UnsupportedError
+from planner.runs.software import default_of, is_lora, shipped_trainer
 
-shipped_trainer = functools.cache(load_trainer)
-"""A trainer of the library, read once."""
-
-
-@functools.cache
-def _variant(name: str, changes: str) -> Trainer:
-    """A trainer with some facts replaced, as JSON, one after the other: equal changes give one object."""
-    found = shipped_trainer(name)
-    for one in json.loads(changes):
-        found = found.with_facts(one)
-    return found
-
-
-def trainer_of(row: Row) -> Trainer:
-    """The trainer at its version, with the options of its recipe and those that the row states."""
-    base = shipped_trainer(row.entry["trainer"])
-    meant = {name: {**one.values, **base.choices.options.get(name, {})} for name, one in table().items()}
-    said = {**recipe_of(row).options, **row.options}
-    unknown = [f"{name} {value}" for name, value in said.items() if value not in meant.get(name, {})]
-    if unknown:
-        raise UnsupportedError(f"option {unknown[0]} is not known")
-    changes = [meant[name][value] for name, value in said.items()]
-    if row.note(r"token-? ?drop"):
-        graphs = functools.reduce(lambda now, one: one.get("cuda_graphs", now), changes, base.host.cuda_graphs)
-        changes.append({"cuda_graphs": "layers_and_experts" if graphs.startswith("layers") else "static_experts"})
-    changes += [one["facts"] for one in frameworks()["remarks"] if row.note(one["note"])]
-    if row.get("facts") and not row.generic:
-        changes.append(row.get("facts"))
-    if row.get("optimizer_bytes"):
-        changes.append({"optimizer_bytes": {**base.stored.optimizer_bytes, "adam": row.get("optimizer_bytes")}})
-    return _variant(row.entry["trainer"], json.dumps(changes))
-
-
-def recipe_of(row: Row) -> Recipe:
-    """What the published recipe of its trainer's version says about a row."""
-    if row.generic:
-        return Recipe()
-    gpu = f"{row.hardware['gpu']} {gpu_profile(str(row.hardware['gpu']))}"
-    choices = shipped_trainer(row.entry["trainer"]).choices
-    return choices.recipe(str(row.get("model.name") or ""), gpu, precision_of(row), adapters=is_lora(row))
-
-
-def default_of(row: Row, name: str, otherwise: Any) -> Any:
-    """What the recipe takes where the row does not say, else what its trainer takes."""
-    own = shipped_trainer(row.entry["trainer"]).choices.defaults
-    return recipe_of(row).defaults.get(name, own.get(name, otherwise))
-
-
-def precision_of(row: Row) -> str:
-    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
-    precision = row.get("precision") or "bf16"
-    schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
-    if precision == "fp8":
-        return next(name for pattern, name in schemes.items() if row.note(pattern))
-    return str(precision)
+_OPTIMIZERS = (
+    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"),
+    ("adafactor", "adafactor"), ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
+)  # fmt: skip
+"""What texts of optimizers say, the most specific first."""
+_TARGETS = (
+    (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all|all[ -]linear", "all"),
+)  # fmt: skip
+_FROZEN = (
+    (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
+    (r"fp8 base", "fp8"),
+)  # fmt: skip
 
 
 def optimizer_of(row: Row, assumptions: list[str]) -> str:
-    """The optimizer by what it stores: Adam, Adam in 8 bit, Muon or SGD."""
+    """The optimizer by what it stores."""
     text = str(row.get("optimizer") or "adam").lower()
-    for pattern, name in (("8-?bit", "adam_8bit"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam")):
+    for pattern, name in _OPTIMIZERS:
         if re.search(pattern, text):
             return name
     assumptions.append(f"optimizer {text} stores what Adam stores")
     return "adam"
 
 
-def is_lora(row: Row) -> bool:
-    """Adapters alone were trained."""
-    return bool(row.get("lora_rank") or row.note(r"\b(?<![qk]-)(?<!kv-)q?lora\b"))
-
-
-def lora_rank_of(row: Row) -> int:
-    """Rank of the adapters; 0 = every weight is trained."""
+def adapters_of(row: Row) -> dict[str, Any]:
+    """Rank and targets of the adapters, and dtype of what they lie on, as fields of a workload; nothing where all is trained."""
     if not is_lora(row):
-        return 0
+        return {"lora_rank": 0}
     rank = row.note(r"rank (\d+)")
-    return int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16)))
+    said = next((name for pattern, name in _TARGETS if row.note(pattern)), None)
+    return {
+        "lora_rank": int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16))),
+        "lora_targets": row.get("lora_targets") or said or default_of(row, "lora_targets", "all"),
+        "frozen_weights": next((name for pattern, name in _FROZEN if row.note(pattern)), "bf16"),
+    }
+
+
+def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
+    """1 where the framework's benchmarks or the row route by force, else 0: as a trained router does."""
+    forced = row.note(r"(?i)forced? ?-?(load )?balanc") and not row.note(r"(?i)not balanced by force")
+    return float(not model.is_moe or bool(row.entry.get("balanced") or forced))
 
 
 # --------------------------------------------------------------------------------------------------------------- model

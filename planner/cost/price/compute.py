@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import Attention, Gathered, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.sparse_attention import BLACKWELL_HEADS, HEADS_PER_PASS
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
@@ -43,6 +44,12 @@ Calibrated on how the step time grows with the number of GPUs at a constant shar
 of one model and layout on 8 to 2304 H100 of DGX Cloud 24.11, 25.03 and 25.04 (32 series; median 0.018 in bf16, 0.03 in fp8).
 Measured spreads of power-limited GPUs in five clusters: 8 % between the slowest and the fastest, a sigma of 0.013 to 0.02
 [Sinha 2022, "Not All GPUs Are Created Equal", SC22].
+"""
+GATHER_RATE = 3.1e12
+"""Bytes/s at which attention on chosen keys reads single tokens' keys, through the cache.
+
+DeepSeek-V3.2 with 1 to 64 heads (Hopper) and 8 to 128 heads (Blackwell), 4k and 16k tokens, vLLM 0.24: 2.6 to 4.1e12 on H100, H200,
+B200 and GB300 alike.  [aiconfigurator @095f58a]
 """
 RATE_GROUP = 8.0
 """GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
@@ -125,6 +132,8 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
             forward=hardware.memory_time(operator.forward, kinds[0]) + operator.launches[0] * floor,
             dgrad=hardware.memory_time(operator.backward, kinds[1]) + operator.launches[1] * floor,
         )
+    if isinstance(operator, Gathered):
+        return _gathered(operator, hardware)
     raise AssertionError(f"operator of unknown kind: {operator.name}")
 
 
@@ -280,6 +289,17 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     pairs = (1.0 - windowed) * pairs + windowed * within
     flop = 2.0 * shard.batch * attention.documents * attention.heads * pairs * (model.head_dim + value_dim)
     return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
+
+
+def _gathered(one: Gathered, hardware: HardwareProfile) -> Work:
+    """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
+    passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
+    rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    forward, backward = (
+        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        for flop, moved in zip(one.flop, one.gathered, strict=True)
+    )
+    return Work(forward=forward, dgrad=backward, flop=one.model_flop)
 
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:
