@@ -1,7 +1,8 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,9 +16,11 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
+from planner.options import assumed_options
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import Job, check_workload
 from planner.trainer import Trainer, load_trainer
+from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
@@ -48,6 +51,9 @@ class Request:
     num_gpus: int
     hardware: str | None = None
     trainer: str | None = None
+    """NAME[@VERSION][+OPTION=VALUE...]."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the trainer, by name."""
     sequence_length: int | None = None
     global_batch_size: int | None = None
     precision: str | None = None
@@ -96,9 +102,10 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
+    trainer_name = spell(trainer_name, request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
-        assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
+        assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
     habit = _habit(trainer, rank > 0 or request.objective != "lm")
     length = _length(request, model, habit, assumed)
@@ -118,6 +125,7 @@ def resolve(request: Request) -> ResolvedJob:
         document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
         image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
     )  # fmt: skip
+    trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
@@ -127,6 +135,7 @@ def resolve(request: Request) -> ResolvedJob:
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    assumed += chosen
     return ResolvedJob(
         job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
@@ -241,6 +250,21 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _with_recipe(
+    name: str, trainer: Trainer, workload: Workload, cluster: Cluster
+) -> tuple[str, Trainer, list[Assumption]]:
+    """The trainer with the options that its published recipe for such a job sets, where the user does not; what is assumed."""
+    said = spelled(name)[2]
+    recipe = trainer.choices.recipe(
+        workload.model.name, cluster.hardware.name, workload.precision, adapters=workload.lora_rank > 0
+    )
+    more = {option: value for option, value in recipe.options.items() if option not in said}
+    name = spell(name, more)
+    trainer = load_trainer(name) if more else trainer
+    job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    return name, trainer, assumed_options(job, said, recipe)
 
 
 def _of_the_model(workload: Workload) -> list[Assumption]:

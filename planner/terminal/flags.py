@@ -54,7 +54,8 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("model", str, "NAME", "Preset, config.json, directory or hub id ('plan models')."),
     ("gpus", int, "N", "GPUs in the job."),
     ("hardware", str, "NAME", "Profile or YAML file ('plan hardware'). [local GPU, else h100-sxm]"),
-    ("trainer", str, "NAME", "Trainer or YAML file ('plan trainers'). [megatron]"),
+    ("trainer", str, "NAME", "Trainer, trainer@version or YAML file ('plan trainers'). [megatron]"),
+    ("options", str, "NAME=VALUE", "Option of the trainer; may be repeated. [of its version]"),
     ("sequence_length", int, "S", "Tokens per sequence. [at most 8192]"),
     ("global_batch_size", int, "B", "Sequences per optimizer step. [by model size]"),
     ("precision", str, "NAME", f"{listed(PRECISIONS)}. [bf16]"),
@@ -78,7 +79,8 @@ def job_options(*, required: bool) -> Callable[[Callable[..., None]], Callable[.
     def decorate(function: Callable[..., None]) -> Callable[..., None]:
         for name, kind, value, text in reversed(_JOB):
             needed = required and name in ("model", "gpus")
-            function = click.option(flag_of(name), required=needed, type=kind, metavar=value, help=text)(function)
+            several = {"multiple": True} if name == "options" else {}
+            function = click.option(flag_of(name), name, required=needed, type=kind, metavar=value, help=text, **several)(function)
         return function
 
     return decorate

@@ -19,6 +19,7 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.rules import Job
 from planner.trainer import Trainer
+from planner.trainer_options import spelled
 from planner.workload import Workload
 
 LEVELS = ("name known", "parsed", "validated", "groups built", "model built")
@@ -245,6 +246,8 @@ class Target:
     """The files."""
     writes: tuple[str, ...] = ()
     """Facts of a trainer's file that decide memory and that its configuration says: of STORED."""
+    options: tuple[str, ...] = ()
+    """Options of a trainer that its configuration says."""
 
 
 STORED = ("weight_bytes", "gradient_bytes", "gradient_reduce_bytes", "optimizer_bytes")
@@ -290,6 +293,7 @@ def unknown_modules(job: ExportJob, who: str, known: Module) -> list[str]:
 def library_trainer(name: str) -> str:
     """The trainer of the library that a trainer's file is, or the nearest one that it extends."""
     for _ in range(5):
+        name = spelled(name)[0]
         path = library.find("trainers", name)
         if path.parent == library.profiles_directory() / "trainers":
             return path.stem
