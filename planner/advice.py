@@ -82,10 +82,10 @@ def fine_tuned(job: Job) -> bool:
 
 
 def loss_in_pieces(job: Job) -> str:
-    """How the loss runs now, where the trainer can also take logits piece by piece and the objective allows it; else ''."""
-    pieces = "chunked" in job.trainer.choices.options.get("loss", {})
-    whole = job.trainer.stored.loss in ("full", "kept")
-    return job.trainer.stored.loss if pieces and whole and job.workload.objective == "lm" else ""
+    """The option of the trainer by which logits come piece by piece, where they do not and the objective allows it; else ''."""
+    whole = job.trainer.stored.loss in ("full", "kept") and job.workload.objective == "lm"
+    known = job.trainer.choices.options.get("loss", {})
+    return next((value for value in ("fused_linear", "chunked") if value in known and whole), "")
 
 
 def _try(change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> Advice | None:
@@ -147,8 +147,8 @@ def _here(job: Job) -> Iterator[Iterator[Change]]:
 
 def _loss(job: Job) -> Iterator[Change]:
     """Logits piece by piece."""
-    if loss_in_pieces(job):
-        yield "the loss piece by piece", {"options": {"loss": "chunked"}}
+    if value := loss_in_pieces(job):
+        yield "head and loss piece by piece", {"options": {"loss": value}}
 
 
 def _adapters(job: Job) -> Iterator[Change]:

@@ -65,16 +65,16 @@ def _with_loss_in_pieces(
     on the host and slower. Then that is assumed; else the job and its finding as they are."""
     from planner.advice import fine_tuned, loss_in_pieces
 
-    usual, stated = loss_in_pieces(resolved.job), "loss" in spelled(resolved.trainer)[2]
-    if stated or not usual or not fine_tuned(resolved.job) or (finding.fit and not int(finding.layouts[0].offloads)):
+    value, stated = loss_in_pieces(resolved.job), "loss" in spelled(resolved.trainer)[2]
+    if stated or not value or not fine_tuned(resolved.job) or (finding.fit and not int(finding.layouts[0].offloads)):
         return resolved, finding
-    leaner = resolve(Request(**request_fields(changed_keywords(keywords, {"options": {"loss": "chunked"}}))))
+    leaner = resolve(Request(**request_fields(changed_keywords(keywords, {"options": {"loss": value}}))))
     found = search(leaner.job, pins, top)
     if not found.fit or (finding.fit and found.estimates[0].step_time[0] >= finding.estimates[0].step_time[0]):
         return resolved, finding
-    why = "logits piece by piece, as TRL and Liger do; all at once they do not fit"
+    why = "head and loss piece by piece, as Liger and TRL do; all logits at once do not fit"
     why += ", or slower with other things on the host" if finding.fit else ""
-    assumed = Assumption("loss", "chunked", why, f"--option loss={usual}")
+    assumed = Assumption("loss", value, why, f"--option loss={resolved.job.trainer.stored.loss}")
     return dataclasses.replace(leaner, assumptions=(*leaner.assumptions, assumed)), found
 
 
