@@ -72,12 +72,12 @@ def test_pure_bf16_by_hand(optimizer: str) -> None:
 
 
 def test_paged_states_live_on_the_host() -> None:
-    """Nothing of them at the peak of the GPU; they cross PCIe twice per step."""
+    """Nothing of them at the peak of the GPU; they cross PCIe both ways per step, at once."""
     found, plain = priced(asked(optimizer="paged_adam")), priced(asked(optimizer="adam"))
     states = 8 * (LINEAR + OTHERS)
     assert found.memory["optimizer_states"][0] == 0 and found.host_memory[0] == pytest.approx(states)
     bandwidth = asked().cluster.hardware.pcie_bandwidth
-    assert found.time["offload"][0] == pytest.approx(2 * states / bandwidth)
+    assert found.time["offload"][0] == pytest.approx(states / bandwidth)
     assert found.time["optimizer"][0] == pytest.approx(plain.time["optimizer"][0])
 
 
