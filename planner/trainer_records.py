@@ -102,6 +102,8 @@ class Legal:
     any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
+    offload_saved_tensors = _named("offload", "saved_tensors")
+    offload_parameters = _named("offload", "parameters")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 
     @property

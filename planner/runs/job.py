@@ -15,6 +15,7 @@ from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.runs.hardware import gpu_profile
+from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import Recipe, table
@@ -272,7 +273,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
         sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
-        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        schedule=_schedule(row, pp, vpp), **offload_of(row),
         **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
@@ -407,11 +408,3 @@ def chunk_layers(text: str) -> list[int]:
     flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
     return [chunk.count("t") for chunk in flat.split("|")]
-
-
-def _offload(row: Row) -> int:
-    """Percent of the optimizer states on the host."""
-    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
-        return 100
-    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
-    return min(int(match.group(1)), 100) if match else 0

@@ -41,7 +41,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes
+from planner.cost.memory.states import StageBytes, copied_shard
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -164,7 +164,8 @@ def state_parts(
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
     ranks = column(layout.dp) * column(layout.cp)
-    alone = (ranks == 1) & ((trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0))  # as it lies, not wrapped
+    plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
+    alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
@@ -182,10 +183,12 @@ def state_parts(
     )
     on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
     new = trainer.traffic.gradient_reduce_bytes
-    new_all = (dense / shard + expert / expert_shard) * new
+    new_layer = (unit / shard + experts / expert_shard) * new * learned
+    host = column(layout.offload_parameters) > 0
+    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
     frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
     accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
@@ -194,13 +197,15 @@ def state_parts(
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": gathered_parameters(workload, parameters) * on, "layer_weights": (unit + experts) * layer * on,
+        "gathered": gathered_parameters(workload, parameters) * on,
+        "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
-        "head_weights": head * gathered * on, "table_weights": first * gathered * on,
+        "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
+        "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
-        "new_layer": (unit / shard + experts / expert_shard) * new * learned,
+        "new_layer": new_layer,
         "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
         "copied": copied * reduced * learned,
@@ -221,7 +226,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = stages.shape_parts, stages.state_parts
-    stored = stages.stored + s["outputs"]
+    stored = stages.stored * np.minimum(stages.resident, 1.0) + s["outputs"]
     alone = t["pipelined"] == 0
     total, most = np.full_like(stored, -1.0), np.zeros_like(stored)
     activations, gradients, workspace = parts = [np.zeros_like(stored) for _ in range(3)]
@@ -291,7 +296,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         (stages.in_flight, stages.accumulated_share),
         (stages.accumulated_flight, np.ones_like(stored)),
     ):
-        there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        kept = np.minimum(count, stages.resident) / np.minimum(stages.resident, 1.0)
+        there = kept * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
         rest = always + running
