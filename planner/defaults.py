@@ -34,11 +34,11 @@ SIZES_DISAGREE = 0.1
 """Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
-TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
+TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
 """Of a fine-tuning job whose trainer has no habit of its own: the longest sequence, sequences per step, and the least per GPU.
 
-[LLaMA-Factory 0.9.5, cutoff_len 2048; unsloth, max_seq_length 2048; torchtune 0.7, recipes of Llama 3.1 with adapters: 2
-sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
+[transformers, run_clm.py: block_size 1024; TRL 1.9, SFTConfig: max_length 1024; torchtune 0.7, recipes of Llama 3.1 with adapters:
+2 sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
 """
 
 
