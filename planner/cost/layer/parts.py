@@ -43,7 +43,7 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
     model, e = shard.model, shard.element
     values = shard.tokens_split * model.hidden_size
     gathered = shard.tokens if shard.trainer.stored.gathered_inputs else shard.tokens_split
-    passes = shard.trainer.kernels.norm_passes
+    passes = shard.trainer.kernels.norm_passes if model.norm == "rmsnorm" else 1.0  # torch has a kernel for a layer norm
     fused = inside is not None and shard.trainer.kernels.transformer_engine
     width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
     return MemoryBound(
