@@ -15,8 +15,13 @@ from planner.search import Pins, search
 DOUBLINGS = 6
 """More GPUs are tried up to 64 times the number asked for."""
 SHORTEST_SEQUENCE = 512
-SMALLER_STATES = {"adam_bf16": "Adam with bf16 moments", "adam_8bit": "Adam with 8-bit moments"}
+SMALLER_STATES = {
+    "adam_bf16": "Adam with bf16 moments", "adam_8bit": "Adam with 8-bit moments",
+    "paged_adam_8bit": "Adam with 8-bit moments in pages of host memory",
+}  # fmt: skip
 """From the largest states to the smallest."""
+QUANTISED = ("nf4", "nf4_dq", "int8")
+"""Dtypes of a frozen base that save memory, the usual one first."""
 LORA_RANK = 16
 OTHER_GPUS = 3
 """Other GPUs are listed up to this many, cheapest step first."""
@@ -126,8 +131,24 @@ def _here(job: Job) -> Iterator[Iterator[Change]]:
     )
     smaller = (name for name in SMALLER_STATES if name != work.optimizer and name in job.trainer.optimizers)
     yield ((SMALLER_STATES[name], {"optimizer": name}) for name in smaller)
-    if not work.lora_rank:
-        yield iter([(f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", {"lora_rank": LORA_RANK})])
+    if work.precision != "bf16_true" and "bf16_true" in job.legal.precisions and not work.lora_rank:
+        yield iter([("weights, gradients and states in bf16", {"precision": "bf16_true"})])
+    yield _adapters(job)
+    yield _quantised(job)
+
+
+def _adapters(job: Job) -> Iterator[Change]:
+    """Adapters in place of all weights."""
+    if not job.workload.lora_rank:
+        yield f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", {"lora_rank": LORA_RANK}
+
+
+def _quantised(job: Job) -> Iterator[Change]:
+    """Adapters on a frozen base of fewer bits."""
+    dtype = next((name for name in QUANTISED if name in job.legal.frozen_weights), "")
+    if dtype and job.workload.frozen_weights == "bf16":
+        rank = job.workload.lora_rank or LORA_RANK
+        yield f"QLoRA of rank {rank}: frozen weights in {dtype}", {"lora_rank": rank, "frozen_weights": dtype}
 
 
 def _shorter(job: Job) -> list[tuple[int, int]]:
@@ -152,8 +173,7 @@ def _together(job: Job) -> Iterator[Change]:
 
 def _savings(job: Job) -> Iterator[Change]:
     """What each kind of change gives at most, the cheapest in time first."""
-    if not job.workload.lora_rank:
-        yield f"LoRA of rank {LORA_RANK}", {"lora_rank": LORA_RANK}
+    yield from [*_adapters(job), *_quantised(job)][-1:]
     smallest = [name for name in SMALLER_STATES if name in job.trainer.optimizers]
-    if smallest and job.workload.optimizer not in smallest:
+    if smallest and job.workload.optimizer not in smallest[-1:]:
         yield SMALLER_STATES[smallest[-1]], {"optimizer": smallest[-1]}

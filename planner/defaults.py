@@ -18,7 +18,7 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import Job, check_workload
 from planner.trainer import Trainer, load_trainer
-from planner.trainer_records import FineTuning
+from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
 
@@ -27,6 +27,8 @@ TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
 NO_FLASH_ATTENTION = ("Volta",)
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
+SIZES_DISAGREE = 0.1
+"""Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
@@ -53,8 +55,10 @@ class Request:
     lora_rank: int | None = None
     expert_imbalance: float | None = None
     lora_targets: str = "all"
-    frozen_weights: str = "bf16"
+    frozen_weights: str | None = None
     document_length: int = 0
+    image_tokens: int = 0
+    image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
 
@@ -87,7 +91,6 @@ def resolve(request: Request) -> ResolvedJob:
     model = load_model(request.model) if isinstance(request.model, str) else request.model
     hardware_name = request.hardware or _hardware(assumed)
     hardware = load_hardware(hardware_name)
-    usual_bandwidth = hardware.network_bandwidth
     if request.network_bandwidth is not None:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
@@ -98,7 +101,8 @@ def resolve(request: Request) -> ResolvedJob:
     rank = _lora_rank(request, trainer, assumed)
     habit = _habit(trainer, rank)
     length = _length(request, model, habit, assumed)
-    precision, optimizer = _precision(request, hardware, trainer, assumed), _optimizer(request, trainer, assumed)
+    precision = _precision(request, hardware, trainer, assumed)
+    optimizer = _optimizer(request, trainer, precision, assumed)
     imbalance = request.expert_imbalance
     if imbalance is None:
         imbalance = 0.0 if model.is_moe else 1.0
@@ -110,18 +114,20 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length, frozen_weights=request.frozen_weights,
+        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_tokens=request.image_tokens, image_encoder=request.image_encoder,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
+    assumed += _of_the_model(workload)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, hardware, usual_bandwidth),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 
@@ -184,24 +190,34 @@ def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) ->
     return rank
 
 
+def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
+    """Dtype of the base under adapters."""
+    found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
+    if request.frozen_weights is not None:
+        return request.frozen_weights
+    if rank:
+        assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
+    return found
+
+
 def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, assumed: list[Assumption]) -> str:
-    """bf16, or what device and trainer have in its place."""
+    """What the trainer takes, or fp16 where the device has no bf16."""
     if request.precision is not None:
         return request.precision
-    known = trainer.legal.precisions
-    found = "bf16" if "bf16" in known else known[0]
+    found = trainer.legal.precisions[0]
     if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops:
         found = "fp16"
     assumed.append(Assumption("precision", found, PRECISIONS[found], "--precision"))
     return found
 
 
-def _optimizer(request: Request, trainer: Trainer, assumed: list[Assumption]) -> str:
+def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list[Assumption]) -> str:
     """Adam, or what the trainer takes in its place."""
     if request.optimizer is not None:
         return request.optimizer
     found = trainer.legal.fine_tuning.optimizer or "adam"
-    assumed.append(Assumption("optimizer", found, OPTIMIZERS[found], "--optimizer"))
+    why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS[found]
+    assumed.append(Assumption("optimizer", found, why, "--optimizer"))
     return found
 
 
@@ -224,6 +240,29 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _of_the_model(workload: Workload) -> list[Assumption]:
+    """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
+    model, found = workload.model, []
+    counted, stated = total_parameters(model), model.published_parameters
+    if stated and abs(counted / stated - 1.0) > SIZES_DISAGREE:
+        why = f"its sizes give {format_count(counted)}, published are {format_count(stated)}: a size of its file is wrong"
+        found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
+    if model.quantised:
+        kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
+        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
+    if model.vision:
+        images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
+        value = f"{format_count(model.vision.parameters)} parameters, {workload.image_encoder}; {images}"
+        why = "it stands on the first stage, whole on every tensor rank"
+        found.append(Assumption("image encoder", value, why, "--image-tokens and --image-encoder"))
+    if model.is_sparse:
+        value = f"{model.index_top_k} keys per query, indexer trained on these"
+        why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        found.append(Assumption("sparse attention", value, why, "--model FILE"))
+    return found
 
 
 def _routing(model: ModelSpec) -> Assumption:

@@ -34,6 +34,8 @@ class FineTuning:
     """Sequences per optimizer step on one GPU, accumulated ones counted."""
     lora_rank: Annotated[int, within(0)] = 0
     """Rank of the adapters that it trains unless told otherwise."""
+    frozen_weights: str = ""
+    """Dtype of the base under adapters, where that is not bf16."""
     optimizer: str = ""
     """Its optimizer, where that is not Adam."""
 
@@ -73,7 +75,7 @@ class Legal:
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in; bf16, or else the first, unless told otherwise."""
+    """Precisions it trains in; the first unless told otherwise."""
     fine_tuning: FineTuning
     """What it fine-tunes by default."""
     frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
@@ -100,6 +102,8 @@ class Legal:
     any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
+    offload_saved_tensors = _named("offload", "saved_tensors")
+    offload_parameters = _named("offload", "parameters")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 
     @property
@@ -126,15 +130,14 @@ class Stored:
     fp16_gradient_bytes: tuple[float, float]
     """The same when training in fp16, whose gradients may be kept in half precision under the loss scale; and bytes per parameter
     of fp32 gradients that go with the optimizer states then."""
-    gradients_on_demand: bool
-    """Gradients are made by the backward pass, unit by unit, and given back after the update; else buffers for all of them are
-    there from start to end (``cost.memory.peak_points``). Its pipeline, that of torch, has receive buffers for every microbatch."""
+    gradients: Annotated[str, one_of(WORDS["gradients"])]
+    """How gradients come (``cost.memory.peak_points``), of ``WORDS``."""
     optimizer_bytes: dict[str, float]
     """Bytes per parameter of optimizer states and master weights, of every optimizer that it has."""
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
-    """Dropout is used; its masks are saved."""
+    """Dropout is used, and its masks are saved: of the model, or before adapters where those alone are trained."""
     loss: Annotated[str, one_of(WORDS["loss"])]
     """How head and loss run, of ``WORDS``."""
     logit_bytes: float
@@ -150,6 +153,11 @@ class Stored:
     """Reserved over allocated memory, minus 1."""
     memory_error: Positive
     """Standard deviation of ln(measured / predicted peak memory)."""
+
+    @property
+    def gradients_on_demand(self) -> bool:
+        """Gradients are made by the backward pass, unit by unit."""
+        return self.gradients != "buffers"
 
 
 @dataclass(frozen=True, kw_only=True)

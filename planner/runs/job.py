@@ -15,6 +15,7 @@ from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.runs.hardware import gpu_profile
+from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import Recipe, table
@@ -68,18 +69,43 @@ def default_of(row: Row, name: str, otherwise: Any) -> Any:
 
 
 def precision_of(row: Row) -> str:
-    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
-    precision = row.get("precision") or "bf16"
+    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none. Pure bf16 where the text says so:
+    of the precision, of the optimizer's states, or of the framework."""
+    precision = str(row.get("precision") or "bf16").lower().replace("-", "_")
     schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
     if precision == "fp8":
         return next(name for pattern, name in schemes.items() if row.note(pattern))
-    return str(precision)
+    if precision == "bf16" and (_says(row, _PURE) or shipped_trainer(row.entry["trainer"]).legal.precisions[0] == "bf16_true"):
+        return "bf16_true"
+    return precision
+
+
+_PURE = r"(pure|true)[ _-]?bf16|bf16[ _-](true|states|adamw?)|adamw?[ _-]?bf16|bf16 adamw?"
+_OPTIMIZERS = (
+    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"), ("adafactor", "adafactor"),
+    ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
+)  # fmt: skip
+"""What texts of optimizers say, the most specific first."""
+_TARGETS = (
+    (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all linear|all[ -]linear", "all"),
+)  # fmt: skip
+_FROZEN = (
+    (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
+    (r"fp8 base", "fp8"),
+)  # fmt: skip
+
+
+def _says(row: Row, pattern: str) -> bool:
+    """The row's precision, optimizer or notes say it, in any case."""
+    texts = (row.notes, str(row.get("precision") or ""), str(row.get("optimizer") or ""))
+    return any(re.search(pattern, text, re.IGNORECASE) for text in texts)
 
 
 def optimizer_of(row: Row, assumptions: list[str]) -> str:
-    """The optimizer by what it stores: Adam, Adam in 8 bit, Muon or SGD."""
+    """The optimizer by what it stores."""
     text = str(row.get("optimizer") or "adam").lower()
-    for pattern, name in (("8-?bit", "adam_8bit"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam")):
+    for pattern, name in _OPTIMIZERS:
         if re.search(pattern, text):
             return name
     assumptions.append(f"optimizer {text} stores what Adam stores")
@@ -91,12 +117,18 @@ def is_lora(row: Row) -> bool:
     return bool(row.get("lora_rank") or row.note(r"\b(?<![qk]-)(?<!kv-)q?lora\b"))
 
 
-def lora_rank_of(row: Row) -> int:
-    """Rank of the adapters; 0 = every weight is trained."""
+def adapters_of(row: Row) -> dict[str, Any]:
+    """Rank and targets of the adapters, and dtype of what they lie on, as fields of a workload; nothing where all is trained."""
     if not is_lora(row):
-        return 0
+        return {"lora_rank": 0}
     rank = row.note(r"rank (\d+)")
-    return int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16)))
+    frozen = next((name for pattern, name in _FROZEN if re.search(pattern, row.notes, re.IGNORECASE)), "bf16")
+    said = next((name for pattern, name in _TARGETS if row.note(pattern)), None)
+    return {
+        "lora_rank": int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16))),
+        "lora_targets": row.get("lora_targets") or said or default_of(row, "lora_targets", "all"),
+        "frozen_weights": row.get("frozen_weights") or frozen,
+    }
 
 
 def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
@@ -241,7 +273,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
         sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
-        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        schedule=_schedule(row, pp, vpp), **offload_of(row),
         **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
@@ -378,11 +410,3 @@ def chunk_layers(text: str) -> list[int]:
     flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
     return [chunk.count("t") for chunk in flat.split("|")]
-
-
-def _offload(row: Row) -> int:
-    """Percent of the optimizer states on the host."""
-    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
-        return 100
-    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
-    return min(int(match.group(1)), 100) if match else 0

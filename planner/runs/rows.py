@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from planner import library
+from planner.error_bars import KINDS, OWN_RUN
 from planner.errors import PlannerError, shown
 from planner.schema import Rule, Text, check_keys, group, mapping, one_of, value_of, within
 from planner.trainer_options import text_of
@@ -39,13 +40,15 @@ _ROW = _group(
     model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
     layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
     options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None, lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
-    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets"), _Text),
+    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets", "frozen_weights"), _Text),
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
 CLUSTER_FIGURES = ("ring_latency", "tree_latency", "network_share", "sustained_clock")
 """What a source measured of its own cluster, over the GPU's profile."""
 _FILE: dict[str, Any] = {
-    "source": _group(**dict.fromkeys(("id", "title", "where", "quality", "date"), _Text)),
+    "source": _group(
+        **dict.fromkeys(("id", "title", "where", "quality", "date"), _Text), kind=Annotated[str, one_of(KINDS)] | None
+    ),
     "hardware": _group(
         gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text, context_memory=_Text,
         **dict.fromkeys(CLUSTER_FIGURES, _Number),
@@ -82,7 +85,7 @@ class Row:
     hardware: Mapping[str, Any]
     framework: str
     about: Mapping[str, Any] = field(default_factory=dict)
-    """The source: id, title, where, quality, date."""
+    """The source: id, title, where, quality, date, kind."""
     data: Mapping[str, Any]
     """The fields of the row; model, parallel, batch and measured are always mappings."""
     generic: bool = False
@@ -105,6 +108,12 @@ class Row:
     def notes(self) -> str:
         """What the source says in addition to the numbers; empty when nothing."""
         return str(self.data.get("notes") or "")
+
+    @property
+    def made_for(self) -> str:
+        """Kind of run as its source states it; what somebody reports in an issue is a run of his own; '' = nothing says it."""
+        reported = re.search(r"\bissues? #?\d+", str(self.about.get("where") or ""))
+        return str(self.about.get("kind") or (OWN_RUN if reported else ""))
 
     @cached_property
     def entry(self) -> Mapping[str, Any]:

@@ -16,6 +16,7 @@ from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     from planner.advice import Advice
@@ -175,6 +176,11 @@ def advice_table(advice: list[Advice]) -> Table:
     )  # fmt: skip
     headings = ("change", "~step", "~tokens/s", "~USD per 1M tokens", "best layout")
     return table(*headings, title="What would fit", rows=rows)
+
+
+def trained(work: Workload) -> str:
+    """Adapters in the title of a job, which says nothing where every weight is trained."""
+    return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""
 
 
 def print_prediction(console: Console, plan: Plan) -> None:

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.eager_kernels import EAGER, STRIDED_SLOWDOWN, eager
 from planner.cost.layer.operators import (
     NEVER,
@@ -15,6 +16,7 @@ from planner.cost.layer.operators import (
     Shard,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.sparse_attention import absorbed_queries, indexer, sparse_core, sparse_exchange
 from planner.layout import CpMethod, Module
 from planner.workload import LOW_PRECISIONS
 
@@ -24,7 +26,10 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, tp, tokens = shard.model, shard.tp, shard.tokens
     h = float(model.hidden_size)
     output_size = model.attention_output_size / tp
-    operators: list[Operator] = [norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
+    operators: list[Operator] = [
+        norm(shard, "attention_norm", "qkv", "mla_down", "mla_q_up", *(("mlp_up",) if model.norms_per_layer == 1 else ()),
+             inside=None if model.is_mla else NEVER)  # fmt: skip
+    ]
     operators += _projections(shard)
     apart = shard.trainer.kernels.separate_projections
     if model.is_mla:  # down projections are whole on every rank: their input is not gathered
@@ -32,7 +37,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     else:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _qkv_copies(shard)
-    operators += _core_attention(shard)
+    operators += [*indexer(shard), *sparse_core(shard)] if model.is_sparse else _core_attention(shard)
     operators += linear(
         shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
     )
@@ -42,7 +47,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators.append(norm(shard, "attention_post_norm"))
     operators += rank_order(shard, "attention", NEVER)
     collectives = tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
-    return operators, collectives + context_exchange(shard)
+    return operators, collectives + (sparse_exchange(shard) if model.is_sparse else context_exchange(shard))
 
 
 def _projections(shard: Shard) -> list[Operator]:
@@ -70,12 +75,12 @@ def _projections(shard: Shard) -> list[Operator]:
         heads = linear(shard, "mla_down", shard.tokens_split, down_size, h, kept=shard.tokens_split * down_size * e)
         heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
                                  backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
-                                 kept=tokens * down_size * shard.input_element))  # fmt: skip
+                                 kept=tokens * down_size * shard.input_element * read_again(shard, "qkv", "mla_q_up")))  # fmt: skip
         source = float(rank_q) if rank_q else h  # queries that are not compressed come from the hidden state itself
         heads += linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
         heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                        saved=tokens * (key + value) * e)  # fmt: skip
+                        saved=absorbed_queries(shard) if model.is_sparse else tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.position == "rope" and _scaled_rope(shard):
         heads.append(eager(shard, "scaled_rope", rotated / e, "rope", module=Module.MLA_UP_PROJECTION | REPEATED))
@@ -120,7 +125,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
             *_attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
-    mask = float(shard.trainer.stored.dropout)
+    mask = shard.dropout
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)

@@ -48,6 +48,12 @@ class Operator:
     """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
     kept_by_recompute: bool = False
     """Full recompute does not repeat it, and what it keeps stays."""
+    repeats: float = 1.0
+    """Equal ones that it stands for: seconds and FLOP are of one, bytes and launches of all."""
+    forward_only: bool = False
+    """Its weights and inputs are frozen: no backward pass."""
+    again: bool = False
+    """It runs once more in the backward pass, whatever is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +90,14 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
-    documents: float
+    documents: Number
     """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
     """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
+    head_dim: float = 0.0
+    """Width of its heads where it is not the text model's: an image encoder's, not causal and without windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,6 +110,22 @@ class MemoryBound(Operator):
     """Bytes read and written forward."""
     backward: Number
     """Bytes read and written backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredRows(Operator):
+    """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
+
+    flop: tuple[Number, Number]
+    """Forward and backward, what is repeated counted."""
+    gathered: tuple[Number, Number]
+    """Bytes of rows that all heads of one pass read together, forward and backward."""
+    efficiency: float
+    """Part of the bf16 peak."""
+    model_flop: Number
+    """FLOP forward that count as the model's."""
+    heads: Number = 1.0
+    """Query heads of one rank; so many passes gather as the device needs for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,6 +225,11 @@ class Shard:
         return self.tokens / self.split
 
     @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
+
+    @property
     def element(self) -> float:
         """Bytes of one activation."""
         return self.workload.element
@@ -254,6 +283,21 @@ def logit_bytes(shard: Shard) -> float:
     if shard.element < 4 or not alive:
         return alive
     return max(8.0, alive - 2.0)
+
+
+LOSS_PIECE = 1024.0
+"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
+
+[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
+"""
+
+
+def loss_share(shard: Shard) -> Number:
+    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
+    if shard.trainer.stored.loss in ("full", "kept"):
+        return 1.0
+    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
+    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
 
 
 def loss_bytes(shard: Shard) -> float:

@@ -126,6 +126,8 @@ class StageParameters:
     """Low-rank adapters, when only those are trained."""
     linear: Floats
     """The part of ``dense`` that is linear layers: no embedding, head, norm or router."""
+    image_encoder: Floats
+    """The part of ``dense`` in an image encoder, on the first stage."""
 
     @property
     def all(self) -> Floats:
@@ -136,7 +138,7 @@ class StageParameters:
         """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
         if workload.lora_rank:
             return self.adapters, np.zeros_like(self.expert)
-        return self.dense, self.expert
+        return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
     def updated(self, workload: Workload, layout: Layout) -> Floats:
         """Parameters whose optimizer states live on one rank."""
@@ -146,11 +148,14 @@ class StageParameters:
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
 
-def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> StageParameters:
+def stage_parameters(
+    workload: Workload, layout: Layout, stages: Stages, separate: bool = False
+) -> StageParameters:
     """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
 
     Key and value projections are repeated when tp exceeds the number of key-value heads. An embedding that is tied, or
     that prediction modules look tokens up in, is stored twice when first and last stage differ.
+    ``separate``: of projections that read the same input, each has an adapter of its own.
     [parameters.count_parameters; as Megatron's own model has them]
     """
     model, counts = workload.model, count_parameters(workload.model)
@@ -165,7 +170,7 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     head = np.minimum(stages.head, 1.0)
     dense = (
         (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * others
-        + stages.embedding * (table + counts.position_embedding)
+        + stages.embedding * (table + counts.position_embedding + counts.vision)
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
@@ -174,8 +179,9 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
         (stages.dense + stages.moe) * plain + stages.dense * counts.mlp_sharded / tp + stages.moe * counts.shared_experts / tp
     )
     unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
-    rank = float(workload.lora_rank)
-    adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
+    attention, plain, routed = _adapter_widths(workload, layout, separate)
+    width = (stages.dense + stages.moe) * attention + stages.dense * plain + stages.moe * routed
+    adapters = workload.lora_rank * width / tp
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
@@ -183,18 +189,27 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
         largest_expert_unit=experts,
         adapters=adapters,
         linear=linear,
+        image_encoder=stages.embedding * counts.vision,
     )
 
 
-def _adapter_width(model: ModelSpec, targets: str) -> float:
-    """Inputs plus outputs of the adapted linear layers of one layer: a low-rank pair has r (in + out) parameters."""
-    h, width = model.hidden_size, model.ffn_size
+def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple[float, float, Floats]:
+    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: attention, MLP, experts of one rank.
+
+    ``separate``: query, key and value, gate and up have an adapter each, which all read the same input; else one.
+    """
+    model, targets, pairs = workload.model, workload.lora_targets, 1.0 + separate * (workload.model.num_mlp_matrices - 2)
+    h, matrices = float(model.hidden_size), model.num_mlp_matrices - 1
     if targets == "qv":
-        return float(2 * h + model.query_size + model.value_size)
-    projections = h + model.query_size + model.key_size + model.value_size
-    output = (model.attention_output_size + h) * (targets != "qkv")
-    mlp = (h + (model.num_mlp_matrices - 1) * width) + (width + h)
-    return float(projections + output + mlp * (targets == "all"))
+        return (2.0 if separate else 1.0) * h + model.query_size + model.value_size, 0.0, np.zeros((1, 1))
+    attention = (3.0 if separate else 1.0) * h + model.query_size + model.key_size + model.value_size
+    attention += (model.attention_output_size + h) * (targets != "qkv")
+
+    def mlp(width: float) -> float:
+        return (pairs * h + matrices * width + width + h) * (targets == "all" and width > 0)
+
+    experts = mlp(float(model.expert_ffn_size)) * model.num_experts / (column(layout.ep) * column(layout.etp))
+    return attention, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
 
 def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
@@ -204,8 +219,9 @@ def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
 
 
 def host_share(workload: Workload, layout: Layout) -> Floats:
-    """Part of the optimizer states in host memory: what is offloaded, and all pages of a paged optimizer."""
-    return np.where(workload.optimizer in PAGED, 1.0, column(layout.offload_optimizer) / 100.0)
+    """Part of the optimizer states in host memory: what is offloaded, all where weights are, and all pages of a paged optimizer."""
+    moved = np.maximum(column(layout.offload_optimizer) / 100.0, column(layout.offload_parameters))
+    return np.where(workload.optimizer in PAGED, 1.0, moved)
 
 
 def gathered_bytes(workload: Workload) -> float:

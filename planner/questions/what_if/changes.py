@@ -10,7 +10,6 @@ from typing import Any
 
 from planner import library, units
 from planner.defaults import Request, ResolvedJob, resolve
-from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.keywords import flag_of
@@ -172,9 +171,7 @@ class Variant:
         hardware = found.job.cluster.hardware
         for flag, factor in self.figures:
             hardware = scaled(flag, hardware, factor)
-        usual = load_hardware(found.hardware).network_bandwidth
-        kind = kind_of(found.job.workload, hardware, usual)
-        return dataclasses.replace(on_cluster(found, hardware=hardware), kind=kind)
+        return on_cluster(found, hardware=hardware)
 
 
 def base_variant(resolved: ResolvedJob) -> Variant:
@@ -227,6 +224,6 @@ def _count(flag: str, now: int, value: Value) -> int:
     count = round(exact)
     if not math.isclose(exact, count, rel_tol=1e-6):
         raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
-    if count < 1 and flag not in ("lora_rank", "document_length"):
+    if count < 1 and flag not in ("lora_rank", "document_length", "image_tokens"):
         raise PlannerError(f"{flag_of(flag)} {value.text}: it must be a whole number from 1")
     return count
