@@ -256,6 +256,9 @@ class Host:
     tensor_parallel_host_factor: float
     """Host work per kernel with tensor parallelism over that without: above 1 where every operation is dispatched through
     a distributed tensor."""
+    expert_overlap_host_factor: float
+    """Host work per kernel with the exchange of experts overlapped over that without: layers are cut into nodes, each with streams,
+    events and a backward pass of its own."""
     unit_host_time: Seconds
     """Seconds of host work in each pass around one layer whose sharded weights are gathered for it: hooks, the collectives and
     copies they launch, and what they free."""

@@ -7,6 +7,7 @@ from planner.cost.estimate import estimate
 from planner.cost.layer.operators import Shard
 from planner.cost.layer.routing import busiest
 from planner.cost.layer.transformer_layer import layer
+from planner.cost.price.stage_times import _launch_time
 from planner.defaults import Request, resolve
 from planner.errors import PlannerError
 from planner.layout import Layout
@@ -80,3 +81,14 @@ def test_experts_in_a_loop_wait_for_the_host() -> None:
         for trainer in (job_.trainer, loop)
     ]
     assert found[1] > 10 * found[0]
+
+
+def test_overlapped_experts_take_the_host_longer() -> None:
+    """Times ``expert_overlap_host_factor`` where several ranks exchange, alone and with graphs as before."""
+    job_ = resolve(Request(model="qwen3-30b-a3b", num_gpus=8, hardware="b200-sxm", trainer="megatron")).job
+    trainer = job_.trainer.replace(overlap=sorted({*job_.trainer.traffic.overlap, "ep"}))
+    assert trainer.host.expert_overlap_host_factor == 1.5
+    for ranks, factor in ((8, 1.5), (1, 1.0)):
+        layout = Layout(dp=8, ep=ranks, num_microbatches=1)
+        each = [float(np.ravel(_launch_time(one, layout))[0]) for one in (job_.trainer, trainer)]
+        assert each[1] == pytest.approx(factor * each[0])
