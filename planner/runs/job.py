@@ -275,7 +275,7 @@ _SELECTIVE = {
 
 
 def _recompute(row: Row, pp: int) -> dict[str, int]:
-    """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
+    """Mode, modules and layers of a text such as 'full', '10 layers full', 'every second layer full', 'selective: mlp'."""
     stated = row.get("recompute")
     text = str(default_of(row, "recompute", "none") if stated is None else stated).strip().lower()
     if text == "full except attention output" and row.options.get("attention_output", "kept") == "kept":
@@ -285,6 +285,8 @@ def _recompute(row: Row, pp: int) -> dict[str, int]:
     layers = re.fullmatch(r"(\d+) layers full", text)
     if layers:
         return {"recompute": Recompute.FULL, "recompute_layers": int(layers.group(1))}
+    if text == "every second layer full":
+        return {"recompute": Recompute.FULL, "recompute_layers": max(row.get("model.layers") // pp // 2, 1)}
     if text in ("none", "full"):
         return {"recompute": Recompute.FULL if text == "full" else Recompute.NONE}
     match = re.fullmatch(r"selective:\s*(.*)", re.sub(r"\([^)]*\)", "", text).strip())
