@@ -25,7 +25,7 @@ FLOORS: tuple[tuple[int, str], ...] = (
     (0, "errors arrays"),
     (0, "units library"),
     (0, "schema detect"),
-    (1, "layout curves. hugging_face"),
+    (1, "layout curves. hugging_face linear_attention"),
     (1, "model hardware. trainer_records"),
     (1, "trainer"),
     (2, "workload cluster costs keywords"),

@@ -97,6 +97,30 @@ def _preset(name: str) -> ModelSpec | None:
     return models.load_model(found) if found else None
 
 
+def model_columns(model: ModelSpec) -> dict[str, Any]:
+    """A model in the fields of a row."""
+    found: dict[str, Any] = {
+        "name": model.name, "hidden": model.hidden_size, "layers": model.num_layers, "heads": model.num_heads,
+        "kv_heads": model.num_kv_heads, "head_dim": model.head_dim, "ffn": model.ffn_size, "gated": model.gated,
+        "vocab": model.vocab_size, "tied_embeddings": model.tied_embeddings,
+    }  # fmt: skip
+    if model.is_moe:
+        found |= {"experts": model.num_experts, "topk": model.top_k, "moe_ffn": model.expert_ffn_size,
+                  "shared_experts": model.num_shared_experts, "dense_layers": model.num_dense_layers}  # fmt: skip
+    return found
+
+
+def completed(row: Row) -> Row:
+    """The row with the sizes of the preset of its name where it leaves heads open; nothing that it states is changed."""
+    model = row.data["model"]
+    preset = None if model.get("heads") else _preset(model.get("name") or "")
+    known = model_columns(preset) if preset else {}
+    if any(model.get(key) not in (None, known.get(key)) for key in ("hidden", "layers", "experts")):
+        return row
+    stated = {key: value for key, value in model.items() if value is not None}
+    return dataclasses.replace(row, data={**row.data, "model": {**known, **stated}}) if preset else row
+
+
 def model_of(row: Row) -> ModelSpec:
     """The row's model; details that the schema has no field for come from the preset of that name, when sizes agree."""
     heads = row.get("model.heads")
@@ -123,7 +147,10 @@ def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | 
     mla = m.get("attention") == "mla"
     if mla and (preset is None or not preset.is_mla):
         raise UnsupportedError(f"model not stated: the MLA sizes of '{m.get('name')}'")
-    base: dict[str, Any] = dataclasses.asdict(preset) if preset else _generic(m, position)
+    if preset and preset.linear and preset.num_layers != m["layers"]:
+        raise UnsupportedError(f"model not stated: which of the {m['layers']} layers of '{m.get('name')}' have linear attention")
+    fields = dataclasses.fields(ModelSpec)
+    base: dict[str, Any] = {one.name: getattr(preset, one.name) for one in fields} if preset else _generic(m, position)
     base |= {
         "name": m.get("name") or "model", "num_layers": m["layers"], "hidden_size": m["hidden"], "num_heads": heads,
         "num_kv_heads": heads if mla else kv_heads, "ffn_size": m.get("ffn") or m.get("moe_ffn"), "gated": m["gated"],
@@ -137,7 +164,8 @@ def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | 
     if base.get("position") == "learned":
         base["num_position_embeddings"] = m["seq"]
     base |= _experts(m, preset) | _window(m, preset)
-    base["vocab_size"] = m.get("vocab") or _vocabulary(base, m)
+    same = preset is not None and preset.num_layers == m["layers"]
+    base["vocab_size"] = m.get("vocab") or (preset.vocab_size if preset and same else _vocabulary(base, m))
     return ModelSpec(**base)
 
 
@@ -153,8 +181,8 @@ def _generic(m: Mapping[str, Any], position: str | None) -> dict[str, Any]:
 
 def _experts(m: Mapping[str, Any], preset: ModelSpec | None) -> dict[str, Any]:
     if not m.get("experts"):
-        plain = {"num_experts": 0, "top_k": 0, "expert_ffn_size": 0, "num_shared_experts": 0, "num_dense_layers": 0}
-        return {**plain, "shared_expert_ffn_size": 0, "moe_layer_interval": 1}
+        plain = dict.fromkeys(("num_experts", "top_k", "expert_ffn_size", "num_shared_experts", "num_dense_layers"), 0)
+        return {**plain, "shared_expert_ffn_size": 0, "expert_hidden_size": 0, "moe_layer_interval": 1}
     shared = m.get("shared_experts") or 0
     width = m.get("moe_ffn") or m.get("ffn")
     same = preset is not None and preset.num_shared_experts == shared

@@ -1,6 +1,8 @@
 """Which layers and parameters each pipeline stage holds: first, a middle one, last; shape (N, 3) everywhere. How many of the
 parameters a rank holds, trains and updates, by state sharding."""
 
+import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,6 +10,7 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
 from planner.layout import Layout, is_v_shaped
+from planner.linear_attention import LayerKind
 from planner.model import ModelSpec
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -85,10 +88,11 @@ def split_stages(model: ModelSpec, layout: Layout) -> Stages:
     layers = np.stack([first, middle, last], axis=-1)
     one = np.ones(rows)
     at_first, at_last = np.stack([one, pp <= 2, single], axis=-1), np.stack([single, single, one], axis=-1)
-    moe = _moe_layers(model, layers, pp) + at_last * model.mtp_layers * bool(model.num_moe_layers)
+    more = at_last * model.mtp_layers * model.layers_per_mtp
+    moe = _moe_layers(model, layers, pp) + more * bool(model.num_moe_layers)
     at_head = np.where(np.broadcast_to(is_v_shaped(layout.schedule), (rows,))[..., None], at_first, at_last)
     return Stages(
-        dense=layers + at_last * model.mtp_layers - moe,
+        dense=layers + more - moe,
         moe=moe,
         embedding=at_first,
         head=(1.0 + model.mtp_layers) * at_head,
@@ -150,13 +154,8 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     that prediction modules look tokens up in, is stored twice when first and last stage differ.
     [parameters.count_parameters; as Megatron's own model has them]
     """
-    model, counts = workload.model, count_parameters(workload.model)
-    tp = column(layout.tp)
-    repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
-    attention = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
-    mlp = counts.mlp_sharded / tp + counts.mlp_replicated
-    others = counts.shared_experts / tp + counts.router
-    experts = counts.expert * model.num_experts / (column(layout.ep) * column(layout.etp))
+    model, counts, tp = workload.model, count_parameters(workload.model), column(layout.tp)
+    attention, mlp, others, experts = _per_layer(model, layout, model.layer_kinds)
     table = counts.input_embedding / tp
     copy = table if model.tied_embeddings or model.mtp_layers else 0.0
     head = np.minimum(stages.head, 1.0)
@@ -166,25 +165,45 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
-    unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
+    alone = [_per_layer(model, layout, [one._replace(share=1.0)]) for one in model.layer_kinds]
+    unit = functools.reduce(np.maximum, [
+        one[0] + (one[1] if not model.is_moe else np.maximum(one[2], one[1] * (model.num_plain_layers > 0))) for one in alone
+    ])  # fmt: skip
     rank = float(workload.lora_rank)
     adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
         largest_dense_unit=unit,
-        largest_expert_unit=experts,
+        largest_expert_unit=functools.reduce(np.maximum, [one[3] for one in alone]),
         adapters=adapters,
+    )
+
+
+def _per_layer(model: ModelSpec, layout: Layout, kinds: Sequence[LayerKind]) -> tuple[Floats, Floats, Floats, Floats]:
+    """Parameters on one rank of the mixers and norms of a layer, its dense MLP, shared experts with the router, routed experts;
+    the mean of some kinds of layers."""
+    counts, tp = count_parameters(model, kinds), column(layout.tp)
+    repeat = np.maximum(tp / model.num_kv_heads, 1.0) - 1.0
+    mixer = (counts.attention_sharded + repeat * counts.key_value_weights) / tp + counts.attention_replicated
+    experts = counts.expert * model.num_experts / (column(layout.ep) * column(layout.etp))
+    return (
+        mixer,
+        counts.mlp_sharded / tp + counts.mlp_replicated,
+        counts.shared_experts / tp + counts.router,
+        experts,
     )
 
 
 def _adapter_width(model: ModelSpec, targets: str) -> float:
     """Inputs plus outputs of the adapted linear layers of one layer: a low-rank pair has r (in + out) parameters."""
-    h, width = model.hidden_size, model.ffn_size
-    projections = h + model.query_size + model.key_size + model.value_size
-    output = (model.attention_output_size + h) * (targets != "qkv")
-    mlp = (h + (model.num_mlp_matrices - 1) * width) + (width + h)
-    return float(projections + output + mlp * (targets == "all"))
+    h, width, linear = model.hidden_size, model.ffn_size, model.linear
+    attention = h + model.query_size + model.query_gate_size + model.key_size + model.value_size
+    attention += (model.attention_output_size + h) * (targets != "qkv")
+    own = 2 * h + linear.input_size + linear.value_size if linear and targets == "all" else 0
+    mlp = ((h + (model.num_mlp_matrices - 1) * width) + (width + h)) * (targets == "all")
+    mixers = {"attention": attention, "linear": own, "none": 0}
+    return float(sum(one.share * (mixers[one.mixer] + one.mlp * mlp) for one in model.layer_kinds))
 
 
 def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
