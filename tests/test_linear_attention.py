@@ -14,9 +14,10 @@ from planner.cost.layer.linear_layer import backward_bytes, linear_block, traffi
 from planner.cost.layer.operators import Collective, Operator, Scan, Shard
 from planner.cost.layer.transformer_layer import layer
 from planner.cost.parameters import count_parameters, total_parameters
-from planner.cost.price.compute import KIMI_SLOWDOWN, SCAN_STEP, price
+from planner.cost.price.compute import KIMI_SLOWDOWN, MAMBA_PRODUCTS, SCAN_BACKWARD, SCAN_STEP, price
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.errors import PlannerError
+from planner.hardware import load_hardware
 from planner.layout import Layout, Recompute
 from planner.linear_attention import LayerKind, LinearAttention
 from planner.model import ModelSpec, from_hugging_face, load_model
@@ -149,6 +150,38 @@ def test_seconds_of_a_scan_by_hand() -> None:
             wanted = slower * (per_head * forward.together / rate + carried) + 6 * hardware.launch_floor
             assert float(np.sum(price(operators, shard, hardware)["scan"].forward)) == pytest.approx(wanted)
             assert (carried == S / 64 * SCAN_STEP) is waits
+
+
+def test_products_of_mamba_take_time_beside_its_bytes() -> None:
+    """Chunk scan on H800, 80 heads of 64, states of 128, chunks of 256: of 0.36 ns per token and head 0.14 are bytes."""
+    hardware = HARDWARE["h100-sxm"]
+    rate = min(0.75 * hardware.memory_bandwidth, 20e9 * hardware.compute_units)
+    moved, products = (2 * 128 + 64 * 128 / 256 * 2 + 24) / rate, (64 * 256 + 2 * 64 * 128) / (MAMBA_PRODUCTS * 132)
+    assert moved * 1e9 == pytest.approx(0.137, abs=0.002) and products * 1e9 == pytest.approx(0.36 - 0.137, abs=0.01)
+    one = scan_of(MAMBA)
+    work = Workload(model=hybrid(MAMBA), sequence_length=S, global_batch_size=8)
+    shard = Shard(workload=work, trainer=TRAINERS["megatron"], layout=Layout(), ep_stride=1.0)
+    found = price([one], shard, hardware)["scan"]
+    passes = ((one.forward, found.forward, 1.0), (one.backward, found.dgrad, SCAN_BACKWARD))
+    for number, (bytes_, got, slower) in enumerate(passes):
+        seconds = bytes_ / rate + one.products[number] / (MAMBA_PRODUCTS * hardware.compute_units)
+        wanted = slower * (seconds + one.launches[number] * hardware.launch_floor)
+        assert float(np.sum(got)) == pytest.approx(float(np.sum(wanted)))
+    assert np.sum(one.products[1]) == S * 8 * (3 * 128 * 128 + 10 * 64 * 128)
+    assert not any(scan_of(DELTA).products)
+
+
+def test_backward_pass_of_the_delta_net_as_its_own_benchmark_has_it() -> None:
+    """GB200, both passes and forward, milliseconds  [fla, README]: within 16 % where the GPU is busy."""
+    rows = ((1, 8192, 96, 1.265, 4.738), (2, 16384, 16, 1.029, 3.616), (4, 4096, 64, 1.581, 5.964))
+    for batch, length, heads, forward, both in rows:
+        linear = LinearAttention(kind="gated_delta_net", num_layers=1, key_heads=heads, key_head_dim=128, value_heads=heads,
+                                 value_head_dim=128)  # fmt: skip
+        work = Workload(model=hybrid(linear), sequence_length=length, global_batch_size=8)
+        shard = Shard(workload=work, trainer=TRAINERS["megatron"], layout=Layout(micro_batch_size=batch), ep_stride=1.0)
+        found = price(linear_block(shard)[0], shard, load_hardware("gb200-nvl72"))["scan"]
+        assert float(np.sum(found.forward)) * 1e3 == pytest.approx(forward, rel=0.16)
+        assert float(np.sum(found.dgrad)) * 1e3 == pytest.approx(both - forward, rel=0.16)
 
 
 def test_a_gate_widens_the_query_projection() -> None:

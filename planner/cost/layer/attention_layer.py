@@ -62,9 +62,8 @@ def _projections(shard: Shard) -> list[Operator]:
         query, gate = model.query_size / tp, model.query_gate_size / tp
         key_value = shard.kv_heads * (model.key_size + model.value_size) / model.num_kv_heads
         share = float(model.key_size / (model.query_size + model.query_gate_size + model.key_size + model.value_size))
-        heads = [*linear(shard, "qkv", tokens, query + gate + key_value, h,
-                         saved=tokens * (query + gate + key_value) * e, module=REPEATED, share=share,
-                         gathered=(shard.quantising_ranks, 1.0))]  # fmt: skip
+        heads = [*linear(shard, "qkv", tokens, query + gate + key_value, h, saved=tokens * (query + gate + key_value) * e,
+                         module=REPEATED, share=share, gathered=(shard.quantising_ranks, 1.0))]  # fmt: skip
         rotated = tokens * (query + key_value / 2) * e
     else:
         rank_q, rank_kv = model.q_lora_rank, model.kv_lora_rank + model.qk_rope_head_dim

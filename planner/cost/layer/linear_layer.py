@@ -37,7 +37,7 @@ def linear_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         _convolution(shard),
         *_prepared(shard),
         scan(shard),
-        MemoryBound(name="gated_norm", kind="elementwise", forward=3 * tokens * inner * e, backward=5 * tokens * inner * e,
+        MemoryBound(name="gated_norm", kind="norm", forward=3 * tokens * inner * e, backward=5 * tokens * inner * e,
                     kept=tokens * inner * shard.input_element, launches=(1.0, 2.0)),
         *linear(shard, "linear_out", tokens, h, inner, module=REPEATED, gathered=(1.0, shard.quantising_ranks)),
         residual(shard, "linear_residual"),
@@ -60,7 +60,7 @@ def _convolution(shard: Shard) -> Operator:
     again = 2.0 if m.kind == "mamba2" else 0.0
     nothing = 0.0 * values
     return Scan(name="convolution", forward=2.0 * values, backward=(3.0 + again) * values, carried=(nothing, nothing),
-                steps=(nothing, nothing), flop=2.0 * m.conv_kernel * shard.tokens * m.conv_size / shard.tp,
+                steps=(nothing, nothing), products=(nothing, nothing), flop=2.0 * m.conv_kernel * shard.tokens * m.conv_size / shard.tp,
                 kept=nothing if again else values, launches=(1.0, 2.0))  # fmt: skip
 
 
@@ -79,14 +79,18 @@ def _low_rank_gates(shard: Shard) -> list[Operator]:
 
 def _prepared(shard: Shard) -> list[Operator]:
     """L2 norms of queries and keys, their repetition for every value head, copies of values and of the output in the order of the
-    kernels; the scan keeps queries and keys as normalised and repeated.
+    kernels; the scan keeps queries and keys as normalised and repeated. Mamba-2 in Megatron, whose tensors have the sequence
+    first: its input and output copied from several sequences, a view of one.
 
     Forward 4 K for the norms, 2 K + 2 H d_k written for all value heads, 2 V + 2 V copied; backward one read more of the norms.
     [Megatron Core, gated_delta_net/common.py, _prepare_input_for_gated_delta_rule; transformers, modeling_qwen3_next.py]
     """
     m, tokens, e = _sizes(shard), shard.tokens, shard.element
     if m.kind == "mamba2":
-        return []
+        several = (shard.batch > 1.0) * float(shard.trainer.kernels.transformer_engine)
+        order = several * 2.0 * tokens * (m.input_size + m.value_size) / shard.tp * e
+        return [MemoryBound(name="linear_inputs", kind="copy", forward=order, backward=order,
+                            launches=(2.0 * several, 2.0 * several))]  # fmt: skip
     keys, repeated, values = (size / shard.tp for size in (m.key_size, m.value_heads * m.key_head_dim, m.value_size))
     apart = m.value_heads > m.key_heads
     moved = 4.0 * keys + apart * (2.0 * keys + 2.0 * repeated) + 4.0 * values
@@ -99,7 +103,8 @@ def scan(shard: Shard) -> Scan:
     """The recurrence over the sequence in chunks: what is inside a chunk as matrix products, and a state from chunk to chunk.
 
     Kept: its output; the triangular matrix of each chunk, C per token and head; decays in fp32 (Kimi: those of each channel are
-    made again from the gate, which is kept; so are the states of the chunks). FLOP per token, causal halves counted once:
+    made again from the gate, which is kept; so are the states of the chunks). FLOP per token, causal halves counted once; those of
+    Mamba-2 take time of their own, backward H (3 d_v C + 10 d_k d_v): states again, their gradient, those of x, B, C and C B^T:
     Mamba-2            G d_k C + H (d_v C + 4 d_k d_v)                       [arXiv 2405.21060, section 6, block decomposition]
     delta rules        H (C (3 d_k + 2 d_v) + C^2 / 3 + 6 d_k d_v)           [arXiv 2412.06464, section 3.3; 2510.26692]
     """
@@ -109,18 +114,18 @@ def scan(shard: Shard) -> Scan:
     dk, dv, groups = float(m.key_head_dim), float(m.value_head_dim), m.key_heads / m.value_heads
     if m.kind == "mamba2":
         kept, flop = dv * e, groups * dk * chunk + dv * chunk + 4.0 * dk * dv
-        launches = (6.0, 14.0)
+        launches, products = (6.0, 14.0), (flop, 3.0 * dv * chunk + 10.0 * dk * dv)
     else:
         triangles = 2.0 if m.gate_rank else 1.0
         kept = dv * e + triangles * chunk * e + 8.0
         flop = chunk * (3.0 * dk + 2.0 * dv) + chunk * chunk / 3.0 + 6.0 * dk * dv
-        launches = (6.0, 9.0)
+        launches, products = (6.0, 9.0), (0.0, 0.0)
     one = shard.workload.sequence_length / chunk * np.ones_like(shard.tp)
     passed = 0.0 if m.kind == "mamba2" else 1.0
     return Scan(
         name="scan", module=NEVER, forward=heads * forward.together, backward=heads * backward.together,
         carried=(heads * forward.carried, heads * backward.carried), steps=(passed * one, 2.0 * passed * one),
-        flop=heads * flop, kept=heads * kept, launches=launches,
+        products=(heads * products[0], heads * products[1]), flop=heads * flop, kept=heads * kept, launches=launches,
     )  # fmt: skip
 
 

@@ -115,6 +115,8 @@ class Scan(Operator):
     """Bytes that the kernels read and write which carry a state from chunk to chunk, forward and backward."""
     steps: tuple[Number, Number]
     """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
+    products: tuple[Number, Number]
+    """FLOP of matrix products that take time beside the bytes, forward and backward."""
     flop: Number
     """FLOP forward."""
 

@@ -43,6 +43,14 @@ Between two sets of kernels on L40S, RTX PRO 6000, H100, H200, B200, B300, GB200
 shapes): 0.80 and 21.5e9 fit the faster one within 7 %, 16 % more time the slower, which is the one that training uses. Causal
 convolutions reach as much. [tables of linear attention of serving engines, 2026-11, chunk_gated_delta_rule, causal_conv1d_fn]
 """
+SCAN_BACKWARD = 1.2
+"""Time per byte of the backward pass of a scan over that of its forward pass: GB200, gated delta net, 96 heads of 8k tokens 4.74 ms
+both passes and 1.27 forward, 16 heads of 16k 3.62 and 1.03, 64 heads of 4k 5.96 and 1.58; 1.15 to 1.22.  [fla, README, benchmark]
+"""
+MAMBA_PRODUCTS = 1.1e12
+"""FLOP/s per multiprocessor of the products of Mamba-2, beside the time of their bytes: the chunk scan of mamba_ssm reaches 91 TFLOP/s
+on H800 (80 heads of 64, states of 128, chunks of 256, 8k to 32k tokens), 0.36 ns per token and head, of which 0.14 are its bytes.
+[tilelang, benchmark/mamba2, the baseline of Triton 3.5, mamba-ssm 2.2.6]"""
 SCAN_STEP = 1.7e-6
 """Seconds of one chunk of 64 tokens in the kernel of a delta rule that carries the state: with 2 to 4 heads and one sequence
 the whole scan takes 24 to 33 ns per token on all eight devices; 32 heads take less than twice as long. [the same tables]"""
@@ -146,9 +154,9 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
 def _scan(one: Scan, shard: Shard, hardware: HardwareProfile) -> Work:
     """Bytes of the kernels that work on all chunks at once, and of those that carry a state, or their steps if that is longer:
 
-        t = a (bytes / W_s + max(carried / W_s, chunks t_step)) + launches,   W_s = min(0.75 W, 20e9 multiprocessors)
+        t = a (bytes / W_s + max(carried / W_s, chunks t_step) + FLOP / R) + launches,   W_s = min(0.75 W, 20e9 multiprocessors)
 
-    a: 1, or KIMI_SLOWDOWN. Tensor cores are busy for less than a tenth of it.  [Scan: 20 to 60 FLOP per byte]
+    a: SCAN_BACKWARD in the backward pass, times KIMI_SLOWDOWN; FLOP: of Mamba-2, in the others they hide behind the bytes.
     """
     linear, (share, each) = shard.model.linear, SCAN_BANDWIDTH
     slower = KIMI_SLOWDOWN if linear is not None and linear.gate_rank else 1.0
@@ -156,9 +164,10 @@ def _scan(one: Scan, shard: Shard, hardware: HardwareProfile) -> Work:
 
     def seconds(together: Number, number: int) -> Number:
         carried = np.maximum(one.carried[number] / rate, one.steps[number] * SCAN_STEP)
-        return slower * (together / rate + carried) + one.launches[number] * hardware.launch_floor
+        products = one.products[number] / (MAMBA_PRODUCTS * hardware.compute_units)
+        return slower * (together / rate + carried + products) + one.launches[number] * hardware.launch_floor
 
-    return Work(forward=seconds(one.forward, 0), dgrad=seconds(one.backward, 1), flop=one.flop)
+    return Work(forward=seconds(one.forward, 0), dgrad=SCAN_BACKWARD * seconds(one.backward, 1), flop=one.flop)
 
 
 def gemm_dtype(shard: Shard, low_precision: bool, hardware: HardwareProfile) -> str:
