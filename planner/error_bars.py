@@ -1,11 +1,13 @@
-"""Error bars: how far measured runs lay from what was predicted for them, by what kind of run it is.
+"""Error bars: how far measured runs lay from what was predicted for them, by kind of user, trainer and generation of GPU.
 
 The table ``profiles/error_bars.yaml`` is made from the residuals ln(measured / predicted) of the published runs
-(``tools/evidence/bars.py``). The most specific entry that had enough sources answers; where nothing like a job was
-ever measured a wider class of runs does, and its bar is the wider for it.
+(``tools/evidence/bars.py``). The most specific class that has runs answers. A class with few campaigns lies near the wider
+class around it, whose bar answers alone where nothing like a job was ever measured.
 """
 
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +17,14 @@ from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.schema import Rule, value_of, within
 from planner.trainer import Trainer
-from planner.workload import LOW_PRECISIONS, Workload
+from planner.workload import Workload
 
 QUANTITIES = ("step_time", "memory")
-KEYS = ("code_base", "arch", "kind")
-"""What an entry may be restricted to; an entry without any stands for all runs."""
-SLOW = "slow network"
-SLOW_NETWORK = 0.5
-"""Below this part of the usual network bandwidth a job is of the kind ``SLOW``."""
+KEYS = ("kind", "code_base", "arch")
+"""What an entry may be restricted to, the widest first; an entry without any stands for all runs."""
+PRE_TRAINING, FINE_TUNING, OWN_RUN = KINDS = ("pre-training", "fine-tuning", "own run")
+"""Kinds of run, by who made it: tables and papers of tuned pre-training; of fine-tuning; a user's own job, as issues and logs
+report it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,52 +33,57 @@ class ErrorBar:
 
     low: Annotated[float, Rule(most=1.0, above=True)]
     """5 % of the runs measured less than this times the prediction."""
+    middle: Annotated[float, Rule(above=True)]
+    """Half of them measured less."""
     high: Annotated[float, within(1.0)]
     """5 % measured more."""
     runs: int
     """Runs behind it."""
     sources: int
     """Tables, papers and logs that these runs come from."""
+    kind: str = ""
+    """Kind of run, one of KINDS; '' = any."""
     code_base: str = ""
     """Trainer of those runs, see ``Trainer.code_base``; '' = any."""
     arch: str = ""
     """Generation of their GPUs; '' = any."""
-    kind: str = ""
-    """Kind of run, see ``kind_of``; '' = any."""
 
     def interval(self, predicted: float) -> tuple[float, float]:
         """The range that a measurement falls into nine times of ten, in the unit of the prediction."""
         return predicted * self.low, predicted * self.high
 
+    def widened(self, alternatives: Sequence[float]) -> "ErrorBar":
+        """The bar when an option was not stated: ``alternatives`` are predictions with its other values over the one taken.
+
+        The error of the model and what is not known about the option are independent, their squares add on either side:
+        ln(low)^2 + ln(smallest)^2 and ln(high)^2 + ln(largest)^2.
+        """
+        low, high = min((1.0, *alternatives)), max((1.0, *alternatives))
+        return replace(
+            self, low=math.exp(-math.hypot(math.log(self.low), math.log(low))),
+            high=math.exp(math.hypot(math.log(self.high), math.log(high))),
+        )  # fmt: skip
+
     @property
     def basis(self) -> str:
         """The runs behind it, in words."""
-        what = " ".join(word for word in (self.code_base, self.arch, self.kind) if word) or "all trainers and GPUs"
+        what = ", ".join(word for word in (self.kind, self.code_base, self.arch) if word) or "all trainers and GPUs"
         return f"{self.runs} published runs of {self.sources} sources: {what}"
 
 
-def kind_of(workload: Workload, hardware: HardwareProfile, usual_bandwidth: float | None = None) -> str:
-    """'slow network', 'adapters', 'mixture of experts', 'low precision' or 'dense'; the first that holds.
-
-    ``usual_bandwidth`` is the line rate of the network in bytes/s; None = what the profile says now.
-    """
-    if usual_bandwidth is not None and hardware.network_bandwidth < SLOW_NETWORK * usual_bandwidth:
-        return SLOW
-    if workload.lora_rank:
-        return "adapters"
-    if workload.model.is_moe:
-        return "mixture of experts"
-    return "low precision" if workload.precision in LOW_PRECISIONS else "dense"
+def kind_of(workload: Workload) -> str:
+    """'fine-tuning' where adapters are trained, else 'pre-training'."""
+    return FINE_TUNING if workload.lora_rank else PRE_TRAINING
 
 
 def error_bar(quantity: str, trainer: Trainer, hardware: HardwareProfile, kind: str) -> ErrorBar:
     """The bar of 'step_time' or 'memory' for a job: the first entry of the table whose restrictions it meets."""
-    return choose(shipped()[quantity], trainer.code_base, hardware.arch, kind)
+    return choose(shipped()[quantity], kind, trainer.code_base, hardware.arch)
 
 
-def choose(bars: tuple[ErrorBar, ...], code_base: str, arch: str, kind: str) -> ErrorBar:
-    """The first bar that is restricted to nothing else than this code, generation and kind."""
-    job = {"code_base": code_base, "arch": arch, "kind": kind}
+def choose(bars: tuple[ErrorBar, ...], kind: str, code_base: str, arch: str) -> ErrorBar:
+    """The first bar that is restricted to nothing else than this kind, code and generation."""
+    job = dict(zip(KEYS, (kind, code_base, arch), strict=True))
     return next(bar for bar in bars if all(getattr(bar, key) in ("", job[key]) for key in KEYS))
 
 
@@ -84,6 +91,12 @@ def choose(bars: tuple[ErrorBar, ...], code_base: str, arch: str, kind: str) -> 
 def shipped() -> dict[str, tuple[ErrorBar, ...]]:
     """The table that comes with the planner, by quantity, the most specific entries first."""
     return read(library.profiles_directory() / "error_bars.yaml")
+
+
+def held_by_kind(quantity: str) -> dict[str, float]:
+    """Part of the published runs that the bars hold when whole campaigns are left out: by kind of run, and ``sources`` in all."""
+    data = library.read_yaml(library.profiles_directory() / "error_bars.yaml")
+    return value_of(dict[str, float], data.get("held", {}).get(quantity), "error_bars.yaml", f"held: {quantity}")
 
 
 def read(path: Path) -> dict[str, tuple[ErrorBar, ...]]:

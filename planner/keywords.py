@@ -31,6 +31,7 @@ class JobKeywords(TypedDict, total=False):
     optimizer: str | None
     lora_rank: int | None
     lora_targets: str | None
+    frozen_weights: str | None
     document_length: int | None
     """Tokens of a mean packed document."""
     expert_imbalance: float | None

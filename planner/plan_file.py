@@ -131,7 +131,7 @@ class Plan:
 
     def kind(self) -> str:
         """Kind of run, which chooses its error bar."""
-        return kind_of(self.workload, self.cluster().hardware, load_hardware(self.hardware).network_bandwidth)
+        return kind_of(self.workload)
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""

@@ -102,7 +102,7 @@ def test_latency_of_a_framework_stretches_its_network() -> None:
 
 def test_without_the_only_source_the_default_stands() -> None:
     (source,) = TRITON.sources
-    found = refit(LISTED, runs_of(source), without=source)
+    found = refit(LISTED, runs_of(source), without=[source])
     assert found[TRITON.name].value == TRITON.default and found[TRITON.name].reason == "default"
     assert found[HOPPER.name].value == HOPPER.value and found[HOPPER.name].reason == "shipped"
     assert list(found) == [one.name for one in LISTED]
@@ -124,7 +124,7 @@ def test_a_known_value_is_found_again(llama: list[Run]) -> None:
 def test_other_runs_stand_in_for_the_source_that_is_left_out() -> None:
     also = [one.source for one in HOPPER.also]
     runs = runs_of(*HOPPER.sources, *also)
-    found = refit([HOPPER], runs, without=HOPPER.sources[0])[HOPPER.name]
+    found = refit([HOPPER], runs, without=HOPPER.sources[:1])[HOPPER.name]
     assert found.reason == "fitted" and found.runs > 0
     assert abs(math.log(found.value / HOPPER.value)) < 0.1
 
@@ -161,7 +161,7 @@ def test_numbers_of_the_cost_model_do_not_hang_on_one_source(one: Constant) -> N
     whole = refit([one], runs)[one.name]
     assert whole.low <= one.value <= whole.high, whole
     for source in one.sources:
-        found = refit([one], runs, without=source)[one.name]
+        found = refit([one], runs, without=[source])[one.name]
         assert max(found.low, whole.low) <= min(found.high, whole.high), (source, found, whole)
 
 

@@ -258,9 +258,9 @@ def refused(**config: Any) -> str:
 
 
 def test_layers_that_are_not_modelled_are_refused_by_name() -> None:
-    assert "Mamba-1 layers are not modelled (model_type 'jamba')" in refused(model_type="jamba")
-    assert "lightning attention layers are not modelled" in refused(model_type="minimax_text_01")
-    assert "attention and Mamba-2 side by side layers" in refused(model_type="falcon_h1")
+    assert "model_type 'jamba' is not modelled: it has Mamba-1 layers" in refused(model_type="jamba")
+    assert "not modelled: it has layers of lightning attention" in refused(model_type="minimax_text_01")
+    assert "attention and Mamba-2 side by side in each layer" in refused(model_type="falcon_h1")
 
 
 def test_a_hybrid_wants_heads_that_fit() -> None:

@@ -30,9 +30,9 @@ from tools.evidence.appendix import appendix  # noqa: E402
 from tools.evidence.held_back import held_back_pairs  # noqa: E402
 from tools.evidence.reader import reader  # noqa: E402
 
-HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by code, generation of GPU and kind of run.
-# Written by tools/update_accuracy.py from the residuals of profiles/runs; tools/evidence/bars.py says how, docs/accuracy.md
-# how well they hold for sources that were left out.
+HEAD = """# Error bars of plan: measured / predicted of nine of ten runs, by kind of run, code and generation of GPU.
+# Written by tools/update_accuracy.py from the residuals of profiles/runs; tools/evidence/bars.py says how. held: the part of
+# the runs that they hold as a mean over sources, every campaign left out in turn.
 """
 RESIDUALS_HEAD = """# Errors of plan on the published runs, predicted / measured - 1 in percent, by source and class of run: the runs behind
 # error_bars.yaml. Written by tools/update_accuracy.py; planner/questions/report/evidence.py reads it.
@@ -48,21 +48,22 @@ def main() -> None:
     if PREDICTIONS.exists():
         print("\n".join(snapshot.report(snapshot.compare(pairs, snapshot.read(PREDICTIONS)))))
     library.write_whole(PREDICTIONS, snapshot.text(pairs))
-    print("every source held back: some minutes", file=sys.stderr)
+    print("every campaign held back: some minutes", file=sys.stderr)
     held, left = held_back_pairs(pairs)
     tables, proofs = {}, {}
     for quantity in QUANTITIES:
         found, unseen = bars.residuals(pairs, quantity), bars.residuals(held, quantity)
-        proofs[quantity] = bars.calibrated(bars.held_back(found, unseen))
-        tables[quantity] = bars.build(found, proofs[quantity]["widen"])
-    library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables)))
-    rows = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
+        rows = bars.held_back(found, unseen)
+        tails = bars.tails_of(rows)
+        proofs[quantity], tables[quantity] = bars.coverage(rows, tails), bars.build(found, tails)
+    library.write_whole(ROOT / "profiles" / "error_bars.yaml", HEAD + library.dump_yaml(bars.to_dict(tables, proofs)))
+    errors = {quantity: bars.stored_errors(pairs, bars.residuals(pairs, quantity)) for quantity in QUANTITIES}
     library.write_whole(
-        ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(bars.errors_to_dict(rows))
+        ROOT / "profiles" / "residuals.yaml", RESIDUALS_HEAD + library.dump_yaml(bars.errors_to_dict(errors))
     )
     write_ties(pairs)
     scatter(pairs, ROOT / "docs" / "accuracy.png")
-    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs)
+    notes, summary = library.read_yaml(ROOT / "docs" / "accuracy_notes.yaml"), summarise(pairs, bounded=True)
     library.write_whole(ROOT / "docs" / "accuracy.md", reader(pairs, summary, held, proofs, notes))
     library.write_whole(ROOT / "docs" / "accuracy-appendix.md", appendix(pairs, summary, held, left, proofs, notes))
 

@@ -235,7 +235,8 @@ def accuracy(paths: Sequence[File] | None = None, *, sweeps: bool = False, worst
     from planner.runs import read_runs
 
     pairs = tuple(pairs_of(read_runs(None if paths is None else [Path(one) for one in paths])))
-    return Accuracy(report_of(pairs), partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
+    report = report_of(pairs, bounded=paths is None)
+    return Accuracy(report, partial(print_accuracy, pairs=pairs, sweeps=sweeps, worst=worst), pairs)
 
 
 def calibrate(

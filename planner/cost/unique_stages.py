@@ -17,6 +17,7 @@ from planner.cost.price.communication import hop_seconds
 from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
+from planner.cost.state_dtypes import stored_as
 from planner.layout import Layout, Recompute, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
@@ -42,13 +43,15 @@ class StageTable:
     number of the middle stage whose microbatches in flight are counted."""
 
     def __init__(self, workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout, middle: int = 1) -> None:
+        trainer = stored_as(workload, trainer)
         layout = partition.assign_layers(workload.model, trainer, layout)
         v_shaped = np.asarray(is_v_shaped(layout.schedule)).astype(np.int64)
         expert_stride = np.where(np.asarray(layout.ep) > 1, np.asarray(strides(layout)["ep"]), 1)
         contents, content_rows = distinct(layout, STAGE_FIELDS, v_shaped, expert_stride)
         stages = partition.split_stages(workload.model, contents)
         blocks = price_blocks(workload, cluster, trainer, contents)
-        parameters = partition.stage_parameters(workload, contents, stages)
+        apart = trainer.kernels.separate_projections
+        parameters = partition.stage_parameters(workload, contents, stages, apart)
         adding = state_traffic.accumulation_seconds(workload, cluster, trainer, contents, parameters)
         times = stage_times(workload.model, cluster, trainer, contents, stages, blocks, adding)
         sends, send_rows = distinct(layout, SEND_FIELDS)
@@ -57,9 +60,9 @@ class StageTable:
         flights, flight_rows = distinct(layout, FLIGHT_FIELDS)
         self._content = contents, content_rows, stages, times
         held = (
-            (stages, parameters) if groups is contents else _held(workload, groups)
+            (stages, parameters) if groups is contents else _held(workload, groups, apart)
         )  # few candidates are not sorted out
-        more = (stages, parameters) if spaces is contents else _held(workload, spaces)
+        more = (stages, parameters) if spaces is contents else _held(workload, spaces, apart)
         self._tables: list[tuple[dict[str, Any], NDArray[np.intp]]] = [
             (_content_columns(workload, trainer, contents, stages, times), content_rows),
             ({"send": _send_seconds(workload, cluster, trainer, sends)}, send_rows),
@@ -172,13 +175,13 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
         fields = (*fields, "vpp", "schedule", "sequence_parallel")
     if trainer.terms:
         return (*fields, "num_microbatches", "schedule", "vpp")
-    return (*fields, "num_microbatches") if trainer.stored.buffers_all_microbatches else fields
+    return (*fields, "num_microbatches") if trainer.stored.gradients_on_demand else fields
 
 
-def _held(workload: Workload, layout: Layout) -> tuple[Stages, StageParameters]:
+def _held(workload: Workload, layout: Layout, apart: bool) -> tuple[Stages, StageParameters]:
     """What the stages of a layout hold."""
     stages = partition.split_stages(workload.model, layout)
-    return stages, partition.stage_parameters(workload, layout, stages)
+    return stages, partition.stage_parameters(workload, layout, stages, apart)
 
 
 def _send_seconds(workload: Workload, cluster: Cluster, trainer: Trainer, layout: Layout) -> Floats:

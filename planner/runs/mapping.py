@@ -5,6 +5,7 @@ a model's norms. A row that comes from a plan (``document_of_plan``) therefore c
 counts; the columns are there too, for people and for tools, and must say the same.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
-from planner.error_bars import SLOW, kind_of
+from planner.error_bars import OWN_RUN, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
@@ -20,18 +21,18 @@ from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
 from planner.runs.job import (
-    completed,
+    adapters_of,
+    expert_imbalance_of,
     layout_of,
-    lora_rank_of,
-    model_columns,
-    model_of,
     optimizer_of,
     precision_of,
     trainer_of,
 )
 from planner.runs.measured import Measured, measured_of
+from planner.runs.row_models import completed, model_columns, model_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
+from planner.trainer_options import spelled
 from planner.units import GIB, GIGA
 from planner.workload import Workload, peak_dtype
 
@@ -48,6 +49,8 @@ class Run:
     """What the source is."""
     where: str = ""
     """Where it was published."""
+    made_for: str = ""
+    """Kind of run as its source states it, one of ``error_bars.KINDS``; '' = the workload tells."""
     stated: bool
     """The row states its model, its degrees and its batch."""
     set_aside: str = ""
@@ -72,16 +75,32 @@ class Run:
         return not self.set_aside
 
     @property
+    def campaign(self) -> str:
+        """What its source is a part of: all that one paper or repository published of one kind was measured together."""
+        return f"{self.publication or self.source}, {self.made_for}".removesuffix(", ")
+
+    @property
+    def publication(self) -> str:
+        """Number of the paper, or owner and name of the repository, that it was published in; '' where the text names none."""
+        found = re.search(r"arXiv (\d{4}\.\d{4,5})", self.where) or re.search(
+            r"\b(?:repository|GitHub|file of) ([\w.-]+/[\w.-]+)", self.where
+        )
+        return found[1] if found else ""
+
+    @property
     def kind(self) -> str:
-        """Kind of run, which chooses its error bar; '' where it cannot be priced."""
-        if self.workload is None or self.cluster is None:
+        """Kind of run, one of ``error_bars.KINDS``, which chooses its error bar; '' where it cannot be priced."""
+        if self.workload is None:
             return ""
-        return SLOW if self.slow_network else kind_of(self.workload, self.cluster.hardware)
+        return self.made_for or kind_of(self.workload)
 
 
-def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
-    """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken."""
-    return share([to_run(row) for row in read_rows(paths)])
+def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:
+    """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken.
+
+    ``generic``: each framework as the newest version of its trainer, without what recipes and sources say beside the row.
+    """
+    return share([to_run(replace(row, generic=generic)) for row in read_rows(paths)])
 
 
 def share(runs: Sequence[Run]) -> list[Run]:
@@ -122,7 +141,8 @@ def to_run(row: Row, *, hardware: str = "", model: ModelSpec | None = None) -> R
     }
     return Run(
         source=row.source, id=row.id, family=row.family("before the pipeline fix" if broken else f"network {network}"),
-        title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""), stated=not missing,
+        title=str(row.about.get("title") or ""), where=str(row.about.get("where") or ""),
+        made_for=row.made_for, stated=not missing,
         set_aside=next((reason for reason, holds in reasons.items() if holds), ""), of_plan=of_plan,
         slow_network=network == "slow", **run,
     )  # fmt: skip
@@ -180,9 +200,9 @@ def _from_columns(
     layout = layout_of(row, model, assumptions)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
-        lora_targets=row.recipe.get("lora_targets", "all"),
-        document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
+        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
+        document_length=min(row.get("document_length") or 0, row.get("model.seq")),
+        expert_imbalance=expert_imbalance_of(row, model),
     )  # fmt: skip
     return workload, trainer_of(row), layout
 
@@ -214,7 +234,7 @@ def document_of_plan(
     said = {"step_s": measured.step_time, "mem_gb": peak, "oom": True if measured.fits is False else None}
     words = [KINDS[measured.memory_kind]] if peak is not None else []
     # A file of the user's own may lie anywhere: the row has to find it from where it is read.
-    trainer = library.find("trainers", plan.trainer)
+    trainer = library.find("trainers", spelled(plan.trainer)[0])
     own = trainer.parent != library.profiles_directory() / "trainers"
     named = str(trainer.resolve()) if own else plan.trainer
     ran: str | dict[str, Any] = {**changes, "extends": named} if changes else named
@@ -227,7 +247,8 @@ def document_of_plan(
     }
     network = None if plan.network_bandwidth is None else f"{plan.network_bandwidth * 8 / GIGA:.12g} Gb/s"
     document = {
-        "source": {"id": "plan-validate", "title": "plan validate", "where": where or None, "quality": "own", "date": date or None},
+        "source": {"id": "plan-validate", "title": "plan validate", "where": where or None, "quality": "own",
+            "kind": OWN_RUN, "date": date or None},
         "hardware": {"gpu": plan.hardware, "inter_node": network},
         "framework": framework,
         "rows": [row],

@@ -1,6 +1,6 @@
 """docs/accuracy-appendix.md: all tables of the evidence.
 
-The page of ``plan accuracy --page``, then other predictors, sources left out, what is known about rows, bounds not reached.
+The page of ``plan accuracy --page``, then other predictors, campaigns left out, what is known about rows, bounds not reached.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from planner.error_bars import KINDS
 from planner.questions.accuracy.page import Table, markdown, page, percent
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.summary import mean_of_sources, statistics
@@ -15,7 +16,7 @@ from tools.evidence.constants import constants
 from tools.evidence.held_back import LeftOut
 
 Proofs = Mapping[str, Mapping[str, Any]]
-"""By quantity, what ``bars.calibrated`` found."""
+"""By quantity, what ``bars.coverage`` found."""
 
 
 def appendix(
@@ -26,7 +27,7 @@ def appendix(
     proofs: Proofs,
     notes: Mapping[str, Any],
 ) -> str:
-    """Markdown. ``held`` are the same runs as ``pairs``, predicted with constants that their own source had no part in."""
+    """Markdown. ``held`` are the same runs as ``pairs``, predicted with constants that their own campaign had no part in."""
     text = page(pairs, summary, "accuracy.png")
     text = text.replace(
         "# Accuracy: predicted against measured", "# Accuracy: all tables\n\nThe summary is [accuracy.md](accuracy.md)."
@@ -62,45 +63,40 @@ def peers_section(peers: Mapping[str, Any], summary: Mapping[str, Any]) -> str:
 
 
 def held_back_section(pairs: Sequence[Pair], held: Sequence[Pair], left: Sequence[LeftOut], proofs: Proofs) -> str:
-    """Error bars on held-back sources, medians without calibration on the own source, the free constants."""
+    """Error bars on held-back campaigns, medians without calibration on the own campaign, the free constants."""
     return "\n\n".join([
-        "## Sources left out", _BARS, markdown(_bars(proofs)), f"Step time by kind of run: {_kinds(proofs)}.",
-        "### Errors when no constant was calibrated on the own source", left_out(pairs, held) + " Families that move:",
+        "## Campaigns left out", _BARS, markdown(_bars(proofs)),
+        "### Errors when no constant was calibrated on the own campaign", left_out(pairs, held) + " Families that move:",
         markdown(_families(pairs, held)), "### The free constants", _count(pairs), markdown(_constants(left)),
     ])  # fmt: skip
 
 
 _BARS = (
-    "The interval that `plan` prints shall hold nine of ten runs of its kind. Every source is left out in turn: constants "
-    "that were calibrated on it are fitted again without it (or fall back to their default), the bars are made from the other "
-    "sources, and the share of its runs that they hold is counted. Where that share stays below 90 %, all bars are stretched in "
-    "the logarithm until it does not."
+    "The interval that `plan` prints shall hold nine of ten runs of its kind. A campaign is all that one paper or repository "
+    "published. Every campaign is left out in turn: constants that were calibrated on it are fitted again without it (or fall back "
+    "to their default), the bars are made from the other campaigns, and the share of its runs that they hold is counted."
 )
 
 
 def _bars(proofs: Proofs) -> Table:
-    rows = tuple(
-        (quantity.replace("_", " "), str(one["n"]), percent(one["runs"]), percent(one["sources"]), f"{one['widen']:.2f}",
-         f"{one['width']:.2f}")
+    rows = [
+        (quantity.replace("_", " "), str(one["n"]), percent(one["sources"]), percent(one["campaigns"]), percent(one["runs"]),
+         *(percent(one["by_kind"].get(kind)) for kind in KINDS), f"{one['narrowest']:.2f}", f"{one['width']:.2f}", f"{one['widest']:.2f}")
         for quantity, one in proofs.items()
-    )  # fmt: skip
-    headings = ("", "runs", "held, of all runs", "held, mean over sources", "stretch", "high / low, median")
-    return Table(headings, rows)
-
-
-def _kinds(proofs: Proofs) -> str:
-    return "; ".join(f"{kind} {percent(share)}" for kind, share in proofs["step_time"]["by_kind"].items())
+    ]  # fmt: skip
+    held = ("held, mean over sources", "over campaigns", "of all runs", *KINDS)
+    return Table(("", "runs", *held, "high / low, narrowest", "median", "widest"), tuple(rows))
 
 
 def left_out(pairs: Sequence[Pair], held: Sequence[Pair]) -> str:
-    """What the errors are when no constant was calibrated on the own source, in a sentence."""
+    """What the errors are when no constant was calibrated on the own campaign, in a sentence."""
     good = [[pair for pair in which if pair.counts] for which in (pairs, held)]
     seen, unseen = (statistics(which, "time_error") for which in good)
     apart = [mean_of_sources(which, "time_error") for which in good]
     rise = unseen["median_abs"] / seen["median_abs"] - 1.0
     return (
         f"Median over {seen['n']:,} runs: {percent(seen['median_abs'])} as shipped, {percent(unseen['median_abs'])} when each "
-        f"source is predicted without itself ({percent(rise, signed=True)}); mean over sources {percent(apart[0])} and "
+        f"campaign is predicted without itself ({percent(rise, signed=True)}); mean over sources {percent(apart[0])} and "
         f"{percent(apart[1])}."
     )
 
@@ -112,7 +108,7 @@ def _families(pairs: Sequence[Pair], held: Sequence[Pair]) -> Table:
         one, other = statistics(members, "time_error"), statistics(unseen[family], "time_error")
         if one["n"] and abs(one["median_abs"] - other["median_abs"]) > 5e-4:
             rows.append((family, str(one["n"]), percent(one["median_abs"]), percent(other["median_abs"])))
-    return Table(("", "runs", "median error", "own source left out"), tuple(rows))
+    return Table(("", "runs", "median error", "own campaign left out"), tuple(rows))
 
 
 def _count(pairs: Sequence[Pair]) -> str:
@@ -127,7 +123,7 @@ def _count(pairs: Sequence[Pair]) -> str:
 def _constants(left: Sequence[LeftOut]) -> Table:
     rows = []
     for one in constants():
-        without = [(out.source, out.refits[one.name]) for out in left if one.name in out.refits]
-        values = "; ".join(f"{refit.value:.3g} without {source}" for source, refit in without)
+        without = [(out.campaign, out.refits[one.name]) for out in left if one.name in out.refits]
+        values = "; ".join(f"{refit.value:.3g} without {campaign}" for campaign, refit in without)
         rows.append((one.name, f"{one.value:.3g}", f"{one.default:.3g}", values))
-    return Table(("constant", "value", "default", "with a source left out"), tuple(rows))
+    return Table(("constant", "value", "default", "with a campaign left out"), tuple(rows))

@@ -1,34 +1,51 @@
-"""Error bars from residuals, and the proof that they hold: every source left out in turn.
+"""Error bars from residuals, and the proof that they hold: every campaign left out in turn.
 
-A bar is a pair of quantiles of measured / predicted over runs of one class, each source with the same total weight, as
-what a user will run is another source. With few sources the outermost residual of n of them is passed by the next with
-chance 1 / (n + 1) (exchangeability, as in conformal prediction): the quantile asked for is raised accordingly.
+A residual is r = ln(measured / predicted). Runs of one campaign (what one paper or repository published) are wrong together, and
+what a user will run is another campaign: the campaign is the unit. Inside it every source weighs the same, in that every run.
+
+A class of runs (kind; kind and code; kind, code and generation of GPU) has a centre m and a scale s, both pooled with those
+of the class around it (m', s') as if that were POOL further campaigns: with k campaigns c of its own,
+
+    m = (sum_c E_c[r] + POOL m') / (k + POOL),    s^2 = (sum_c E_c[(r - m)^2] + POOL s'^2) / (k + POOL)
+
+the posterior mean and variance of a normal distribution with a conjugate prior. s^2 holds the variance between campaigns and
+that within them, as E_c[(r - m)^2] does: it is that of a run of a new campaign.  [Gelman 2013, Bayesian Data Analysis, 3.3, 5.4]
+
+Residuals are neither normal nor symmetric. The ends of the interval are m + q s, q two quantiles of z = (r - m) / s over all
+campaigns, each with m and s that it had no part in. Which two is set for every kind of run: those that hold AIM of its runs, as a
+mean over sources, when whole campaigns are left out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from planner.arrays import Floats
-from planner.error_bars import KEYS, QUANTITIES, ErrorBar, choose
+from planner.error_bars import KEYS, QUANTITIES, ErrorBar
 from planner.questions.accuracy.prediction import Pair, grouped
 
 COVERAGE = 0.9
-"""Part of the runs that a bar shall hold."""
-FEWEST, SOURCES = 2, 4
-"""Sources that a class needs to have a bar at all, and to have one that is narrower than that of the class around it."""
-LEVELS: tuple[tuple[str, ...], ...] = (
-    ("code_base", "arch", "kind"),
-    ("code_base", "kind"),
-    ("arch", "kind"),
-    ("kind",),
-    (),
-)
-"""Restrictions of the classes, the most specific first."""
+"""Part of the runs that a bar promises to hold."""
+AIM = 0.91
+"""Part that it holds of published runs: users' runs differ more from these than these from one another."""
+TAILS = tuple(round(0.3 - 0.0025 * step, 4) for step in range(120))
+"""Parts of the campaigns' residuals that are left out on either side, from the narrowest bar to the widest."""
+POOL = 4.0
+"""Campaigns that the wider class counts as. From 2 to 8 nothing moves by more than what one campaign does."""
+NARROWEST = 0.03
+"""No interval leaves out a measurement that is this part away from the prediction."""
+TAIL = 0.05
+"""What is left out on either side where no kind of run says more."""
+NORMAL = 1.645
+"""Standard deviations that hold COVERAGE of a normal distribution."""
+
+Class = tuple[str, ...]
+"""Values of the first of KEYS; () = all runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +53,26 @@ class Residual:
     """One measured value against its prediction."""
 
     source: str
+    campaign: str
+    kind: str
     code_base: str
     arch: str
-    kind: str
     value: float
     """ln(measured / predicted)."""
+
+    @property
+    def classes(self) -> tuple[Class, ...]:
+        """The classes that it is in, the widest first."""
+        names = tuple(getattr(self, key) for key in KEYS)
+        return tuple(names[:level] for level in range(len(names) + 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spread:
+    """Where the residuals of a class lie."""
+
+    centre: float
+    scale: float
 
 
 def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
@@ -49,138 +81,218 @@ def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
     for pair in pairs:
         run = pair.run
         error = pair.time_error if quantity == "step_time" else pair.memory_error
-        if error is None or not run.representative or run.cluster is None or run.trainer is None:
+        if error is None or not run.representative or run.slow_network or run.cluster is None or run.trainer is None:
             continue
         found.append(
             Residual(
-                source=run.source, code_base=run.trainer.code_base, arch=run.cluster.hardware.arch, kind=run.kind,
-                value=-float(np.log1p(error)),
+                source=run.source, campaign=run.campaign, kind=run.kind, code_base=run.trainer.code_base,
+                arch=run.cluster.hardware.arch, value=-float(np.log1p(error)),
             )
         )  # fmt: skip
     return found
 
 
-def build(found: Sequence[Residual], widen: float = 1.0) -> tuple[ErrorBar, ...]:
-    """Bars of every class, the most specific first; the last is that of all runs.
-
-    A class of fewer than SOURCES sources says too little to promise less than the class around it does: its bar is
-    never narrower than that one. ``widen`` stretches all bars in the logarithm.
-    """
-    bars: list[ErrorBar] = []
-    for level in reversed(LEVELS):
-        for key, members in grouped(found, itemgetter_of(level)).items():
-            names = dict(zip(level, key, strict=True))
-            sources = len({one.source for one in members})
-            low, high = _range(members, widen)
-            if sources < SOURCES and level:
-                around = choose(tuple(bars), *(names.get(name, "") for name in KEYS))
-                low, high = min(low, around.low), max(high, around.high)
-            if sources >= FEWEST or not level:
-                bars.insert(0, ErrorBar(low=low, high=high, runs=len(members), sources=sources, **names))
-    return tuple(sorted(bars, key=lambda bar: LEVELS.index(tuple(key for key in KEYS if getattr(bar, key)))))
+# -------------------------------------------------------------------------------------------------------------- the table
 
 
-def itemgetter_of(level: tuple[str, ...]) -> Callable[[Residual], tuple[str, ...]]:
-    """Reads the restrictions of a level off a residual."""
-    return lambda one: tuple(getattr(one, name) for name in level)
+class Evidence:
+    """Residuals by campaign and class: first and second moments, which are all that the spreads need."""
+
+    def __init__(self, found: Sequence[Residual]) -> None:
+        self.campaigns = grouped(found, lambda one: one.campaign)
+        self.moments: dict[Class, dict[str, tuple[float, float]]] = defaultdict(dict)
+        """By class and campaign E_c[r] and E_c[r^2]."""
+        for campaign, members in self.campaigns.items():
+            inside: dict[Class, list[Residual]] = defaultdict(list)
+            for one in members:
+                for name in one.classes:
+                    inside[name].append(one)
+            for name, some in inside.items():
+                values, weights = np.array([one.value for one in some]), weights_of(some)
+                self.moments[name][campaign] = (float(weights @ values), float(weights @ values**2))
+
+    def spreads(self, without: frozenset[str]) -> dict[Class, Spread]:
+        """Centre and scale of every class that has runs of campaigns other than those left out."""
+        found: dict[Class, Spread] = {}
+        for name in sorted(self.moments, key=len):
+            own = [moments for campaign, moments in self.moments[name].items() if campaign not in without]
+            if not own:
+                continue
+            first, second = (sum(column) for column in zip(*own, strict=True))
+            around, pool = (found[name[:-1]], POOL) if name else (Spread(centre=0.0, scale=0.0), 0.0)
+            centre = (first + pool * around.centre) / (len(own) + pool)
+            square = second - 2.0 * centre * first + len(own) * centre**2
+            variance = max((square + pool * around.scale**2) / (len(own) + pool), 1e-12)
+            found[name] = Spread(centre=float(centre), scale=float(variance**0.5))
+        return found
+
+    def scaled(self, without: frozenset[str]) -> tuple[Floats, Floats]:
+        """(r - m) / s of the campaigns but for those left out, each with spreads that it had no part in; and their weights."""
+        kept = [name for name in self.campaigns if name not in without]
+        if len(kept) < 2:  # nothing to leave out: as if normal
+            return np.array([-NORMAL, 0.0, NORMAL]), np.array([0.1, 0.8, 0.1])
+        parts, weights = [], []
+        for campaign in kept:
+            members, spreads = self.campaigns[campaign], self.spreads(without | {campaign})
+            near = [spread_of(one, spreads) for one in members]
+            parts.append(np.array([(one.value - at.centre) / at.scale for one, at in zip(members, near, strict=True)]))
+            weights.append(weights_of(members))
+        return np.concatenate(parts), np.concatenate(weights)
 
 
-def _range(members: Sequence[Residual], widen: float) -> tuple[float, float]:
-    by_source = [np.array([one.value for one in rows]) for rows in grouped(members, lambda one: one.source).values()]
-    inner = [np.clip(rows, *np.quantile(rows, ((1.0 - COVERAGE) / 2.0, (1.0 + COVERAGE) / 2.0))) for rows in by_source]
-    values = np.concatenate(inner)
-    weights = np.concatenate([np.full(len(rows), 1.0 / len(rows)) for rows in inner])
-    tail = max(0.0, (1.0 - COVERAGE) / 2.0 - 0.5 / (len(by_source) + 1))
-    low, high = quantile(values, weights, tail), quantile(values, weights, 1.0 - tail)
-    return float(np.exp(widen * min(low, 0.0))), float(np.exp(widen * max(high, 0.0)))
+def weights_of(members: Sequence[Residual]) -> Floats:
+    """Weights of the residuals of one campaign: every source the same, in it every run; they sum to 1."""
+    runs = Counter(one.source for one in members)
+    return np.array([1.0 / runs[one.source] / len(runs) for one in members])
 
 
-def quantile(values: Floats, weights: Floats, share: float) -> float:
-    """Weighted quantile: the value at which ``share`` of the weight is reached, interpolated between values."""
+def spread_of(one: Residual, spreads: Mapping[Class, Spread]) -> Spread:
+    """That of the narrowest class that is known."""
+    return next(spreads[name] for name in reversed(one.classes) if name in spreads)
+
+
+def build(found: Sequence[Residual], tails: Mapping[str, float]) -> tuple[ErrorBar, ...]:
+    """Bars of every class that has runs, the most specific first; the last is that of all runs. ``tails``: see ``tails_of``."""
+    runs, sources = Counter[Class](), defaultdict[Class, set[str]](set)
+    for one in found:
+        for name in one.classes:
+            runs[name] += 1
+            sources[name].add(one.source)
+    evidence, nobody = Evidence(found), frozenset[str]()
+    scaled, bars = evidence.scaled(nobody), list[ErrorBar]()
+    for name, spread in evidence.spreads(nobody).items():
+        tail = tails.get("".join(name[:1]), TAIL)
+        low, middle, high = spread.centre + quantiles(*scaled, (tail, 0.5, 1.0 - tail)) * spread.scale
+        low, high = clear(low, high)
+        bars.append(
+            ErrorBar(
+                low=float(np.exp(low)), middle=float(np.exp(middle)), high=float(np.exp(high)), runs=runs[name],
+                sources=len(sources[name]), **dict(zip(KEYS, name, strict=False)),
+            )
+        )  # fmt: skip
+    return tuple(sorted(bars, key=lambda bar: (-sum(bool(getattr(bar, key)) for key in KEYS), bar.basis)))
+
+
+def clear(low: Floats, high: Floats) -> tuple[Floats, Floats]:
+    """Ends in the logarithm, NARROWEST apart from the prediction at least."""
+    return np.minimum(low, np.log1p(-NARROWEST)), np.maximum(high, np.log1p(NARROWEST))
+
+
+def quantiles(values: Floats, weights: Floats, shares: Sequence[float]) -> Floats:
+    """Weighted quantiles: the values at which these shares of the weight are reached, interpolated between values."""
     order = np.argsort(values)
     weights = weights[order]
     place = (np.cumsum(weights) - 0.5 * weights) / np.sum(weights)
-    return float(np.interp(share, place, values[order]))
+    return np.asarray(np.interp(shares, place, values[order]))
+
+
+# -------------------------------------------------------------------------------------------------------------- the proof
 
 
 @dataclass(frozen=True, kw_only=True)
 class Held:
-    """One residual and the bar of the other sources, before any stretch."""
+    """One residual and what the other campaigns say of its class: no bar yet, as this depends on the tail."""
 
     residual: Residual
-    bar: ErrorBar
-
-    @property
-    def needed(self) -> float:
-        """The stretch of the bar's logarithm that just holds the residual; infinite where the bar has no width there."""
-        side = float(np.log(self.bar.high if self.residual.value > 0 else self.bar.low))
-        return 0.0 if self.residual.value == 0 else self.residual.value / side if side else float("inf")
+    spread: Spread
+    others: tuple[Floats, Floats]
+    """(r - m) / s of the other campaigns and their weights."""
 
 
 def held_back(found: Sequence[Residual], unseen: Sequence[Residual] | None = None) -> list[Held]:
-    """Every source left out in turn: each residual with the bar made from all other sources.
+    """Every campaign left out in turn: each residual with what is known from all other campaigns.
 
-    ``unseen`` are the residuals of the same runs when no constant was calibrated on their own source (default: the same).
+    ``unseen`` are the residuals of the same runs when no constant was calibrated on their own campaign (default: the same).
     """
-    rows = []
-    for source, members in grouped(found if unseen is None else unseen, lambda one: one.source).items():
-        bars = build([one for one in found if one.source != source])
-        rows += [Held(residual=one, bar=choose(bars, one.code_base, one.arch, one.kind)) for one in members]
+    evidence, rows = Evidence(found), []
+    for campaign, members in grouped(found if unseen is None else unseen, lambda one: one.campaign).items():
+        spreads, others = evidence.spreads(frozenset([campaign])), evidence.scaled(frozenset([campaign]))
+        rows += [Held(residual=one, spread=spread_of(one, spreads), others=others) for one in members]
     return rows
 
 
-def coverage(rows: Sequence[Held], widen: float) -> dict[str, Any]:
-    """How many held-back runs the bars hold when they are stretched by ``widen``.
+def limits(rows: Sequence[Held], tails: Sequence[float]) -> tuple[Floats, Floats]:
+    """Low and high of the bars in the logarithm, (T, R): one row for each tail that is left out on either side."""
+    known: dict[int, Floats] = {}
+    for row in rows:
+        if id(row.others) not in known:
+            known[id(row.others)] = quantiles(*row.others, [*tails, *(1.0 - tail for tail in tails)])
+    quantile = np.array([known[id(row.others)] for row in rows]).T.reshape(2, len(tails), len(rows))
+    centre, scale = (np.array([getattr(row.spread, key) for row in rows]) for key in ("centre", "scale"))
+    return clear(centre + quantile[0] * scale, centre + quantile[1] * scale)
 
-    ``runs`` is the share of all runs, ``sources`` the mean over sources of each one's share; ``by_kind`` and ``by_source``
-    are shares of runs, and ``width`` the median of high / low.
+
+def tails_of(rows: Sequence[Held]) -> dict[str, float]:
+    """By kind of run that of TAILS whose bars hold nearest to AIM of its runs as a mean over sources; of equals the widest."""
+    found = {}
+    for kind, some in grouped(rows, lambda row: row.residual.kind).items():
+        low, high = limits(some, TAILS)
+        value = np.array([row.residual.value for row in some])
+        held = ((low <= value) & (value <= high)) @ shares(some, "source")
+        found[kind] = TAILS[len(TAILS) - 1 - int(np.argmin(np.abs(held - AIM)[::-1]))]
+    return found
+
+
+def shares(rows: Sequence[Held], key: str) -> Floats:
+    """Weights that make a mean over sources, or campaigns, of rows; they sum to 1."""
+    runs = Counter(getattr(row.residual, key) for row in rows)
+    return np.array([1.0 / runs[getattr(row.residual, key)] / len(runs) for row in rows])
+
+
+def coverage(rows: Sequence[Held], tails: Mapping[str, float]) -> dict[str, Any]:
+    """How many runs of campaigns that were left out the bars hold.
+
+    ``runs`` is the share of all runs, ``sources`` and ``campaigns`` the means over these of each one's share; ``by_kind`` the mean
+    over the sources of a kind; ``width`` the median of high / low, ``narrowest`` and ``widest`` its ends.
     """
-
-    def share(some: Sequence[Held]) -> float:
-        return float(np.mean([row.needed <= widen for row in some]))
-
-    by_source = {name: share(some) for name, some in grouped(rows, lambda row: row.residual.source).items()}
+    kinds = grouped(rows, lambda row: row.residual.kind)
+    ends = [limits(some, [tails.get(kind, TAIL)]) for kind, some in kinds.items()]
+    low, high = (np.concatenate([pair[end][0] for pair in ends]) for end in (0, 1))
+    rows = [row for some in kinds.values() for row in some]
+    value = np.array([row.residual.value for row in rows])
+    inside = (low <= value) & (value <= high)
+    width, of_kind = np.exp(high - low), np.array([row.residual.kind for row in rows])
     return {
         "n": len(rows),
-        "runs": share(rows),
-        "sources": float(np.mean(list(by_source.values()))),
-        "width": float(np.median([(row.bar.high / row.bar.low) ** widen for row in rows])),
-        "widen": widen,
-        "by_kind": {name: share(some) for name, some in grouped(rows, lambda row: row.residual.kind).items()},
-        "by_source": by_source,
+        "runs": float(inside.mean()),
+        "sources": float(inside @ shares(rows, "source")),
+        "campaigns": float(inside @ shares(rows, "campaign")),
+        "width": float(np.median(width)),
+        "narrowest": float(width.min()),
+        "widest": float(width.max()),
+        "by_kind": {kind: float(inside[of_kind == kind] @ shares(some, "source")) for kind, some in kinds.items()},
     }
 
 
-def calibrated(rows: Sequence[Held]) -> dict[str, Any]:
-    """The coverage with the smallest stretch, in steps of 0.05 from 1, that holds COVERAGE of runs and over sources."""
-    for step in range(61):
-        found = coverage(rows, round(1.0 + 0.05 * step, 2))
-        if min(found["runs"], found["sources"]) >= COVERAGE:
-            break
-    return found
+# -------------------------------------------------------------------------------------------------------------- files
 
 
 def stored_errors(pairs: Sequence[Pair], found: Sequence[Residual]) -> list[tuple[dict[str, str], list[float]]]:
     """Residuals as errors, predicted / measured - 1, by source and class: what ``profiles/residuals.yaml`` stores."""
     where = {pair.run.source: pair.run.where for pair in pairs}
-    groups = grouped(found, lambda one: (one.source, one.code_base, one.arch, one.kind))
+    groups = grouped(found, lambda one: (one.source, *(getattr(one, key) for key in KEYS)))
     return [
         (
-            {"source": source, "where": where[source], "code_base": code_base, "arch": arch, "kind": kind},
+            {"source": source, "where": where[source], **dict(zip(KEYS, names, strict=True))},
             [float(np.expm1(-one.value)) for one in members],
         )
-        for (source, code_base, arch, kind), members in sorted(groups.items())
+        for (source, *names), members in sorted(groups.items())
     ]
 
 
-def to_dict(tables: dict[str, tuple[ErrorBar, ...]]) -> dict[str, Any]:
-    """Plain data in the form of ``profiles/error_bars.yaml``."""
+def to_dict(tables: Mapping[str, Sequence[ErrorBar]], proofs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Plain data in the form of ``profiles/error_bars.yaml``: the bars, and what share of runs they hold."""
 
     def entry(bar: ErrorBar) -> dict[str, Any]:
         names = {key: getattr(bar, key) for key in KEYS if getattr(bar, key)}
-        return {**names, "low": round(bar.low, 3), "high": round(bar.high, 3), "runs": bar.runs, "sources": bar.sources}
+        ends = {end: round(getattr(bar, end), 3) for end in ("low", "middle", "high")}
+        return {**names, **ends, "runs": bar.runs, "sources": bar.sources}
 
-    return {quantity: [entry(bar) for bar in tables[quantity]] for quantity in QUANTITIES}
+    held = {
+        name: {"sources": round(one["sources"], 3), **{kind: round(share, 3) for kind, share in one["by_kind"].items()}}
+        for name, one in proofs.items()
+    }
+    return {"held": held, **{quantity: [entry(bar) for bar in tables[quantity]] for quantity in QUANTITIES}}
 
 
 def errors_to_dict(rows: Mapping[str, Sequence[tuple[Mapping[str, str], Sequence[float]]]]) -> dict[str, Any]:

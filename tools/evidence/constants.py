@@ -6,7 +6,7 @@ a trainer or of hardware is changed on the runs, which carry both; a number of t
 long as a block lasts.
 
     listed = constants()
-    found = refit(listed, runs, without="nv-moe-folding-table4")       # {name: Refit}
+    found = refit(listed, runs, without=["nv-moe-folding-table4"])       # {name: Refit}
     values = {name: one.value for name, one in found.items()}
     predicted = predict_with([run for run in runs if run.source == "nv-moe-folding-table4"], listed, values)
 """
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -117,10 +117,10 @@ class Constant:
         """Names of the sources, each once."""
         return tuple(dict.fromkeys(one.source for one in self.runs))
 
-    def evidence(self, runs: Sequence[Run], *, without: str = "") -> list[Run]:
-        """The runs that determine it, but for those of one source: what it was calibrated on, else what ``also`` lists."""
+    def evidence(self, runs: Sequence[Run], *, without: Collection[str] = ()) -> list[Run]:
+        """The runs that determine it, but for those of some sources: what it was calibrated on, else what ``also`` lists."""
         for listed in (self.runs, self.also):
-            found = [run for one in listed if one.source != without for run in one.of(runs, self.fits)]
+            found = [run for one in listed if one.source not in without for run in one.of(runs, self.fits)]
             if found:
                 return found
         return []

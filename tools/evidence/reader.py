@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from planner.questions.accuracy.page import Table, headline, markdown, percent
+from planner.questions.accuracy.page import headline, markdown, percent, summary_rows
 from planner.questions.accuracy.prediction import Pair
 from tools.evidence.appendix import Proofs, left_out
 
@@ -19,13 +19,14 @@ def reader(
         f"- {one['what']}: {one['reached']} (asked: {one['asked']}); {' '.join(one['short'].split())}."
         for one in notes["limits"]
     ]
+    tables = summary_rows(summary)
     return "\n\n".join([
         "# Accuracy: predicted against measured", _wrapped(headline(summary)), _wrapped(_ERRORS),
+        "## Step time, by kind of user", markdown(tables["kinds_time"]), _wrapped(_KINDS),
         "![Predicted against measured step time](accuracy.png)",
-        "## Step time, by family of runs", markdown(families_table(summary)), _wrapped(_RULE),
-        "## Memory", _wrapped(f"{_memory(summary)} {_fits(summary)}"),
+        "## Memory, by kind of user", markdown(tables["kinds_memory"]), _wrapped(_fits(summary)),
+        "## What is promised", markdown(tables["bounds"]), _wrapped(_unseen(proofs) + " " + left_out(pairs, held)),
         "## Choice of a layout", _wrapped(_choice(summary["ranking"])),
-        "## Does it hold for what was never seen?", _wrapped(_unseen(proofs) + " " + left_out(pairs, held)),
         "## What is not reached, and why", "\n".join(_wrapped(line, "  ") for line in limits),
         "## How to reproduce it", _COMMANDS, _wrapped(_REMOVED),
     ]) + "\n"  # fmt: skip
@@ -33,11 +34,11 @@ def reader(
 
 _ERRORS = (
     "Errors are predicted / measured - 1: positive means predicted too slow, or too large. The bias is their median. All tables, every "
-    "source, every sweep, the worst rows and the constants that were fitted: [accuracy-appendix.md](accuracy-appendix.md)."
+    "family, source and sweep, the worst rows and the constants that were fitted: [accuracy-appendix.md](accuracy-appendix.md)."
 )
-_RULE = (
-    "The rule for the head: FLOP over half the peak, times the pipeline bubble. *Alike*: runs that state the same and measured "
-    "different times; no model can do better on them."
+_KINDS = (
+    "A source is one table, paper or log; its error is its median, and every source weighs the same. *Own runs* are what users report "
+    "of their own jobs, in issues and logs, untuned: `plan` answers with both figures, as tuned and as first runs usually are."
 )
 _COMMANDS = """```sh
 plan accuracy                        # predicts all published runs and prints the tables
@@ -50,30 +51,6 @@ _REMOVED = "vTrain's single-node table (arXiv 2312.12391, 1,440 rows) was remove
 
 def _wrapped(text: str, indent: str = "") -> str:
     return textwrap.fill(text, 128, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
-
-
-def families_table(summary: Mapping[str, Any]) -> Table:
-    """Errors of the step time by family, with those of the rule and of runs that state the same."""
-    rows = []
-    for name, one in [*summary["families"].items(), ("all that count", summary["overall"])]:
-        rule = summary["rule"]["families"].get(name, summary["rule"]["overall"])
-        twins = summary["alike"].get(name, {"n": 0})
-        rows.append((
-            name, f"{one['n']:,}", percent(one["median_abs"]), percent(one["median_signed"], signed=True), percent(one["p90_abs"]),
-            percent(rule["median_abs"]), percent(twins["median_abs"]) if twins["n"] else "-",
-        ))  # fmt: skip
-    sources, rule = summary["mean_of_sources"], summary["rule"]["mean_of_sources"]
-    rows.append(("mean over sources", "", percent(sources), "", "", percent(rule), ""))
-    headings = ("", "runs", "median error", "bias", "90 % below", "rule for the head", "alike")
-    return Table(headings, tuple(rows))
-
-
-def _memory(summary: Mapping[str, Any]) -> str:
-    kinds = ", ".join(
-        f"{name} {percent(one['median_abs'])} ({percent(one['p90_abs'])}) over {one['n']:,} runs"
-        for name, one in summary["memory"].items()
-    )
-    return f"Median error of the peak (in nine of ten runs below): {kinds}."
 
 
 def _fits(summary: Mapping[str, Any]) -> str:
@@ -95,14 +72,15 @@ def _choice(ranking: Mapping[str, Any]) -> str:
         f"{percent(one['mean_pick_regret'])} longer than the best on average; {one['picks_that_ran_out']} of "
         f"{one['with_out_of_memory']} picks ran out of memory where others did. By step time alone: {percent(one['best_found'])} of the "
         f"best layouts found, mean regret {percent(one['mean_regret'])}, median {percent(one['median_regret'])}, worst "
-        f"{percent(one['worst_regret'])}, Kendall's tau {one['mean_tau']:.2f}."
+        f"{percent(one['worst_regret'])}, Kendall's tau {one['mean_tau']:.2f}, {one['mean_tau_apart']:.2f} of pairs that are 3 % apart."
     )
 
 
 def _unseen(proofs: Proofs) -> str:
     time, memory = proofs["step_time"], proofs["memory"]
     return (
-        f"Every source is left out in turn, and the constants that were set on it are fitted again without it. The interval that "
-        f"`plan` prints then holds {percent(time['runs'])} of {time['n']:,} step times and {percent(memory['runs'])} of {memory['n']:,} "
-        f"peaks (mean over sources {percent(time['sources'])} and {percent(memory['sources'])})."
+        "A campaign is all that one paper or repository published. Every campaign is left out in turn, the constants that were set on it "
+        "are fitted again without it, and the intervals that `plan` prints are made without it. They then hold "
+        f"{percent(time['sources'])} of the step times and {percent(memory['sources'])} of the peaks as a mean over sources "
+        f"({percent(time['runs'])} of {time['n']:,} and {percent(memory['runs'])} of {memory['n']:,} runs)."
     )

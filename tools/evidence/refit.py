@@ -7,7 +7,7 @@ a layout runs out of memory: the likelihood of what happened.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -44,15 +44,17 @@ class Refit:
 # ------------------------------------------------------------------------------------------------ fitting again
 
 
-def refit(listed: Sequence[Constant], runs: Sequence[Run], *, without: str = "") -> dict[str, Refit]:
-    """Every constant as it would be without the runs of one source (a file name in profiles/runs), by name.
+def refit(
+    listed: Sequence[Constant], runs: Sequence[Run], *, without: Collection[str] = ()
+) -> dict[str, Refit]:
+    """Every constant as it would be without the runs of some sources (file names in profiles/runs), by name.
 
-    A constant that was calibrated on that source is fitted again on the other runs that determine it, together with
+    A constant that was calibrated on one of them is fitted again on the other runs that determine it, together with
     constants that share them (prior: the default, a quarter of the logarithm of its range wide); where none is left it falls back to its default. All others keep their shipped value.
-    ``without=''`` fits every constant again on all its runs, which shows how near the shipped values are.
+    Without any source named every constant is fitted again on all its runs, which shows how near the shipped values are.
     ``runs`` is what ``read_runs`` gives, unchanged (all sources, or at least those of the constants).
     """
-    concerned = [one for one in listed if not without or without in one.sources]
+    concerned = [one for one in listed if not without or set(without) & {*one.sources}]
     evidence = {one.name: one.evidence(runs, without=without) for one in concerned}
     answers: dict[str, Refit] = {}
     for one in listed:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.operators import NEVER, REPEATED, Collective, MemoryBound, Operator, Scan, Shard
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.linear_attention import LinearAttention
@@ -30,7 +31,7 @@ def linear_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     h, inner = float(shard.model.hidden_size), m.value_size / tp
     separate = 3.0 if m.gate_rank else 1.0 if m.kind == "gated_delta_net" else 0.0
     operators: list[Operator] = [
-        norm(shard, "linear_norm", inside=NEVER),
+        norm(shard, "linear_norm", "linear_in", "linear_decay_down", "linear_gate_down", inside=NEVER),
         *linear(shard, "linear_in", tokens, m.input_size / tp, h, kept=tokens * m.input_size / tp * e, module=REPEATED),
         *_low_rank_gates(shard),
         *input_gradient_sum(shard, "linear", separate * shard.trainer.kernels.separate_projections, tokens, reader="norm"),
@@ -38,7 +39,7 @@ def linear_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         *_prepared(shard),
         scan(shard),
         MemoryBound(name="gated_norm", kind="norm", forward=3 * tokens * inner * e, backward=5 * tokens * inner * e,
-                    kept=tokens * inner * shard.input_element, launches=(1.0, 2.0)),
+                    kept=tokens * inner * shard.input_element * read_again(shard, "linear_out"), launches=(1.0, 2.0)),
         *linear(shard, "linear_out", tokens, h, inner, module=REPEATED, gathered=(1.0, shard.quantising_ranks)),
         residual(shard, "linear_residual"),
         *rank_order(shard, "linear", NEVER),
@@ -58,10 +59,10 @@ def _convolution(shard: Shard) -> Operator:
     m = _sizes(shard)
     values = shard.tokens * m.conv_size / shard.tp * shard.element
     again = 2.0 if m.kind == "mamba2" else 0.0
-    nothing = 0.0 * values
-    return Scan(name="convolution", forward=2.0 * values, backward=(3.0 + again) * values, carried=(nothing, nothing),
-                steps=(nothing, nothing), products=(nothing, nothing), flop=2.0 * m.conv_kernel * shard.tokens * m.conv_size / shard.tp,
-                kept=nothing if again else values, launches=(1.0, 2.0))  # fmt: skip
+    none = (0.0 * values, 0.0 * values)
+    return Scan(name="convolution", forward=2.0 * values, backward=(3.0 + again) * values, carried=none, steps=none, products=none,
+                flop=2.0 * m.conv_kernel * shard.tokens * m.conv_size / shard.tp, kept=none[0] if again else values,
+                launches=(1.0, 2.0))  # fmt: skip
 
 
 def _low_rank_gates(shard: Shard) -> list[Operator]:

@@ -1,7 +1,7 @@
 """Peak memory of the device: the program point of a step at which most is alive, and what the allocator holds beyond that.
 
 One rule for every trainer: the peak is the largest of a list of program points, each with what is alive there as activations,
-gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients_on_demand``): in buffers
+gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients``): in buffers
 that are there from start to end (``buffered_points``), or made by the backward pass unit by unit and given back after the update:
 
 FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
@@ -41,10 +41,19 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.linear_layer import backward_bytes
-from planner.cost.layer.operators import Shard, logit_bytes
+from planner.cost.layer.operators import Shard, logit_bytes, loss_share
 from planner.cost.memory.states import StageBytes
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    column,
+    gathered_bytes,
+    gathered_parameters,
+    layer_bytes,
+    shard_groups,
+)  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
+from planner.cost.state_dtypes import dequantised
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
@@ -96,6 +105,8 @@ def shape_parts(
     boundary = rows / shard.split
     inner = shard.tokens * model.ffn_size / shard.tp * e
     down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload)
+    if workload.lora_rank:  # no gradient of it; where its dtype is none that is multiplied, the weight itself brought to one
+        down = down * dequantised(workload)
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
@@ -118,13 +129,13 @@ def shape_parts(
     transient = np.maximum(transient, scanned)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
-    logits = shard.tokens * columns * e
-    loss = shard.tokens * columns * logit_bytes(shard)
+    logits = shard.tokens * columns * e * loss_share(shard)
+    loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
         "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
-        "kept_logits": logits * at_head * trainer.stored.kept_logits, "after": after, "waiting": waiting,
+        "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
     }  # fmt: skip
     return {name: np.broadcast_to(one, has_moe.shape) for name, one in parts.items()}
 
@@ -150,10 +161,14 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies.
+    its receive buffers; what one rank alone copies; 1 where updates follow each
+    gradient; gradient of the head that the pieces of a loss add up, and that of a piece.
     """
     model = workload.model
-    gathered, reduced = gathered_bytes(workload), trainer.traffic.gradient_reduce_bytes
+    gathered, layer = gathered_bytes(workload), layer_bytes(workload)
+    ranks = column(layout.dp) * column(layout.cp)
+    alone = (ranks == 1) & ((trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0))  # as it lies, not wrapped
+    reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
@@ -168,29 +183,32 @@ def state_parts(
     whole = (
         stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
     )
-    on = (zero >= trainer.stored.weight_sharding_level).astype(float)
-    new_all = (dense / shard + expert / expert_shard) * reduced
+    on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
+    new = trainer.traffic.gradient_reduce_bytes
+    new_all = (dense / shard + expert / expert_shard) * new
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
+    released = np.where((micro == 1) & (pipelined == 0), float(trainer.stored.gradients == "released"), 0.0)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined * trainer.stored.buffers_all_microbatches
+    received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
-    alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
+    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
         whole = np.zeros_like(whole)
     parts = {
-        "gathered": parameters.all * gathered * on, "layer_weights": (unit + experts) * gathered * on,
-        "dense_weights": unit * gathered * on, "last_weights": np.where(several, experts, unit) * gathered * on,
+        "gathered": gathered_parameters(workload, parameters) * on, "layer_weights": (unit + experts) * layer * on,
+        "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
         "head_weights": head * gathered * on, "table_weights": first * gathered * on,
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
         "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
-        "new_layer": (unit / shard + experts / expert_shard) * reduced * learned,
-        "new_head": head / shard * reduced * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "new_layer": (unit / shard + experts / expert_shard) * new * learned,
+        "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": alone * reduced * learned,
+        "copied": copied * reduced * learned, "released": released,
+        "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
@@ -222,7 +240,8 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
-        largest_activations=most, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
+        largest_activations=most,
+        pooled=np.maximum(stages.gradients - gradients * alone, 0.0) * (1.0 - t["released"]) + buffers,
     )  # fmt: skip
 
 
@@ -234,7 +253,8 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     """The program points of a step without a pipeline."""
     dropped, share = t["resharded"] > 0, stages.accumulated_share
     gradients = share * t["accumulated"]
-    again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
+    stays = 1.0 - t["released"]
+    again = stays * np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
     brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
@@ -242,20 +262,20 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     later = np.where(dropped, layer + t["dense_weights"], rest - layer)
     one_left = stored - s["layer"] + s["after"]
     reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
-    ends = t["new_all"] - t["new_layer"]
+    ends, new_head = t["new_all"] - t["new_layer"], stays * t["new_head"]
     own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
     return [
         (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
         (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
         (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
-        (stored + s["norm"] + s["logits"] + held, gradients,
+        (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] +
          head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
         (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
-        (brought + held, gradients, back + t["head_reduced"] + t["new_head"] + weights),
+        (brought + held, gradients, back + t["head_reduced"] + new_head + weights),
         (brought + held - s["layer"], gradients,
-         back + t["dense_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
-        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + t["new_head"] + weights),
-        (one_left + held, gradients, reducing + t["new_head"] + np.where(dropped, t["dense_weights"], rest - layer)),
+         back + t["dense_reduced"] + again * t["new_head"] + np.maximum(again, t["released"]) * t["new_layer"] + later),
+        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
+        (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"], rest - layer)),
         (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
         (held, gradients + again * t["new_all"],
          np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),

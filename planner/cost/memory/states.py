@@ -7,11 +7,22 @@ import numpy as np
 from planner.arrays import Floats
 from planner.cluster import Cluster
 from planner.cost.layer.linear_layer import backward_bytes
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.layer.routing import busiest
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    base_bytes,
+    column,
+    gathered_bytes,
+    gathered_parameters,
+    host_share,
+    layer_bytes,
+    shard_groups,
+)
 from planner.cost.price.state_traffic import bucket_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
-from planner.workload import LOW_PRECISIONS, Workload
+from planner.workload import PAGED, Workload
 
 COMPONENTS = (
     "weights", "gradients", "optimizer_states", "activations", "workspace", "fragmentation", "communication_buffers",
@@ -78,21 +89,18 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         sharded = zero >= level
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
-    low_precision = workload.precision in LOW_PRECISIONS
-    weight_bytes = trainer.stored.weight_bytes + ("weight_copies" in trainer.kernels.fp8) * low_precision
-    if workload.precision == "fp32":
-        weight_bytes = max(weight_bytes, 4.0)
     gradient_bytes, optimizer_bytes = trainer.stored.gradient_bytes, trainer.stored.optimizer_bytes[workload.optimizer]
     if workload.precision == "fp16":
         gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
         optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
     trained = parameters.trained(workload)
-    on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
-    resident = per_rank(parameters.dense, parameters.expert, trainer.stored.weight_sharding_level)
-    extra = parameters.adapters * (workload.lora_rank > 0)
+    on_gpu = 1.0 - host_share(workload, layout)
+    dense, expert = base_bytes(workload, trainer, parameters)
+    resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
+    extra = parameters.adapters * (workload.lora_rank > 0) * trainer.stored.weight_bytes
     buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
     return {
-        "weights": (resident + extra) * weight_bytes,
+        "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
         "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes * on_gpu,
     }  # fmt: skip
@@ -103,8 +111,9 @@ def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters:
     each = (
         trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     )
-    share = column(layout.offload_optimizer) / 100.0
-    return parameters.updated(workload, layout) * share * each
+    if workload.optimizer in PAGED:  # the pages of the states alone, without copies
+        each = trainer.stored.optimizer_bytes[workload.optimizer]
+    return parameters.updated(workload, layout) * host_share(workload, layout) * each
 
 
 def workspace_bytes(
@@ -123,7 +132,7 @@ def workspace_bytes(
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
     inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
     if model.is_moe:
-        rows = tokens * model.top_k / column(layout.tp) * workload.expert_imbalance
+        rows = tokens * model.top_k / column(layout.tp) * busiest(workload, column(layout.ep))
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
     scanned = tokens * backward_bytes(model.linear, element) / column(layout.tp) if model.linear else 0.0
@@ -134,15 +143,15 @@ def workspace_bytes(
     is_sharded = (zero >= trainer.stored.weight_sharding_level) & (dense_shard > 1)
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
-    weight = gathered_bytes(workload)
+    weight, whole = gathered_bytes(workload), float(workload.lora_rank == 0)
     units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
-    one_by_one = units * unit * weight + unit * trainer.traffic.gradient_reduce_bytes
-    at_ends = table * (weight + trainer.traffic.gradient_reduce_bytes)
+    one_by_one = units * unit * layer_bytes(workload) + whole * unit * trainer.traffic.gradient_reduce_bytes
+    at_ends = table * (weight + whole * trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = parameters.trained(workload)
     learned = dense + expert
-    everything = parameters.all * weight + unit * trainer.traffic.gradient_reduce_bytes
+    everything = gathered_parameters(workload, parameters) + whole * unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
     everything = everything + (learned - reduced) * trainer.stored.gradient_bytes * pipelined
     if trainer.stored.whole_table_gradient:  # ``learned`` holds 1 / t of it
@@ -150,9 +159,7 @@ def workspace_bytes(
         several = column(layout.num_microbatches) > 1
         everything = everything + stages.embedding * uncut * trainer.stored.gradient_bytes * (pipelined & several)
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
-    buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
-    received = buffers if trainer.stored.buffers_all_microbatches else 0.0
-    total = cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+    total = cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0)
     for term in trainer.terms:
         total = total + term.workspace_bytes(workload, layout, parameters)
     return total

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, Operator, Scan, Shard
+from planner.cost.layer.operators import Attention, Gathered, Gemm, MemoryBound, Number, Operator, Scan, Shard
+from planner.cost.layer.sparse_attention import BLACKWELL_HEADS, HEADS_PER_PASS
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
@@ -44,12 +45,12 @@ shapes): 0.80 and 21.5e9 fit the faster one within 7 %, 16 % more time the slowe
 convolutions reach as much. [tables of linear attention of serving engines, 2026-11, chunk_gated_delta_rule, causal_conv1d_fn]
 """
 SCAN_BACKWARD = 1.2
-"""Time per byte of the backward pass of a scan over that of its forward pass: GB200, gated delta net, 96 heads of 8k tokens 4.74 ms
-both passes and 1.27 forward, 16 heads of 16k 3.62 and 1.03, 64 heads of 4k 5.96 and 1.58; 1.15 to 1.22.  [fla, README, benchmark]
+"""Time per byte of the backward pass of a scan over that of its forward pass: GB200, gated delta net, 96 heads of 8k tokens take
+4.74 ms both passes and 1.27 forward, 16 heads of 16k 3.62 and 1.03, 64 heads of 4k 5.96 and 1.58: 1.15 to 1.22. [fla, README]
 """
 MAMBA_PRODUCTS = 1.1e12
-"""FLOP/s per multiprocessor of the products of Mamba-2, beside the time of their bytes: the chunk scan of mamba_ssm reaches 91 TFLOP/s
-on H800 (80 heads of 64, states of 128, chunks of 256, 8k to 32k tokens), 0.36 ns per token and head, of which 0.14 are its bytes.
+"""FLOP/s per multiprocessor of the products of Mamba-2, beside the time of their bytes: the chunk scan of mamba_ssm reaches 91
+TFLOP/s on H800 (80 heads of 64, states of 128, chunks of 256, 8k to 32k tokens), 0.36 ns per token and head, 0.14 of them bytes.
 [tilelang, benchmark/mamba2, the baseline of Triton 3.5, mamba-ssm 2.2.6]"""
 SCAN_STEP = 1.7e-6
 """Seconds of one chunk of 64 tokens in the kernel of a delta rule that carries the state: with 2 to 4 heads and one sequence
@@ -64,6 +65,12 @@ Calibrated on how the step time grows with the number of GPUs at a constant shar
 of one model and layout on 8 to 2304 H100 of DGX Cloud 24.11, 25.03 and 25.04 (32 series; median 0.018 in bf16, 0.03 in fp8).
 Measured spreads of power-limited GPUs in five clusters: 8 % between the slowest and the fastest, a sigma of 0.013 to 0.02
 [Sinha 2022, "Not All GPUs Are Created Equal", SC22].
+"""
+GATHER_RATE = 3.1e12
+"""Bytes/s at which attention on chosen keys reads single tokens' keys, through the cache.
+
+DeepSeek-V3.2 with 1 to 64 heads (Hopper) and 8 to 128 heads (Blackwell), 4k and 16k tokens, vLLM 0.24: 2.6 to 4.1e12 on H100, H200,
+B200 and GB300 alike.  [aiconfigurator @095f58a]
 """
 RATE_GROUP = 8.0
 """GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
@@ -148,6 +155,8 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
         )
     if isinstance(operator, Scan):
         return _scan(operator, shard, hardware)
+    if isinstance(operator, Gathered):
+        return _gathered(operator, hardware)
     raise AssertionError(f"operator of unknown kind: {operator.name}")
 
 
@@ -322,6 +331,17 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
     pairs = (1.0 - windowed) * pairs + windowed * within
     flop = 2.0 * shard.batch * attention.documents * attention.heads * pairs * (model.head_dim + value_dim)
     return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
+
+
+def _gathered(one: Gathered, hardware: HardwareProfile) -> Work:
+    """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
+    passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
+    rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    forward, backward = (
+        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        for flop, moved in zip(one.flop, one.gathered, strict=True)
+    )
+    return Work(forward=forward, dgrad=backward, flop=one.model_flop)
 
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:

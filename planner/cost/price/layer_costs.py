@@ -181,6 +181,7 @@ class _Sums:
         whole: Number = self._whole
         if operator.kept_by_recompute:
             again, whole = again * whole, 1.0
+        again = again + operator.again
         self.add("forward", work.forward)
         self.add("dgrad", work.dgrad)
         self.add("wgrad", work.wgrad)

@@ -7,10 +7,18 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster, strides
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    column,
+    gathered_parameters,
+    host_share,
+    layer_bytes,
+    shard_groups,
+)  # fmt: skip
 from planner.layout import Layout, Recompute
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import PAGED, Workload
 
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
@@ -73,8 +81,8 @@ class Part:
     zero: Floats
     layers: Floats
     """Layers of a stage."""
-    weight_bytes: float
-    """Bytes per parameter gathered."""
+    weight_bytes: Floats
+    """Bytes per parameter gathered, (N, 3)."""
     learned: Floats
     """Parameters with gradients."""
     resident: Floats
@@ -174,9 +182,12 @@ def _parts(
     if workload.lora_rank and trainer.traffic.root_units:
         reductions[0] = np.maximum(stages.dense + stages.moe, 1.0)
         ends = [learned[0] / reductions[0], learned[1]]
+    tiny = np.finfo(float).tiny
+    mean = gathered_parameters(workload, parameters) - parameters.expert * layer_bytes(workload)
+    each = mean / np.maximum(parameters.dense, tiny), np.full_like(ones, layer_bytes(workload))
     dense, expert = (
         Part(cluster=cluster, trainer=trainer, zero=column(layout.zero), layers=workload.model.num_layers / column(layout.pp),
-             weight_bytes=gathered_bytes(workload), learned=learned[i], resident=resident[i], reduced_last=ends[i],
+             weight_bytes=each[i], learned=learned[i], resident=resident[i], reduced_last=ends[i],
              gathered_first=last[i], reductions=reductions[i], gathers=pieces[i], group=shards[i],
              replicas=column(layout.dp) / column(layout.shard), distance=near[i],
              largest_dense_unit=parameters.largest_dense_unit)
@@ -236,17 +247,22 @@ def optimizer_seconds(
     GPU: bytes over memory bandwidth. Host: gradients out and weights back over PCIe, states streamed through host
     memory, whose bandwidth all GPUs of a node share; transfers and update run one after the other per chunk but overlap
     each other across chunks, so the slower counts.  [ZeRO-Offload, arXiv 2101.06840, section 4]
+    Paged states are updated on the GPU; their pages come over PCIe and go back, one after the other: 2 S / B.
+    [bitsandbytes, optim/optimizer.py: prefetch_state; CUDA unified memory]
     """
     hardware = cluster.hardware
     updated = parameters.updated(workload, layout)
     bytes_each = optimizer_traffic(workload, trainer)
-    host_share = column(layout.offload_optimizer) / 100.0
-    on_gpu = hardware.memory_time(updated * (1.0 - host_share) * bytes_each, "optimizer")
+    host = host_share(workload, layout)
+    on_gpu = hardware.memory_time(updated * (1.0 - host) * bytes_each, "optimizer")
     if workload.optimizer == "muon":
         on_gpu = on_gpu + updated * MUON_STEPS * 6.0 * workload.model.hidden_size / hardware.sustained_flops("bf16")
-    if not np.any(host_share > 0):
+    if not np.any(host > 0):
         return on_gpu, np.zeros_like(on_gpu)
-    moved = updated * host_share
+    moved = updated * host
+    if workload.optimizer in PAGED:
+        update = hardware.memory_time(moved * bytes_each, "optimizer")
+        return update, 2.0 * moved * trainer.stored.optimizer_bytes[workload.optimizer] / hardware.pcie_bandwidth
     transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
     per_gpu = (
         hardware.host_memory_bandwidth

@@ -138,7 +138,7 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
         (work.expert_imbalance != 1.0,
-         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"),
+         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with --expert-imbalance 1"),
         *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from planner import library
+from planner.error_bars import QUANTITIES
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import KINDS
 from planner.questions.accuracy.summary import statistics
@@ -68,20 +69,44 @@ def _named(groups: Mapping[str, Line], overall: Line | None = None) -> list[dict
     return [{"name": name, **one} for name, one in {**groups, **whole}.items()]
 
 
-def summary_rows(summary: Mapping[str, Any]) -> list[Table]:
-    """The summary of ``accuracy``: coverage, step time, memory, out of memory, chances, the one-line rule, ranking."""
+def summary_rows(summary: Mapping[str, Any]) -> dict[str, Table]:
+    """The tables of ``accuracy``, by their names in page.md; bounds where the summary has them."""
     verdicts = summary["out_of_memory"]
     times = [one for one in _named(summary["families"], summary["overall"]) if one["n"]]
     bins = [{**one, "bin": f"{100 * one['from']:.0f} to {100 * one['to']:.0f} %"} for one in verdicts["reliability"]]
-    return [
-        _coverage(summary["coverage"]),
-        table("step_time", times),
-        table("memory", _named(summary["memory"])),
-        table("out_of_memory", _named(verdicts["families"], verdicts["overall"])),
-        table("reliability", bins),
-        _rule(summary),
-        _ranking(summary["ranking"]),
-    ]
+    found = kinds_tables(summary)
+    if "bounds" in summary:
+        found["bounds"] = bounds_table(summary["bounds"])
+    return found | {
+        "coverage": _coverage(summary["coverage"]),
+        "time": table("step_time", times),
+        "memory": table("memory", _named(summary["memory"])),
+        "verdicts": table("out_of_memory", _named(verdicts["families"], verdicts["overall"])),
+        "chances": table("reliability", bins),
+        "rule": _rule(summary),
+        "choice": _ranking(summary["ranking"]),
+    }
+
+
+def kinds_tables(summary: Mapping[str, Any]) -> dict[str, Table]:
+    """Step time and memory by kind of user: mean over sources first."""
+    kinds = {**summary["kinds"], "all": summary["all_kinds"]}
+    lines = {
+        quantity: [{"name": kind, **one["verdicts"], **one[quantity]} for kind, one in kinds.items() if one[quantity]["n"]]
+        for quantity in QUANTITIES
+    }  # fmt: skip
+    return {"kinds_time": table("kinds_time", lines["step_time"]), "kinds_memory": table("kinds_memory", lines["memory"])}
+
+
+def bounds_table(bounds: Sequence[Line]) -> Table:
+    """Every bound, what it is now, and whether it is met."""
+    lines = []
+    for one in bounds:
+        low, high, now = (None if one[key] is None else cell(one[key], one["digits"]) for key in ("least", "most", "now"))
+        asked = f"{low} to {high}" if low and high else f"at least {low}" if low else f"at most {high}"
+        met = {True: "yes", False: "no", None: "-"}[one["met"]]
+        lines.append({"name": one["name"], "asked": asked, "shown": now, "met": met})
+    return table("bounds", lines)
 
 
 def _coverage(coverage: Line) -> Table:
@@ -132,7 +157,7 @@ def print_accuracy(
 ) -> None:
     """Coverage, errors by source and family, memory, ranking: one table each; every sweep, the ``worst`` rows of the pairs."""
     summary = report["summary"]
-    found = [*summary_rows(summary)]
+    found = [*summary_rows(summary).values()]
     found += [sweeps_table(summary["ranking"])] if sweeps else []
     found += [worst_table(pairs, worst)] if worst else []
     for one in found:
@@ -142,12 +167,11 @@ def print_accuracy(
 
 def page(pairs: Sequence[Pair], summary: Mapping[str, Any], picture: str) -> str:
     """The page as Markdown; ``picture`` is the file name of the scatter plot."""
-    names = ("coverage", "time", "memory", "verdicts", "chances", "rule", "choice")
-    shown = dict(zip(names, summary_rows(summary), strict=True)) | {
+    shown = summary_rows(summary) | {
         "sources": sources_table(pairs), "scatter": scatter_table(summary["ranking"]), "sweeps": sweeps_table(summary["ranking"]),
         "worst": worst_table(pairs),
     }  # fmt: skip
-    found = {name: markdown(one) for name, one in shown.items()}
+    found = {"bounds": "(For the runs that come with planner.)"} | {name: markdown(one) for name, one in shown.items()}
     text = Path(__file__).with_name("page.md").read_text(encoding="utf-8")
     return text.format(headline=headline(summary), picture=picture, number=WORST, **found)
 
@@ -165,11 +189,11 @@ def headline(summary: Mapping[str, Any]) -> str:
     coverage, overall, out = summary["coverage"], summary["overall"], summary["out_of_memory"]["overall"]
     return (
         f"{coverage['rows']:,} published runs; {percent(coverage['predicted_of_stated'])} of those that state their layout are "
-        f"predicted. Step time: median error {percent(overall['median_abs'])} over {overall['n']:,} runs, mean over sources "
-        f"{percent(summary['mean_of_sources'])} (the one-line rule: {percent(summary['rule']['overall']['median_abs'])} and "
-        f"{percent(summary['rule']['mean_of_sources'])}). Of {out['ran_out']} runs that ran out of memory "
-        f"{out['called_safe_but_ran_out']} were called safe; of {out['ran']:,} that ran {out['called_impossible_but_ran']} were "
-        "called impossible."
+        f"predicted. Step time: error {percent(summary['mean_of_sources'])} as a mean over sources of each one's median, "
+        f"{percent(overall['median_abs'])} as the median over {overall['n']:,} runs (the one-line rule: "
+        f"{percent(summary['rule']['mean_of_sources'])} and {percent(summary['rule']['overall']['median_abs'])}). Of "
+        f"{out['ran_out']} runs that ran out of memory {out['called_safe_but_ran_out']} were called safe; of {out['ran']:,} that "
+        f"ran {out['called_impossible_but_ran']} were called impossible."
     )
 
 

@@ -12,6 +12,10 @@ from planner.arrays import Floats
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.search import SAFE
 
+TIE = 1e-3
+"""Layouts predicted as near as this are one choice: whoever picks gets any of them, so that their mean counts."""
+APART = 0.03
+"""Measured times that differ by less say nothing about an order: runs that are repeated differ by as much."""
 SWEEP = 5
 """Timed layouts that a sweep needs to say anything about ranking."""
 DRAWS = 2000
@@ -32,9 +36,10 @@ KINDS = {
 def ranking(pairs: Sequence[Pair]) -> dict[str, Any]:
     """How well the planner chooses in sweeps: layouts of one source for the same work on the same GPUs.
 
-    Per sweep: ``regret``, measured time of the layout predicted fastest over the best measured one, minus 1; Kendall's ``tau``;
-    ``pick``, the layout chosen when those that ran out of memory are candidates too, memory first as in the search;
-    ``pick_regret``, None when it ran out; ``floor``, the mean regret of who knows the true times (``floors``).
+    Per sweep: ``regret``, measured time of the layout predicted fastest over the best measured one, minus 1, the mean over ties;
+    Kendall's ``tau``, and ``tau_apart`` over pairs whose measured times are APART; ``pick``, the layout chosen when those that ran
+    out of memory are candidates too, memory first as in the search; ``pick_regret``, the mean over ties, None when all of them
+    ran out; ``floor``, the mean regret of who knows the true times (``floors``).
     ``overall`` leaves out sweeps of runs that their source calls broken.
     """
     timed: dict[tuple[Hashable, ...], list[Pair]] = defaultdict(list)
@@ -77,9 +82,9 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
     candidates = [*members, *failed]
     chances = [pair.predicted.out_of_memory or 0.0 for pair in candidates]
     gate = max(SAFE, min(chances))
-    safe = [pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate]
-    pick = min(safe, key=lambda pair: pair.predicted.step_time or 0.0)
-    taken = pick.run.measured.step_time
+    picks = _fastest([pair for pair, chance in zip(candidates, chances, strict=True) if chance <= gate])
+    taken = [pair.run.measured.step_time for pair in picks if pair.run.measured.step_time is not None]
+    first = [pair.run.measured.step_time or np.nan for pair in _fastest(members)]
     name, layers, _, precision, gpus, batch, length = key[2:]
     return {
         "source": key[0],
@@ -88,22 +93,31 @@ def _sweep(key: tuple[Hashable, ...], members: Sequence[Pair], failed: Sequence[
         "n": len(members),
         "times": measured,
         "representative": all(pair.run.representative for pair in members),
-        "regret": float(measured[np.argmin(predicted)] / measured.min() - 1.0),
+        "regret": float(np.mean(first) / measured.min() - 1.0),
         "tau": kendall_tau(predicted, measured),
+        "tau_apart": tau_apart(predicted, measured),
         "out_of_memory": len(failed),
         "best": members[int(np.argmin(measured))].run.id,
-        "pick": pick.run.id,
-        "pick_ran_out": pick.run.measured.fits is False,
-        "pick_regret": None if taken is None else float(taken / measured.min() - 1.0),
+        "pick": picks[0].run.id,
+        "pick_ran_out": any(pair.run.measured.fits is False for pair in picks),
+        "pick_regret": float(np.mean(taken) / measured.min() - 1.0) if taken else None,
     }
+
+
+def _fastest(pairs: Sequence[Pair]) -> list[Pair]:
+    """The pair that is predicted fastest, and those that are predicted as fast (TIE); the fastest first."""
+    found = sorted(pairs, key=lambda pair: pair.predicted.step_time or 0.0)
+    limit = (found[0].predicted.step_time or 0.0) * (1.0 + TIE)
+    return [pair for pair in found if (pair.predicted.step_time or 0.0) <= limit]
 
 
 def _statistics(found: list[tuple[dict[str, Any], Floats | None]]) -> dict[str, Any]:
     """Figures over sweeps, each with its drawn regrets of a perfect model."""
     sweeps = [sweep for sweep, _ in found]
     floor = [values for _, values in found if values is not None]
-    regrets, taus, picked = (
-        [sweep[name] for sweep in sweeps if sweep[name] is not None] for name in ("regret", "tau", "pick_regret")
+    regrets, taus, apart, picked = (
+        [sweep[name] for sweep in sweeps if sweep[name] is not None]
+        for name in ("regret", "tau", "tau_apart", "pick_regret")
     )
 
     def over(values: list[float], function: Callable[[list[float]], Any]) -> float | None:
@@ -120,6 +134,7 @@ def _statistics(found: list[tuple[dict[str, Any], Floats | None]]) -> dict[str, 
         "p90_regret": over(regrets, lambda values: np.percentile(values, 90)),
         "worst_regret": over(regrets, max),
         "mean_tau": over(taus, np.mean),
+        "mean_tau_apart": over(apart, np.mean),
         "mean_pick_regret": over(picked, np.mean),
         "with_out_of_memory": sum(sweep["out_of_memory"] > 0 for sweep in sweeps),
         "picks_that_ran_out": sum(sweep["pick_ran_out"] for sweep in sweeps),
@@ -132,6 +147,15 @@ def kendall_tau(first: Floats, second: Floats) -> float | None:
     b = np.sign(np.subtract.outer(second, second))
     scale = float(np.sqrt(np.sum(a * a) * np.sum(b * b)))
     return float(np.sum(a * b)) / scale if scale > 0 else None
+
+
+def tau_apart(predicted: Floats, measured: Floats) -> float | None:
+    """(C - D) / pairs over the pairs whose measured times differ by more than APART; a predicted TIE counts 0. None without any."""
+    apart = np.triu(np.abs(np.log(np.divide.outer(measured, measured))) > np.log1p(APART), 1)
+    said = np.log(np.divide.outer(predicted, predicted))
+    order = np.where(np.abs(said) <= np.log1p(TIE), 0.0, np.sign(said))
+    agree = order * np.sign(np.subtract.outer(measured, measured))
+    return float(agree[apart].mean()) if apart.any() else None
 
 
 # ------------------------------------------------------------------------------------------------ what a perfect model would reach

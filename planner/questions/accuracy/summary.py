@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from planner import units
-from planner.error_bars import error_bar
+from planner.error_bars import KINDS, error_bar
+from planner.questions.accuracy.bounds import bounds
 from planner.questions.accuracy.prediction import Pair, grouped
 from planner.questions.accuracy.ranking import ranking
 from planner.runs import Run
@@ -25,16 +26,19 @@ INSIDE = 0.9
 """Share of the resamplings inside of the interval."""
 
 
-def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
+def summarise(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
     """Coverage, errors of step time and memory, out-of-memory verdicts, and ranking inside sweeps, as plain data.
 
+    ``kinds`` holds the figures by kind of user; with ``bounded`` (the runs that come with planner) ``bounds`` what they shall be.
     ``overall`` counts runs whose layout is stated and that their source does not call broken; families and sources all that are
     predicted. ``rule`` holds the errors of the one-line rule, ``alike`` what no model could tell apart.
     """
     good = [pair for pair in pairs if pair.counts]
     families = grouped(pairs, lambda pair: pair.run.family)
-    return {
+    summary = {
         "coverage": _coverage(pairs),
+        "kinds": {kind: of_kind(group) for kind, group in _by_kind(good).items()},
+        "all_kinds": of_kind(good),
         "overall": statistics(good, "time_error"),
         "all_predicted": statistics(pairs, "time_error"),
         "mean_of_sources": mean_of_sources(good, "time_error"),
@@ -55,12 +59,29 @@ def summarise(pairs: Sequence[Pair]) -> dict[str, Any]:
         },
         "ranking": ranking(pairs),
     }  # fmt: skip
+    return {**summary, "bounds": bounds(summary)} if bounded else summary
+
+
+def _by_kind(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
+    """Pairs of each kind of user, in the order of KINDS."""
+    found = grouped((pair for pair in pairs if pair.run.kind), lambda pair: pair.run.kind)
+    return {kind: found[kind] for kind in KINDS if kind in found}
+
+
+def of_kind(pairs: Sequence[Pair]) -> dict[str, Any]:
+    """Errors of step time and memory, each as ``statistics`` with sources and mean over sources, and verdicts on memory."""
+    found: dict[str, Any] = {"verdicts": _confusion(pairs)}
+    for name, which in (("step_time", "time_error"), ("memory", "memory_error")):
+        sources = {pair.run.source for pair in pairs if getattr(pair, which) is not None}
+        more = {"sources": len(sources), "mean_of_sources": mean_of_sources(pairs, which)}
+        found[name] = {**statistics(pairs, which), **more}
+    return found
 
 
 def mean_of_sources(pairs: Iterable[Pair], which: str) -> float | None:
-    """Mean over sources of each one's mean error, so that every source weighs the same; None without any."""
-    means = [stats["mean_abs"] for stats in _by(pairs, lambda pair: pair.run.source, which).values()]
-    return float(np.mean(means)) if means else None
+    """Mean over sources of each one's median error, so that every source weighs the same; None without any."""
+    medians = [stats["median_abs"] for stats in _by(pairs, lambda pair: pair.run.source, which).values()]
+    return float(np.mean(medians)) if medians else None
 
 
 def alike(pairs: Iterable[Pair]) -> dict[str, Any]:
@@ -190,14 +211,14 @@ def _confusion(pairs: Iterable[Pair]) -> dict[str, Any]:
     }
 
 
-def report_of(pairs: Sequence[Pair]) -> dict[str, Any]:
+def report_of(pairs: Sequence[Pair], *, bounded: bool = False) -> dict[str, Any]:
     """Runs, each with measured and predicted values, and their summary.
 
     ``{"runs": [{source, id, status, reason, step_time_s, memory_gib, fits}], "summary": {...}}``; ``status`` is
     'predicted' or 'unsupported'. ``reason`` says why not; of a predicted run it lists what was assumed. ``range`` is the
     interval of nine of ten runs, ``fits`` holds the chance that the run fits. Plain data: what ``--json`` prints.
     """
-    return {"runs": [_entry(pair) for pair in pairs], "summary": summarise(pairs)}
+    return {"runs": [_entry(pair) for pair in pairs], "summary": summarise(pairs, bounded=bounded)}
 
 
 def _entry(pair: Pair) -> dict[str, Any]:

@@ -10,14 +10,13 @@ from typing import Any
 
 from planner import library, units
 from planner.defaults import Request, ResolvedJob, resolve
-from planner.error_bars import kind_of
 from planner.errors import PlannerError, UnknownNameError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
-from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 _FACTOR = re.compile(r"^\s*[x×]\s*(\S+)\s*$")
 _RANGE = re.compile(r"^\s*([^.\s]+)\s*\.\.\s*([^.\s]+)\s*$")
@@ -41,7 +40,9 @@ class Input:
     units.parse, or '' where only factors are read."""
 
 
-_CHOICES: dict[str, Collection[str]] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
+_CHOICES: dict[str, Collection[str]] = {
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
+}  # fmt: skip
 _LOADERS: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
 
 
@@ -170,9 +171,7 @@ class Variant:
         hardware = found.job.cluster.hardware
         for flag, factor in self.figures:
             hardware = scaled(flag, hardware, factor)
-        usual = load_hardware(found.hardware).network_bandwidth
-        kind = kind_of(found.job.workload, hardware, usual)
-        return dataclasses.replace(on_cluster(found, hardware=hardware), kind=kind)
+        return on_cluster(found, hardware=hardware)
 
 
 def base_variant(resolved: ResolvedJob) -> Variant:

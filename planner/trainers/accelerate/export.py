@@ -23,7 +23,7 @@ LAUNCHER = (
 
 def refusals(job: ExportJob) -> list[str]:
     """What FSDP2 under accelerate cannot run, with its rule."""
-    unknown = unknown_choices(job, "accelerate", OPTIMIZERS, ("bf16", "fp16", "fp32", "fp8"))
+    unknown = unknown_choices(job, "accelerate", OPTIMIZERS, ("bf16", "bf16_true", "fp16", "fp32", "fp8"))
     return unknown + refused(job, "accelerate") + shared_refusals(job)
 
 

@@ -69,6 +69,8 @@ def attention(m: ModelSpec) -> Fields:
         fields |= {
             "kv_channels": m.head_dim, "group_query_attention": True, "num_query_groups": m.num_kv_heads, "qk_layernorm": m.qk_norm,
         }  # fmt: skip
+    if m.attention_sinks:
+        fields["softmax_type"] = "learnable"
     if m.window:
         fields["window_size"] = (m.window, 0)
         if m.num_windowed_layers < m.num_layers:
