@@ -27,6 +27,8 @@ TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
 NO_FLASH_ATTENTION = ("Volta",)
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
+SIZES_DISAGREE = 0.1
+"""Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
 TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
@@ -55,6 +57,8 @@ class Request:
     lora_targets: str = "all"
     frozen_weights: str | None = None
     document_length: int = 0
+    image_tokens: int = 0
+    image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
 
@@ -111,11 +115,13 @@ def resolve(request: Request) -> ResolvedJob:
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
         document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_tokens=request.image_tokens, image_encoder=request.image_encoder,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
+    assumed += _of_the_model(workload)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
@@ -234,6 +240,29 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _of_the_model(workload: Workload) -> list[Assumption]:
+    """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
+    model, found = workload.model, []
+    counted, stated = total_parameters(model), model.published_parameters
+    if stated and abs(counted / stated - 1.0) > SIZES_DISAGREE:
+        why = f"its sizes give {format_count(counted)}, published are {format_count(stated)}: a size of its file is wrong"
+        found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
+    if model.quantised:
+        kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
+        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
+    if model.vision:
+        images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
+        value = f"{format_count(model.vision.parameters)} parameters, {workload.image_encoder}; {images}"
+        why = "it stands on the first stage, whole on every tensor rank"
+        found.append(Assumption("image encoder", value, why, "--image-tokens and --image-encoder"))
+    if model.is_sparse:
+        value = f"{model.index_top_k} keys per query, indexer trained on these"
+        why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        found.append(Assumption("sparse attention", value, why, "--model FILE"))
+    return found
 
 
 def _routing(model: ModelSpec) -> Assumption:

@@ -46,6 +46,8 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "qv": ("qkv", "mla_q_up"),
 }
 """Linear layers with adapters by their names in the cost model; () = all of them. qv: of the projections query and value alone."""
+IMAGE_ENCODERS = {"frozen": "forward only, no gradients and no states", "trained": "as the text model"}
+"""What happens to an image encoder."""
 FROZEN_WEIGHTS = WORDS["frozen_weights"]
 """How linear layers of a frozen base lie in memory; embedding, head and norms stay as they are."""
 
@@ -74,6 +76,10 @@ class Workload:
     """Dtype of frozen linear layers under adapters, one of FROZEN_WEIGHTS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
+    image_tokens: int = 0
+    """Tokens of a sequence that an image encoder makes; 0 = text only, its weights are there all the same."""
+    image_encoder: str = "frozen"
+    """Whether an image encoder is trained, one of IMAGE_ENCODERS."""
     expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
     balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
@@ -85,6 +91,7 @@ class Workload:
             "optimizer": OPTIMIZERS,
             "lora_targets": LORA_TARGETS,
             "frozen_weights": FROZEN_WEIGHTS,
+            "image_encoder": IMAGE_ENCODERS,
         }
         for field, known in choices.items():
             if getattr(self, field) not in known:
@@ -95,11 +102,26 @@ class Workload:
             )
         if 0.0 < self.expert_imbalance < 1.0:
             raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
+        if self.image_tokens < 0 or self.image_tokens > self.sequence_length:
+            raise PlannerError(
+                f"image_tokens is {self.image_tokens}; it must be a whole number from 0 to the {self.sequence_length} tokens of a "
+                "sequence"
+            )
+        if self.image_tokens and self.model.vision is None:
+            raise PlannerError(f"image_tokens is {self.image_tokens}, but {self.model.name} has no image encoder; leave it out")
+        if self.trains_images and (self.lora_rank or self.model.vision is None):
+            why = "adapters are on the text model alone" if self.lora_rank else f"{self.model.name} has none"
+            raise PlannerError(f"image_encoder is trained, but {why}; leave it frozen")
         if self.document_length > self.sequence_length:
             raise PlannerError(
                 f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "
                 "tokens of a sequence"
             )
+
+    @property
+    def trains_images(self) -> bool:
+        """The image encoder gets gradients."""
+        return self.image_encoder == "trained"
 
     @property
     def element(self) -> float:

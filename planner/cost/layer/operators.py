@@ -48,6 +48,10 @@ class Operator:
     """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
     kept_by_recompute: bool = False
     """Full recompute does not repeat it, and what it keeps stays."""
+    repeats: float = 1.0
+    """Equal ones that it stands for: seconds and FLOP are of one, bytes and launches of all."""
+    forward_only: bool = False
+    """Its weights and inputs are frozen: no backward pass."""
     again: bool = False
     """It runs once more in the backward pass, whatever is recomputed."""
 
@@ -86,12 +90,14 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
-    documents: float
+    documents: Number
     """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
     """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
+    head_dim: float = 0.0
+    """Width of its heads where it is not the text model's: an image encoder's, not causal and without windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +131,7 @@ class Scan(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered(Operator):
+class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
     flop: tuple[Number, Number]
@@ -235,6 +241,11 @@ class Shard:
     def tokens_split(self) -> Floats:
         """T_s: T / t with sequence parallelism, else T."""
         return self.tokens / self.split
+
+    @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
 
     @property
     def element(self) -> float:

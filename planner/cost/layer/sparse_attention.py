@@ -8,7 +8,17 @@ main of 2026-08; dsa_indexer_use_sparse_loss as in Megatron-Bridge, glm5_bridge.
 
 import numpy as np
 
-from planner.cost.layer.operators import NEVER, REPEATED, Collective, Gathered, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import (
+    NEVER,
+    REPEATED,
+    Collective,
+    GatheredRows,
+    Gemm,
+    MemoryBound,
+    Number,
+    Operator,
+    Shard,
+)
 from planner.layout import Module
 
 HEADS_PER_PASS = {"Hopper": 64.0}
@@ -60,7 +70,7 @@ def indexer(shard: Shard) -> list[Operator]:
     return [
         projection("index_queries", width, float(model.q_lora_rank)),
         projection("index_keys", small, float(model.hidden_size)),
-        Gathered(name="index_scores", module=module, efficiency=INDEX_EFFICIENCY, model_flop=2.0 * pairs * width,
+        GatheredRows(name="index_scores", module=module, efficiency=INDEX_EFFICIENCY, model_flop=2.0 * pairs * width,
                  flop=(2.0 * pairs * width, (target + gradients) * trained), gathered=(np.zeros_like(tp), np.zeros_like(tp)),
                  saved=kept, launches=(8.0, 8.0)),
         MemoryBound(name="index_choice", module=module, kind="elementwise", forward=8.0 * pairs, backward=0.0,
@@ -85,7 +95,7 @@ def sparse_core(shard: Shard) -> list[Operator]:
     output = tokens * model.attention_output_size / shard.tp * e
     kept = output + tokens * heads * (latent * e + 4.0) + tokens * model.index_top_k * INDEX_BYTES
     return [
-        Gathered(name="core_attention", module=Module.CORE_ATTENTION, heads=heads, efficiency=CORE_EFFICIENCY,
+        GatheredRows(name="core_attention", module=Module.CORE_ATTENTION, heads=heads, efficiency=CORE_EFFICIENCY,
                  flop=(flop, 3.5 * flop), gathered=(read, 4.0 * read), kept=kept, launches=(2.0, 6.0),
                  model_flop=2.0 * chosen * heads * (model.head_dim + model.value_head_size)),
     ]  # fmt: skip

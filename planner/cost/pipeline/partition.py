@@ -130,6 +130,8 @@ class StageParameters:
     """Low-rank adapters, when only those are trained."""
     linear: Floats
     """The part of ``dense`` that is linear layers: no embedding, head, norm or router."""
+    image_encoder: Floats
+    """The part of ``dense`` in an image encoder, on the first stage."""
 
     @property
     def all(self) -> Floats:
@@ -140,7 +142,7 @@ class StageParameters:
         """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
         if workload.lora_rank:
             return self.adapters, np.zeros_like(self.expert)
-        return self.dense, self.expert
+        return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
     def updated(self, workload: Workload, layout: Layout) -> Floats:
         """Parameters whose optimizer states live on one rank."""
@@ -167,7 +169,7 @@ def stage_parameters(
     head = np.minimum(stages.head, 1.0)
     dense = (
         (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * others
-        + stages.embedding * (table + counts.position_embedding)
+        + stages.embedding * (table + counts.position_embedding + counts.vision)
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
@@ -189,6 +191,7 @@ def stage_parameters(
         largest_expert_unit=functools.reduce(np.maximum, [one[3] for one in alone]),
         adapters=adapters,
         linear=linear,
+        image_encoder=stages.embedding * counts.vision,
     )
 
 
@@ -238,8 +241,9 @@ def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
 
 
 def host_share(workload: Workload, layout: Layout) -> Floats:
-    """Part of the optimizer states in host memory: what is offloaded, and all pages of a paged optimizer."""
-    return np.where(workload.optimizer in PAGED, 1.0, column(layout.offload_optimizer) / 100.0)
+    """Part of the optimizer states in host memory: what is offloaded, all where weights are, and all pages of a paged optimizer."""
+    moved = np.maximum(column(layout.offload_optimizer) / 100.0, column(layout.offload_parameters))
+    return np.where(workload.optimizer in PAGED, 1.0, moved)
 
 
 def gathered_bytes(workload: Workload) -> float:

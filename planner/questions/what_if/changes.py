@@ -224,6 +224,6 @@ def _count(flag: str, now: int, value: Value) -> int:
     count = round(exact)
     if not math.isclose(exact, count, rel_tol=1e-6):
         raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
-    if count < 1 and flag not in ("lora_rank", "document_length"):
+    if count < 1 and flag not in ("lora_rank", "document_length", "image_tokens"):
         raise PlannerError(f"{flag_of(flag)} {value.text}: it must be a whole number from 1")
     return count
