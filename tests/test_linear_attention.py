@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from samples import HARDWARE, MODELS, TRAINERS, job, model, priced
 
+import planner
 from planner.cluster import Cluster
 from planner.cost.layer.linear_layer import backward_bytes, linear_block, traffic
 from planner.cost.layer.operators import Collective, Operator, Scan, Shard
@@ -18,9 +20,13 @@ from planner.cost.price.compute import KIMI_SLOWDOWN, MAMBA_PRODUCTS, SCAN_BACKW
 from planner.cost.price.layer_costs import INDEX, price_blocks
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
+from planner.lab.reference.split import refusals
 from planner.layout import Layout, Recompute
+from planner.library import profiles_directory
 from planner.linear_attention import LayerKind, LinearAttention
 from planner.model import ModelSpec, from_hugging_face, load_model
+from planner.runs.row_models import completed
+from planner.runs.rows import read_rows
 from planner.workload import Workload
 
 H, S = 1024, 4096
@@ -268,3 +274,99 @@ def test_a_hybrid_wants_heads_that_fit() -> None:
         hybrid(dataclasses.replace(DELTA, key_heads=3))
     with pytest.raises(PlannerError, match="are more than num_layers 8"):
         hybrid(dataclasses.replace(DELTA, num_layers=6, num_mlp_layers=3))
+
+
+# --------------------------------------------------------------------------------------------- config.json and presets
+
+BASE = {"max_position_embeddings": 262144, "num_key_value_heads": 2, "tie_word_embeddings": False}
+GDN = {
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32, "full_attention_interval": 4, "head_dim": 256,
+}  # fmt: skip
+NEMOTRON = {
+    **BASE, "model_type": "nemotron_h", "vocab_size": 131072, "n_groups": 8, "mamba_head_dim": 64, "head_dim": 128,
+    "conv_kernel": 4, "ssm_state_size": 128, "mlp_hidden_act": "relu2", "chunk_size": 128, "num_attention_heads": 32, "expand": 2,
+}  # fmt: skip
+MAMBA_KEYS = {"mamba_d_state": 128, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_n_heads": 128, "mamba_n_groups": 1}
+KIMI_LAYERS = {"full_attn_layers": [4, 8, 12, 16, 20, 24, 27], "head_dim": 128, "num_heads": 32, "short_conv_kernel_size": 4}
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "qwen3-next-80b": {
+        **BASE, **GDN, "model_type": "qwen3_next", "hidden_size": 2048, "num_hidden_layers": 48, "num_attention_heads": 16,
+        "vocab_size": 151936, "intermediate_size": 5120, "decoder_sparse_step": 1, "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512, "num_experts_per_tok": 10, "num_experts": 512, "mlp_only_layers": [],
+    },
+    "kimi-linear-48b": {
+        **BASE, "model_type": "kimi_linear", "hidden_size": 2304, "num_hidden_layers": 27, "vocab_size": 163840, "head_dim": 72,
+        "max_position_embeddings": 1048576, "num_attention_heads": 32, "kv_lora_rank": 512, "q_lora_rank": None,
+        "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128, "num_experts": 256, "num_experts_per_token": 8,
+        "num_shared_experts": 1, "moe_intermediate_size": 1024, "first_k_dense_replace": 1, "intermediate_size": 9216,
+        "mla_use_nope": True, "linear_attn_config": {**KIMI_LAYERS, "kda_layers": [n for n in range(1, 27) if n % 4]},
+    },
+    "nemotron-h-8b": {
+        **NEMOTRON, "num_key_value_heads": 8, "max_position_embeddings": 8192, "hidden_size": 4096, "mamba_num_heads": 128,
+        "intermediate_size": 21504, "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    },
+    "nemotron-3-nano-30b": {
+        **NEMOTRON, "hidden_size": 2688, "mamba_num_heads": 64, "intermediate_size": 1856, "n_routed_experts": 128,
+        "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
+        "n_shared_experts": 1, "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    },
+    "nemotron-3-ultra": {
+        **NEMOTRON, "hidden_size": 8192, "mamba_num_heads": 256, "num_attention_heads": 64, "intermediate_size": 5120,
+        "n_routed_experts": 512, "num_experts_per_tok": 22, "moe_intermediate_size": 5120, "moe_latent_size": 2048,
+        "moe_shared_expert_intermediate_size": 10240, "n_shared_experts": 1, "num_nextn_predict_layers": 1,
+        "num_hidden_layers": None, "layers_block_type": ["mamba", "moe", "mamba", "moe"] * 24 + ["attention"] * 12,
+    },
+    "granite-4-h-small": {
+        **BASE, **MAMBA_KEYS, "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40,
+        "num_key_value_heads": 8, "num_attention_heads": 32, "num_local_experts": 72, "num_experts_per_tok": 10, "shared_intermediate_size": 1536,
+        "intermediate_size": 768, "tie_word_embeddings": True, "vocab_size": 100352, "max_position_embeddings": 131072,
+        "position_embedding_type": "nope", "layer_types": ["attention" if n % 10 == 5 else "mamba" for n in range(40)],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_config_json_is_its_preset(name: str) -> None:
+    """Values of the published files; newer ones of Nemotron list layers by kind and leave the number out."""
+    preset = load_model(name)
+    stated = {"published_parameters": 0.0, "published_active_parameters": 0.0, "source": ""}
+    assert from_hugging_face(PUBLISHED[name], name=name) == dataclasses.replace(preset, **stated)
+
+
+def test_layers_of_other_hybrids() -> None:
+    """Qwen 3.5, dense and with experts, its text inside of a multimodal file; Bamba; what is not understood is said."""
+    text = {**PUBLISHED["qwen3-next-80b"], "model_type": "qwen3_5_moe_text", "intermediate_size": None}
+    sparse = from_hugging_face({"model_type": "qwen3_5_moe", "text_config": text})
+    assert (sparse.linear and sparse.linear.num_layers, sparse.num_shared_experts) == (36, 1)
+    dense = {**BASE, **GDN, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
+             "vocab_size": 248320, "intermediate_size": 17408, "layer_types": ["linear_attention", "full_attention"] * 32}  # fmt: skip
+    one = from_hugging_face(dense)
+    assert (one.num_attention_layers, one.attention_gate, one.is_moe) == (32, True, False)
+    bamba = {**BASE, **MAMBA_KEYS, "model_type": "bamba", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+             "vocab_size": 128256, "intermediate_size": 14336, "attn_layer_indices": [9, 18, 27]}  # fmt: skip
+    assert from_hugging_face(bamba).num_attention_layers == 3
+    assert "moonwalk layers are not modelled (layer_types)" in refused(**{**dense, "layer_types": ["moonwalk"] * 64})
+    assert "layer_types has 3 entries for 64 layers" in refused(**{**dense, "layer_types": ["linear_attention"] * 3})
+    assert "no layer has linear attention" in refused(**{**dense, "layer_types": ["full_attention"] * 64})
+    mixed = {**PUBLISHED["nemotron-3-nano-30b"], "hybrid_override_pattern": "M-ME"}
+    assert "layers of MLPs and layers of experts in one model" in refused(**mixed)
+    section = {**PUBLISHED["kimi-linear-48b"]["linear_attn_config"], "use_full_rank_gate": True}
+    assert "gates of full rank are not modelled" in refused(**{**PUBLISHED["kimi-linear-48b"], "linear_attn_config": section})
+
+
+def test_exports_and_the_lab_refuse_hybrids_by_name(tmp_path: Path) -> None:
+    one, plan = job("hybrid"), planner.plan(model="nemotron-h-8b", gpus=8)[0]
+    with pytest.raises(PlannerError, match=r"megatron: what is exported builds transformer layers, and nemotron-h-8b .*mamba2"):
+        plan.export("megatron", tmp_path / "run")
+    assert any("hybrid has linear attention, which the torch model" in text for text in refusals(one.workload, Layout(dp=8)))
+
+
+def test_rows_take_the_sizes_of_the_preset_that_they_name() -> None:
+    """Sizes that a row leaves open come from its model's preset; one that it states otherwise is not overridden."""
+    rows = read_rows([profiles_directory() / "runs" / "nv-mbridge-26.06-b300.yaml"])
+    row = next(row for row in rows if row.get("model.name") == "nemotron-3-super-120b-a12b")
+    assert row.get("model.heads") is None
+    assert completed(row).get("model.heads") == 32 and completed(row).get("model.hidden") == 4096
+    other = dataclasses.replace(row, data={**row.data, "model": {**row.data["model"], "layers": 44}})
+    assert completed(other) is other
