@@ -319,8 +319,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
     "granite-4-h-small": {
         **BASE, **MAMBA_KEYS, "model_type": "granitemoehybrid", "hidden_size": 4096, "num_hidden_layers": 40,
-        "num_key_value_heads": 8, "num_attention_heads": 32, "num_local_experts": 72, "num_experts_per_tok": 10, "shared_intermediate_size": 1536,
-        "intermediate_size": 768, "tie_word_embeddings": True, "vocab_size": 100352, "max_position_embeddings": 131072,
+        "num_key_value_heads": 8, "num_attention_heads": 32, "num_local_experts": 72, "num_experts_per_tok": 10,
+        "shared_intermediate_size": 1536, "intermediate_size": 768, "tie_word_embeddings": True,
+        "vocab_size": 100352, "max_position_embeddings": 131072,
         "position_embedding_type": "nope", "layer_types": ["attention" if n % 10 == 5 else "mamba" for n in range(40)],
     },
 }  # fmt: skip
@@ -340,7 +341,8 @@ def test_layers_of_other_hybrids() -> None:
     sparse = from_hugging_face({"model_type": "qwen3_5_moe", "text_config": text})
     assert (sparse.linear and sparse.linear.num_layers, sparse.num_shared_experts) == (36, 1)
     dense = {**BASE, **GDN, "model_type": "qwen3_5_text", "hidden_size": 5120, "num_hidden_layers": 64, "num_attention_heads": 24,
-             "vocab_size": 248320, "intermediate_size": 17408, "layer_types": ["linear_attention", "full_attention"] * 32}  # fmt: skip
+             "vocab_size": 248320, "intermediate_size": 17408,
+             "layer_types": ["linear_attention", "full_attention"] * 32}  # fmt: skip
     one = from_hugging_face(dense)
     assert (one.num_attention_layers, one.attention_gate, one.is_moe) == (32, True, False)
     bamba = {**BASE, **MAMBA_KEYS, "model_type": "bamba", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,

@@ -98,7 +98,7 @@ def _settings(output: str, flags: dict[str, Any]) -> Settings:
     )  # fmt: skip
     for name in settings.models:
         if load_model(name).linear:
-            raise PlannerError(f"--model {name}: kernels of its linear attention are not among what is measured; name a transformer")
+            raise PlannerError(f"--model {name}: linear attention is not among what is measured; name a transformer")
     if settings.base:
         load_hardware(settings.base)
     elif device == "cuda" and gpus and profile_of(gpus[0]) is None:  # found out before anything is measured
