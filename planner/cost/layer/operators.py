@@ -113,6 +113,24 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scan(Operator):
+    """The chunked scan of linear attention: kernels that work on all chunks at once, and one from chunk to chunk."""
+
+    forward: Number
+    """Bytes read and written forward by kernels that work on all chunks at once."""
+    backward: Number
+    """The same backward."""
+    carried: tuple[Number, Number]
+    """Bytes that the kernels read and write which carry a state from chunk to chunk, forward and backward."""
+    steps: tuple[Number, Number]
+    """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
+    products: tuple[Number, Number]
+    """FLOP of matrix products that take time beside the bytes, forward and backward."""
+    flop: Number
+    """FLOP forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
