@@ -10,7 +10,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
-from planner.error_bars import error_bar, kind_of
+from planner.error_bars import OWN_RUN, error_bar, kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
@@ -71,6 +71,12 @@ class Prediction:
     out_of_memory_probability: Number
     host_memory_gib_per_gpu: Number
     """Host memory for offloaded states."""
+    step_time_median_s: Number | None = None
+    """Half of the measured steps took longer, by the same residuals; None in files of before."""
+    first_runs_s: tuple[Number, Number, Number] | None = None
+    """What a user's own run takes before it is tuned: nine of ten lie between the first and the last, half above the second."""
+    first_runs_basis: str = ""
+    """Which users' runs those were."""
 
     @property
     def exposed_s(self) -> dict[str, float]:
@@ -85,6 +91,7 @@ def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
     memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
+    first = error_bar("step_time", job.trainer, job.cluster.hardware, OWN_RUN)
     return Prediction(
         step_time_s=step,
         step_time_range_s=times.interval(step),
@@ -101,6 +108,9 @@ def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
         memory_stage=STAGE_NAMES[int(found.stage[index])],
         out_of_memory_probability=float(found.out_of_memory_probability[index]),
         host_memory_gib_per_gpu=float(found.host_memory[index]) / GIB,
+        step_time_median_s=times.middle * step,
+        first_runs_s=(first.low * step, first.middle * step, first.high * step),
+        first_runs_basis=first.basis,
     )
 
 
