@@ -7,7 +7,7 @@ from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
-from planner.error_bars import kind_of
+from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
@@ -55,7 +55,7 @@ class ResolvedJob:
     job: Job
     hardware: str
     trainer: str
-    kind: str
+    kind: Kind
     """Kind of run, which decides the error bar."""
     network_bandwidth: float | None
     """Bytes/s per GPU where the user gave it; None = the profile's."""

@@ -10,7 +10,7 @@ from planner import library
 from planner.cluster import Cluster
 from planner.cost.estimate import HIDDEN, PARTS, Estimate
 from planner.cost.memory.states import COMPONENTS
-from planner.error_bars import OWN_RUN, error_bar, kind_of
+from planner.error_bars import OWN_RUN, Kind, error_bar, kind_of
 from planner.errors import PlannerError
 from planner.hardware import load_hardware
 from planner.layout import Layout
@@ -86,12 +86,12 @@ class Prediction:
         }
 
 
-def predict(found: Estimate, job: Job, kind: str, index: int = 0) -> Prediction:
+def predict(found: Estimate, job: Job, kind: Kind, index: int = 0) -> Prediction:
     """Plain numbers of one candidate of an estimate; ``kind`` of run as in ``error_bars.kind_of``."""
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
     memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
-    first = error_bar("step_time", job.trainer, job.cluster.hardware, OWN_RUN)
+    first = error_bar("step_time", job.trainer, job.cluster.hardware, kind_of(job.workload, OWN_RUN))
     return Prediction(
         step_time_s=step,
         step_time_range_s=times.interval(step),
@@ -139,7 +139,7 @@ class Plan:
             hardware = dataclasses.replace(hardware, network_bandwidth=self.network_bandwidth)
         return Cluster(hardware=hardware, num_gpus=self.num_gpus)
 
-    def kind(self) -> str:
+    def kind(self) -> Kind:
         """Kind of run, which chooses its error bar."""
         return kind_of(self.workload)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from planner import library
 from planner.cluster import Cluster
-from planner.error_bars import OWN_RUN, kind_of
+from planner.error_bars import OWN_RUN, Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Recompute, module_names
@@ -79,11 +79,9 @@ class Run:
         return found[1] if found else ""
 
     @property
-    def kind(self) -> str:
-        """Kind of run, one of ``error_bars.KINDS``, which chooses its error bar; '' where it cannot be priced."""
-        if self.workload is None:
-            return ""
-        return self.made_for or kind_of(self.workload)
+    def kind(self) -> Kind | None:
+        """Kind of run, which chooses its error bar; None where it cannot be priced."""
+        return None if self.workload is None else kind_of(self.workload, self.made_for)
 
 
 def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
