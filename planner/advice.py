@@ -1,24 +1,27 @@
 """When nothing fits: the cheapest changes that would make it fit, each searched and priced, one command line each."""
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from planner import library
-from planner.cluster import Cluster
 from planner.costs import rates_of, usd_per_million_tokens
 from planner.errors import PlannerError
 from planner.explain import layout_text
-from planner.hardware import HardwareProfile, load_hardware
-from planner.rules import Job, check_workload
+from planner.hardware import load_hardware
+from planner.rules import Job
 from planner.search import Pins, search
 
 DOUBLINGS = 6
 """More GPUs are tried up to 64 times the number asked for."""
 SHORTEST_SEQUENCE = 512
-SMALLER_STATES = {"adam_bf16": "Adam with bf16 moments", "adam_8bit": "Adam with 8-bit moments"}
+SMALLER_STATES = {
+    "adam_bf16": "Adam with bf16 moments", "adam_8bit": "Adam with 8-bit moments",
+    "paged_adam_8bit": "Adam with 8-bit moments in pages of host memory",
+}  # fmt: skip
+"""From the largest states to the smallest."""
+QUANTISED = ("nf4", "nf4_dq", "int8")
+"""Dtypes of a frozen base that save memory, the usual one first."""
 LORA_RANK = 16
 OTHER_GPUS = 3
 """Other GPUs are listed up to this many, cheapest step first."""
@@ -41,29 +44,48 @@ class Advice:
     """At the profile's first price; None without one."""
 
 
-Change = tuple[str, Job, dict[str, Any]]
-"""In words, the changed job, and the flags that change in the command line."""
+Change = tuple[str, dict[str, Any]]
+"""In words, and the flags that change in the command line."""
+Asked = tuple[Job, Pins]
+"""What a command line asks for: the job, and the fields of the layout that stay."""
 
 
-def advise(job: Job, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> list[Advice]:
-    """Changes in the order: more GPUs, other GPUs, shorter sequence, smaller optimizer states, adapters.
+def advise(
+    job: Job, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str], progress: Callable[[str], None]
+) -> list[Advice]:
+    """Changes that make a job fit: of fine-tuning first those that need no other GPUs, cheapest first; else more GPUs, other GPUs,
+    then the others.
 
-    ``command`` renders the user's command with some flags replaced; ``progress`` hears what is being tried.
+    ``ask`` is what the user's command asks for with some flags replaced, ``command`` its text; ``progress`` hears what is tried.
     """
-    found: list[Advice] = []
-    for kind, changes in _changes(job):
-        attempts = (_try(change, pins, command, progress) for change in changes)
-        fits = (advice for advice in attempts if advice)
-        found += sorted(fits, key=_cost)[:OTHER_GPUS] if kind == "other GPUs" else itertools.islice(fits, 1)
-    return found
+
+    def tried(changes: Iterator[Change], most: int = 1) -> list[Advice]:
+        """The first that fit."""
+        found: list[Advice] = []
+        for change in changes:
+            progress(change[0])
+            one = _try(change, ask, command) if len(found) < most else None
+            found += [one] if one else []
+            if len(found) == most:
+                break
+        return found
+
+    here = [one for changes in _here(job) for one in tried(changes)] or tried(_together(job))
+    larger = sorted(tried(_other_gpus(job), most=len(library.names("hardware"))), key=_cost)[:OTHER_GPUS]
+    elsewhere = [*tried(_more_gpus(job)), *larger]
+    return [*sorted(here, key=_cost), *elsewhere] if fine_tuned(job) else [*elsewhere, *here]
 
 
-def _try(change: Change, pins: Pins, command: Callable[..., str], progress: Callable[[str], None]) -> Advice | None:
+def fine_tuned(job: Job) -> bool:
+    """It trains adapters, or its trainer does nothing but fine-tuning."""
+    return job.workload.lora_rank > 0 or job.legal.fine_tuning.sequence_length > 0
+
+
+def _try(change: Change, ask: Callable[[Mapping[str, Any]], Asked], command: Callable[..., str]) -> Advice | None:
     """The best plan of a changed job, or None when it still does not fit or is not possible at all."""
-    text, job, flags = change
-    progress(text)
+    text, flags = change
     try:
-        check_workload(job.workload, job.cluster, job.trainer)
+        job, pins = ask(flags)
         finding = search(job, pins, top=1)
     except PlannerError:
         return None
@@ -79,38 +101,79 @@ def _try(change: Change, pins: Pins, command: Callable[..., str], progress: Call
 
 
 def _cost(advice: Advice) -> tuple[bool, float]:
-    return advice.usd_per_million_tokens is None, advice.usd_per_million_tokens or advice.step_time_s
+    cost = advice.usd_per_million_tokens
+    return cost is None, 1.0 / advice.tokens_per_second if cost is None else cost
 
 
-def _changes(job: Job) -> Iterator[tuple[str, Iterator[Change]]]:
-    """Kinds of change, and the changes of each, the smallest first."""
-    work, gpus, here = job.workload, job.cluster.num_gpus, job.cluster.hardware
+def _more_gpus(job: Job) -> Iterator[Change]:
+    """1.5, 2, 3, 4, 6, 8, ... times as many."""
+    gpus = job.cluster.num_gpus
+    quarters = (gpus * 2**power * part for power in range(1, DOUBLINGS + 1) for part in (3, 4))
+    return ((f"{size // 4} GPUs of this kind", {"gpus": size // 4}) for size in quarters if size % 4 == 0)
 
-    def changed(text: str, **flags: Any) -> Change:
-        """Other fields of the workload, which have the names of their flags."""
-        return text, dataclasses.replace(job, workload=work.replace(**flags)), flags
 
-    def moved(text: str, profile: HardwareProfile, number: int, **flags: Any) -> Change:
-        """Another cluster."""
-        return text, dataclasses.replace(job, cluster=Cluster(hardware=profile, num_gpus=number)), flags
+def _other_gpus(job: Job) -> Iterator[Change]:
+    """As many of each kind with more memory."""
+    here = job.cluster.hardware.usable_memory
+    larger = (name for name in library.names("hardware") if load_hardware(name).usable_memory > here)
+    return ((f"{job.cluster.num_gpus} x {name}", {"hardware": name}) for name in larger)
 
-    quarters = [gpus * 2**power * part for power in range(1, DOUBLINGS + 1) for part in (3, 4)]
-    more = [size // 4 for size in quarters if size % 4 == 0]  # 1.5, 2, 3, 4, 6, 8, ... times as many
-    yield "more GPUs", (moved(f"{size} GPUs of this kind", here, size, gpus=size) for size in more)
-    others = ((name, load_hardware(name)) for name in library.names("hardware"))
-    larger = ((name, one) for name, one in others if one.usable_memory > here.usable_memory)
-    yield "other GPUs", (moved(f"{gpus} x {name}", one, gpus, hardware=name) for name, one in larger)
+
+def _here(job: Job) -> Iterator[Iterator[Change]]:
+    """Kinds of change that need no other GPUs, and the changes of each, the smallest first."""
+    work = job.workload
+    yield (
+        (
+            f"sequences of {length} tokens, as many tokens per step",
+            {"sequence_length": length, "global_batch_size": batch},
+        )
+        for length, batch in _shorter(job)
+    )
+    smaller = (name for name in SMALLER_STATES if name != work.optimizer and name in job.trainer.optimizers)
+    yield ((SMALLER_STATES[name], {"optimizer": name}) for name in smaller)
+    if work.precision != "bf16_true" and "bf16_true" in job.legal.precisions and not work.lora_rank:
+        yield iter([("weights, gradients and states in bf16", {"precision": "bf16_true"})])
+    yield _adapters(job)
+    yield _quantised(job)
+
+
+def _adapters(job: Job) -> Iterator[Change]:
+    """Adapters in place of all weights."""
+    if not job.workload.lora_rank:
+        yield f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained", {"lora_rank": LORA_RANK}
+
+
+def _quantised(job: Job) -> Iterator[Change]:
+    """Adapters on a frozen base of fewer bits."""
+    dtype = next((name for name in QUANTISED if name in job.legal.frozen_weights), "")
+    if dtype and job.workload.frozen_weights == "bf16":
+        rank = job.workload.lora_rank or LORA_RANK
+        yield f"QLoRA of rank {rank}: frozen weights in {dtype}", {"lora_rank": rank, "frozen_weights": dtype}
+
+
+def _shorter(job: Job) -> list[tuple[int, int]]:
+    """Shorter sequences, and how many of them make as many tokens."""
+    work = job.workload
     lengths = [(work.sequence_length // 2**power, work.global_batch_size * 2**power) for power in range(1, 28)]
-    yield "shorter sequences", (
-        changed(f"sequences of {length} tokens, as many tokens per step", sequence_length=length, global_batch_size=batch)
-        for length, batch in lengths
-        if length >= SHORTEST_SEQUENCE
-    )
-    yield "smaller states", (
-        changed(text, optimizer=name)
-        for name, text in SMALLER_STATES.items()
-        if name != work.optimizer and name in job.trainer.optimizers
-    )
-    if not work.lora_rank:
-        text = f"LoRA of rank {LORA_RANK}: frozen weights, adapters trained"
-        yield "adapters", iter([changed(text, lora_rank=LORA_RANK)])
+    return [one for one in lengths if one[0] >= SHORTEST_SEQUENCE]
+
+
+def _together(job: Job) -> Iterator[Change]:
+    """Changes of several kinds at once, where none alone is enough: one more each time."""
+    flags: dict[str, Any] = {}
+    words: list[str] = []
+    for text, more in _savings(job):
+        flags, words = {**flags, **more}, [*words, text]
+        if len(words) > 1:
+            yield ", ".join(words), flags
+    for length, batch in _shorter(job):
+        more = {"sequence_length": length, "global_batch_size": batch}
+        yield ", ".join([*words, f"sequences of {length} tokens"]), {**flags, **more}
+
+
+def _savings(job: Job) -> Iterator[Change]:
+    """What each kind of change gives at most, the cheapest in time first."""
+    yield from [*_adapters(job), *_quantised(job)][-1:]
+    smallest = [name for name in SMALLER_STATES if name in job.trainer.optimizers]
+    if smallest and job.workload.optimizer not in smallest[-1:]:
+        yield SMALLER_STATES[smallest[-1]], {"optimizer": smallest[-1]}

@@ -3,8 +3,11 @@
 import dataclasses
 from dataclasses import dataclass
 
+import numpy as np
+
 from planner.cluster import Cluster
 from planner.cost.estimate import Estimate
+from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
 from planner.error_bars import Kind, kind_of
@@ -15,16 +18,25 @@ from planner.model import ModelSpec, load_model
 from planner.plan_file import Assumption, Plan, predict
 from planner.rules import Job, check_workload
 from planner.trainer import Trainer, load_trainer
+from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
-from planner.workload import OPTIMIZERS, Workload, default_global_batch_size
+from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
 
 HARDWARE = "h100-sxm"
 TRAINER = "megatron"
 TRAINER_WITHOUT_FLASH = "megatron-2021"
 NO_FLASH_ATTENTION = ("Volta",)
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
+SIZES_DISAGREE = 0.1
+"""Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
+TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
+"""Of a fine-tuning job whose trainer has no habit of its own: the longest sequence, sequences per step, and the least per GPU.
+
+[LLaMA-Factory 0.9.5, cutoff_len 2048; unsloth, max_seq_length 2048; torchtune 0.7, recipes of Llama 3.1 with adapters: 2
+sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,10 +52,13 @@ class Request:
     global_batch_size: int | None = None
     precision: str | None = None
     optimizer: str | None = None
-    lora_rank: int = 0
+    lora_rank: int | None = None
     expert_imbalance: float | None = None
     lora_targets: str = "all"
+    frozen_weights: str | None = None
     document_length: int = 0
+    image_tokens: int = 0
+    image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
 
@@ -83,40 +98,30 @@ def resolve(request: Request) -> ResolvedJob:
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
         assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
-    length = request.sequence_length
-    if length is None:
-        length = min(model.max_sequence_length, SEQUENCE_LENGTH)
-        why = f"pre-training length; the model was published for {model.max_sequence_length}"
-        assumed.append(Assumption("sequence length", f"{length} tokens", why, "--sequence-length"))
-    precision = request.precision or (
-        "fp16" if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops else "bf16"
-    )
-    if request.precision is None:
-        assumed.append(Assumption("precision", precision, "mixed precision with fp32 master weights", "--precision"))
-    optimizer = request.optimizer or "adam"
-    if request.optimizer is None:
-        assumed.append(Assumption("optimizer", optimizer, OPTIMIZERS[optimizer], "--optimizer"))
-    imbalance = request.expert_imbalance or 1.0
+    rank = _lora_rank(request, trainer, assumed)
+    habit = _habit(trainer, rank)
+    length = _length(request, model, habit, assumed)
+    precision = _precision(request, hardware, trainer, assumed)
+    optimizer = _optimizer(request, trainer, precision, assumed)
+    imbalance = request.expert_imbalance
+    if imbalance is None:
+        imbalance = 0.0 if model.is_moe else 1.0
     if model.is_moe and request.expert_imbalance is None:
-        why = "balanced routing; the busiest rank over the mean, a skewed router reaches 1.5 to 4"
-        assumed.append(Assumption("expert imbalance", "1.0", why, "--expert-imbalance"))
+        assumed.append(_routing(model))
     if length < 1:
         raise PlannerError(f"sequence_length is {length}; it must be a whole number from 1")
-    batch = request.global_batch_size
-    if batch is None:
-        batch = default_global_batch_size(total_parameters(model), length, request.num_gpus)
-        value = f"{batch} sequences ({format_count(batch * length)} tokens)"
-        why = "a pre-training batch for a model of this size"
-        assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
+    batch = _batch(request, model, length, habit, assumed)
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
-        lora_rank=request.lora_rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length,
+        lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
+        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        image_tokens=request.image_tokens, image_encoder=request.image_encoder,
     )  # fmt: skip
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
+    assumed += _of_the_model(workload)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
@@ -125,6 +130,95 @@ def resolve(request: Request) -> ResolvedJob:
         job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
+
+
+def tuned_batch_size(few: int, num_gpus: int) -> int:
+    """A batch for fine-tuning: at least as many sequences as ``few`` and as TUNED_PER_GPU on every GPU.
+
+    A power of two times the odd part of the number of GPUs, so that it divides by every data parallel degree.
+    """
+    odd = num_gpus // (num_gpus & -num_gpus)
+    least = max(few, TUNED_PER_GPU * num_gpus)
+    return odd << max(-(-least // odd) - 1, 0).bit_length()
+
+
+def _habit(trainer: Trainer, rank: int) -> FineTuning | None:
+    """What the job is by default when it is one of fine-tuning, by its adapters or by its trainer; else None."""
+    own = trainer.legal.fine_tuning
+    if not rank and not own.sequence_length:
+        return None
+    length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
+    return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)
+
+
+def _length(request: Request, model: ModelSpec, habit: FineTuning | None, assumed: list[Assumption]) -> int:
+    """Tokens of a sequence."""
+    if request.sequence_length is not None:
+        return request.sequence_length
+    length = min(model.max_sequence_length, habit.sequence_length if habit else SEQUENCE_LENGTH)
+    kind = "a usual length of fine-tuning" if habit else "pre-training length"
+    why = f"{kind}; the model was published for {model.max_sequence_length}"
+    assumed.append(Assumption("sequence length", f"{length} tokens", why, "--sequence-length"))
+    return length
+
+
+def _batch(
+    request: Request, model: ModelSpec, length: int, habit: FineTuning | None, assumed: list[Assumption]
+) -> int:  # fmt: skip
+    """Sequences per optimizer step."""
+    if request.global_batch_size is not None:
+        return request.global_batch_size
+    if habit:
+        batch = tuned_batch_size(habit.global_batch_size, request.num_gpus)
+        why = f"a usual batch of fine-tuning: {habit.global_batch_size}, or {TUNED_PER_GPU} per GPU"
+    else:
+        batch = default_global_batch_size(total_parameters(model), length, request.num_gpus)
+        why = "a pre-training batch for a model of this size"
+    value = f"{batch} sequences ({format_count(batch * length)} tokens)"
+    assumed.append(Assumption("global batch", value, why, "--global-batch-size"))
+    return batch
+
+
+def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) -> int:
+    """Rank of the adapters, 0 = none."""
+    rank = trainer.legal.fine_tuning.lora_rank
+    if request.lora_rank is not None:
+        return request.lora_rank
+    if rank:
+        why = f"{trainer.name} trains adapters by default; 0 trains every weight"
+        assumed.append(Assumption("adapters", f"rank {rank}", why, "--lora-rank"))
+    return rank
+
+
+def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
+    """Dtype of the base under adapters."""
+    found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
+    if request.frozen_weights is not None:
+        return request.frozen_weights
+    if rank:
+        assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
+    return found
+
+
+def _precision(request: Request, hardware: HardwareProfile, trainer: Trainer, assumed: list[Assumption]) -> str:
+    """What the trainer takes, or fp16 where the device has no bf16."""
+    if request.precision is not None:
+        return request.precision
+    found = trainer.legal.precisions[0]
+    if "bf16" not in hardware.peak_flops and "fp16" in hardware.peak_flops:
+        found = "fp16"
+    assumed.append(Assumption("precision", found, PRECISIONS[found], "--precision"))
+    return found
+
+
+def _optimizer(request: Request, trainer: Trainer, precision: str, assumed: list[Assumption]) -> str:
+    """Adam, or what the trainer takes in its place."""
+    if request.optimizer is not None:
+        return request.optimizer
+    found = trainer.legal.fine_tuning.optimizer or "adam"
+    why = "Adam, both moments in bf16" if precision == "bf16_true" and found == "adam" else OPTIMIZERS[found]
+    assumed.append(Assumption("optimizer", found, why, "--optimizer"))
+    return found
 
 
 def _hardware(assumed: list[Assumption]) -> str:
@@ -146,6 +240,39 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _of_the_model(workload: Workload) -> list[Assumption]:
+    """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
+    model, found = workload.model, []
+    counted, stated = total_parameters(model), model.published_parameters
+    if stated and abs(counted / stated - 1.0) > SIZES_DISAGREE:
+        why = f"its sizes give {format_count(counted)}, published are {format_count(stated)}: a size of its file is wrong"
+        found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
+    if model.quantised:
+        kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
+        why = f"published weights are quantised ({model.quantised}); they are converted before training"
+        found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
+    if model.vision:
+        images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
+        value = f"{format_count(model.vision.parameters)} parameters, {workload.image_encoder}; {images}"
+        why = "it stands on the first stage, whole on every tensor rank"
+        found.append(Assumption("image encoder", value, why, "--image-tokens and --image-encoder"))
+    if model.is_sparse:
+        value = f"{model.index_top_k} keys per query, indexer trained on these"
+        why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        found.append(Assumption("sparse attention", value, why, "--model FILE"))
+    return found
+
+
+def _routing(model: ModelSpec) -> Assumption:
+    """How uneven the loads of expert ranks are, at the smallest and the largest number of them."""
+    job = Workload(model=model, sequence_length=1, global_batch_size=1, expert_imbalance=0.0)
+    few, many = (float(busiest(job, np.asarray(ranks))) for ranks in (min(8, model.num_experts), model.num_experts))
+    value = f"{few:.2f} on {min(8, model.num_experts)} expert ranks"
+    value += f", {many:.2f} on {model.num_experts}" if model.num_experts > 8 else ""
+    why = "the busiest rank over the mean under a balancing loss; 1 = balanced by force, as in benchmarks"
+    return Assumption("expert imbalance", value, why, "--expert-imbalance")
 
 
 def _kernel_speeds(hardware: HardwareProfile) -> list[Assumption]:

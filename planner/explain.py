@@ -51,7 +51,10 @@ def memory_options(layout: Layout) -> list[str]:
         share = "" if layout.offload_optimizer == 100 else f"{layout.offload_optimizer} % of the "
         words.append(f"{share}optimizer states on the host")
     if layout.offload_activations:
-        words.append("activations on the host")
+        some = f" of {layout.offload_layers} layers" if layout.offload_layers else ""
+        words.append(f"activations{some} on the host")
+    if layout.offload_parameters:
+        words.append("weights, gradients and optimizer states on the host")
     return words
 
 
@@ -112,9 +115,18 @@ def binding(finding: Finding) -> str:
     return f"{what}: the largest loss after computation is {PART_TEXT[part]}, {100 * share:.1f} % of the step."
 
 
-def misses_by(found: Estimate) -> tuple[float, str]:
-    """GiB that the closest attempt lacks to be safe, and the largest component of its memory."""
-    peak = float(found.memory_peak[0])
-    safe_peak = found.usable_memory * float(np.exp(-found.memory_error * np.log(1.0 / SAFE - 1.0) / 1.702))
+def misses_by(found: Estimate) -> str:
+    """By how much the closest attempt misses, and what most of its memory is.
+
+    It needs what the allocator cannot give back, and is safe up to the peak whose chance of running out is SAFE:
+    U exp(-sigma ln(1 / SAFE - 1) / 1.702)  [Estimate.out_of_memory_probability, solved for the peak]
+    """
+    safe = found.usable_memory * float(np.exp(-found.memory_error * np.log(1.0 / SAFE - 1.0) / 1.702))
+    over = float(found.memory_needed[0]) - safe
+    if over <= 0:
+        return "fits the GPU, but the node's host memory does not hold what is offloaded"
     largest = max(COMPONENTS, key=lambda name: float(found.memory[name][0]))
-    return (peak - safe_peak) / GIB, largest
+    return (
+        f"misses by {over / GIB:.1f} GiB; a plan is safe up to {safe / GIB:.1f} of the card's {found.usable_memory / GIB:.1f} GiB, "
+        f"and the largest component is {COMPONENT_TEXT[largest]}"
+    )

@@ -6,16 +6,17 @@ from functools import cache
 from typing import Annotated, Any
 
 from planner import library
-from planner.errors import PlannerError
+from planner.errors import PlannerError, nearest_first
 from planner.schema import value_of, within
+from planner.vision import vision_tower
 
 _SIZE, _SIZE_OR_NONE = Annotated[int, within(1, 10**9)] | None, Annotated[int, within(0, 10**9)] | None
 _FLAG, _LIST = bool | None, list[Any] | None
-_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 # Parts of field names that announce layers other than attention and MLP; a count of parameters would be wrong.
 _FOREIGN = (
     *("ssm", "mamba", "linear_attn", "linear_attention", "linear_conv", "linear_num", "recurrent", "rwkv", "lru_width"),
-    *("full_attention_interval", "attn_layer_period", "hybrid", "index_topk", "altup", "per_layer_input"),
+    *("full_attention_interval", "attn_layer_period", "hybrid", "altup", "per_layer_input", "hc_mult", "use_cla"),
 )
 _NOT_TEXT = ("vision", "audio", "image", "video", "projector", "quantization")
 
@@ -41,11 +42,20 @@ class Config:
     def size(self, *keys: str, default: int | None = None) -> int:
         """The first of the keys that has a value, an integer from 1 (from 0 where that is the default)."""
         kind = _SIZE_OR_NONE if default == 0 else _SIZE
-        found = (value_of(kind, self.data.get(key), self.where, key) for key in keys)
+        found = (value_of(kind, self._uniform(key), self.where, key) for key in keys)
         value: int | None = next((one for one in found if one is not None), default)
         if value is None:
             raise self.error(f"missing {' or '.join(keys)}")
         return value
+
+    def _uniform(self, key: str) -> Any:
+        """A value; of a list with one value per layer the one that all layers have."""
+        value = self.data.get(key)
+        if not isinstance(value, list) or not value:
+            return value
+        if any(one != value[0] for one in value):
+            raise self.error(f"{key} differs between layers, which is not modelled; expected one value for all layers")
+        return value[0]
 
     def flag(self, key: str, default: bool = False) -> bool:
         """A yes-or-no field."""
@@ -87,10 +97,7 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
         raise PlannerError(f"{where}: expected a mapping of keys to values, found {type(config).__name__}")
     inner, kind = _text_part(config, where)
     reader, families = Config(inner, where), table()["families"]
-    if kind not in families:
-        if kind is None:
-            raise reader.error("missing model_type")
-        raise reader.error(f"model_type {kind[:60]!r} is not understood; understood are {', '.join(sorted(families))}")
+    _refuse(reader, kind)
     for key, value in inner.items():
         foreign = isinstance(key, str) and any(part in key for part in _FOREIGN)
         if foreign and value not in (None, False, 0) and not any(part in key for part in _NOT_TEXT):
@@ -103,7 +110,37 @@ def translate(config: Mapping[str, Any], *, where: str) -> Fields:
         if reader.data.get("head_dim") is None and reader.data.get("kv_channels") is None and hidden % heads:
             raise reader.error(f"hidden_size {hidden} is not a multiple of the {heads} heads, and head_dim is missing")
         fields["head_dim"] = reader.size("head_dim", "kv_channels", default=max(hidden // heads, 1))
-    return fields
+    if "index_top_k" not in fields and reader.data.get("index_topk"):
+        raise reader.error(f"index_topk is not understood in model_type {kind!r}: its sparse attention is not modelled")
+    format_ = quantised(config, where) or quantised(inner, where)
+    tower = vision_tower(config, fields["hidden_size"], where) if inner is not config or "vision_config" in config else None
+    return fields | ({"quantised": format_} if format_ else {}) | ({"vision": tower} if tower else {})
+
+
+def quantised(config: Mapping[str, Any], where: str) -> str:
+    """How the published weights are quantised, in words; empty where they are not."""
+    found = config.get("quantization_config")
+    if not found:
+        return ""
+    if not isinstance(found, Mapping):
+        raise PlannerError(f"{where}: quantization_config must be a mapping")
+    method = found.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in found or "load_in_8bit" in found else "")
+    bits = found.get("bits") or (4 if found.get("load_in_4bit") else 8 if found.get("load_in_8bit") else None)
+    return str(method or "an unknown method")[:40] + (f" of {bits} bits" if isinstance(bits, int) else "")
+
+
+def _refuse(c: Config, kind: str | None) -> None:
+    """Families that are not modelled, by name."""
+    if kind is None:
+        raise c.error("missing model_type")
+    for names, what in table()["refused"].items():
+        if kind in names.split():
+            raise c.error(f"model_type {kind!r} is not modelled: it has {what}; plans are for causal decoders")
+    if kind not in (families := table()["families"]):
+        nearest = ", ".join(nearest_first(kind[:60], families)[:6])
+        raise c.error(f"model_type {kind[:60]!r} is not understood; of {len(families)} families nearest are {nearest}")
+    if c.flag("is_encoder_decoder"):
+        raise c.error(f"model_type {kind!r} with is_encoder_decoder is not modelled; plans are for causal decoders")
 
 
 def _text_part(config: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str | None]:
@@ -130,14 +167,15 @@ def biases(c: Config, _: Fields) -> Fields:
 
 
 def _window(c: Config, layers: int, size: int) -> Fields:
-    """The window; ``layer_types`` decides how many layers use it, else ``layers``."""
+    """The window; ``layer_types`` decides how many layers use it, else ``layers``. One as long as the longest sequence is none."""
     kinds = c.items("layer_types")
     for kind in kinds:
         if kind not in _LAYER_TYPES:
             raise c.error(f"layer_types contains {str(kind)[:40]!r}, which is not understood")
     if kinds:
-        layers = sum(kind != "full_attention" for kind in kinds)
-    return {"window": size, "num_windowed_layers": layers} if size and layers else {"window": 0}
+        layers = sum(kind in ("sliding_attention", "chunked_attention") for kind in kinds)
+    longest = c.size("max_position_embeddings", default=0)
+    return {"window": size, "num_windowed_layers": layers} if layers and 0 < size < (longest or math.inf) else {"window": 0}
 
 
 def window_everywhere(c: Config, fields: Fields) -> Fields:
@@ -150,10 +188,24 @@ def window_every_second(c: Config, fields: Fields) -> Fields:
     return _window(c, (fields["num_layers"] + 1) // 2, c.size("sliding_window", default=0))
 
 
+def _window_but_every(c: Config, fields: Fields, default: int, window: int) -> Fields:
+    """In all layers but each n-th; EXAONE 4 writes the pattern out, "LLLG"."""
+    names = ("sliding_window_pattern", "_sliding_window_pattern", "layer_switch")
+    written = next((c.data[one] for one in names if isinstance(c.data.get(one), str)), None)
+    pattern = len(written) if written else c.size(*names, default=default)
+    if written is not None and written != "L" * (pattern - 1) + "G":
+        raise c.error(f"sliding_window_pattern {written[:40]!r} is not understood; expected local layers and one global, LLLG")
+    return _window(c, fields["num_layers"] - fields["num_layers"] // pattern, window)
+
+
 def gemma3_window(c: Config, fields: Fields) -> Fields:
     """In all layers but each sixth."""
-    pattern = c.size("sliding_window_pattern", "_sliding_window_pattern", default=6)
-    return _window(c, fields["num_layers"] - fields["num_layers"] // pattern, fields["window"])
+    return _window_but_every(c, fields, 6, fields["window"])
+
+
+def window_but_every_fourth(c: Config, fields: Fields) -> Fields:
+    """In all layers but each fourth."""
+    return _window_but_every(c, fields, 4, c.size("sliding_window", default=0))
 
 
 def qwen_window(c: Config, fields: Fields) -> Fields:
@@ -172,6 +224,27 @@ def qwen_experts(c: Config, fields: Fields) -> Fields:
     return {"num_dense_layers": len(dense), "num_shared_experts": int(fields["shared_expert_ffn_size"] > 0)}
 
 
+def ernie_layers(c: Config, fields: Fields) -> Fields:
+    """Experts up to the last layer."""
+    if c.data.get("moe_layer_end_index") not in (None, -1, fields["num_layers"], fields["num_layers"] - 1):
+        raise c.error("moe_layer_end_index before the last layer is not understood")
+    return {} if fields["num_shared_experts"] else {"shared_expert_ffn_size": 0}
+
+
+def multi_query(c: Config, fields: Fields) -> Fields:
+    """One key and value head for all queries."""
+    return {"num_kv_heads": 1 if c.flag("multi_query", True) else fields["num_heads"]}
+
+
+def mlp_layers(c: Config, fields: Fields) -> Fields:
+    """Dense layers before those with experts, as ``mlp_layer_types`` lists them."""
+    kinds = c.items("mlp_layer_types")
+    dense = next((number for number, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+    if any(kind != "sparse" for kind in kinds[dense:]):
+        raise c.error("mlp_layer_types other than leading dense layers and sparse ones are not understood")
+    return {"num_dense_layers": dense} if kinds else {}
+
+
 def latent_attention(c: Config, fields: Fields) -> Fields:
     """MLA; ``head_dim`` in such files is the rotary part only and is not used."""
     names = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
@@ -184,19 +257,37 @@ def deepseek_experts(c: Config, fields: Fields) -> Fields:
     """Experts in every layer after the leading dense ones, if there are any."""
     if c.size("moe_layer_freq", default=1) != 1:
         raise c.error("moe_layer_freq other than 1 is not understood")
-    experts = c.size("n_routed_experts", default=0)
-    return c.fields(table()["parts"]["deepseek_experts"], fields) if experts else {}
+    if not c.size("n_routed_experts", default=0):
+        return {}
+    return c.fields(table()["parts"]["deepseek_experts"], fields) | mlp_layers(c, fields)
+
+
+def sparse_attention(c: Config, fields: Fields) -> Fields:
+    """DeepSeek sparse attention. GLM 5.2 shares the choice of one indexer between layers.
+
+    [transformers, configuration_glm_moe_dsa.py, __post_init__]
+    """
+    layers, kinds = fields["num_layers"], c.items("indexer_types")
+    pattern = c.data.get("index_topk_pattern")
+    every, offset = c.size("index_topk_freq", default=1), c.size("index_skip_topk_offset", default=2)
+    own = sum(max(number - offset + 1, 0) % every == 0 for number in range(layers))
+    if isinstance(pattern, (str, list)) and pattern:
+        own = sum(one in ("F", "full") for one in pattern)
+    own = sum(kind == "full" for kind in kinds) if kinds else own
+    sizes = {"index_top_k": "index_topk", "index_heads": "index_n_heads", "index_head_dim": "index_head_dim"}
+    return {**{field: c.size(key) for field, key in sizes.items()}, "index_layers": own}
 
 
 def llama4(c: Config, fields: Fields) -> Fields:
-    """Chunks count as windows; experts stand in every n-th layer."""
+    """Chunks in all layers with rotary positions; experts stand in every n-th layer."""
     layers, step = fields["num_layers"], fields["moe_layer_interval"]
     listed = c.items("moe_layers")
     if listed and listed != list(range(step - 1, layers, step)):
         raise c.error("moe_layers other than every interleave_moe_layer_step-th layer are not understood")
     rotary = c.items("no_rope_layers")
     chunked = sum(bool(x) for x in rotary) if rotary else layers - layers // c.size("no_rope_layer_interval", default=4)
-    return _window(c, min(chunked, layers), c.size("attention_chunk_size", default=0))
+    found = _window(c, min(chunked, layers), c.size("attention_chunk_size", default=0))
+    return found if found.get("num_windowed_layers") else {**found, "chunked_attention": False}
 
 
 def opt_positions(c: Config, fields: Fields) -> Fields:
@@ -217,7 +308,7 @@ def falcon(c: Config, fields: Fields) -> Fields:
 STEPS = {
     one.__name__: one
     for one in (
-        biases, window_everywhere, window_every_second, gemma3_window, qwen_window, qwen_experts, latent_attention,
-        deepseek_experts, llama4, opt_positions, falcon,
+        biases, window_everywhere, window_every_second, gemma3_window, window_but_every_fourth, qwen_window, qwen_experts,
+        ernie_layers, multi_query, latent_attention, deepseek_experts, sparse_attention, llama4, opt_positions, falcon,
     )
 }  # fmt: skip

@@ -31,8 +31,12 @@ class JobKeywords(TypedDict, total=False):
     optimizer: str | None
     lora_rank: int | None
     lora_targets: str | None
+    frozen_weights: str | None
     document_length: int | None
     """Tokens of a mean packed document."""
+    image_tokens: int | None
+    """Tokens of a sequence that stand for images."""
+    image_encoder: str | None
     expert_imbalance: float | None
     """Tokens of the busiest expert rank over the mean."""
     network_bandwidth: str | float | None
@@ -65,14 +69,16 @@ class Keywords(JobKeywords, total=False):
     offload_optimizer: int | None
     """Percent of the optimizer states."""
     offload_activations: bool | None
+    offload_layers: int | None
+    offload_parameters: bool | None
     first_stage_layers: int | None
     last_stage_layers: int | None
 
 
 JOB = tuple(JobKeywords.__annotations__)
-WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length")
+WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length", "image_tokens")
 NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
-SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
+SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order"))
 """Fields of a layout that a search can pin."""
 LOGGED = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute")
 """Fields of a layout that the log of a run may leave open."""

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from planner import library
 from planner.errors import PlannerError, UnknownNameError
 from planner.schema import Rule, check, one_of, plain_fields, read, within
+from planner.vision import VisionTower
 
 POSITIONS = ("rope", "learned", "alibi", "none")
 NORMS = ("rmsnorm", "layernorm")
@@ -106,7 +107,21 @@ class Experts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelSpec(Experts, LatentAttention, Transformer):
+class SparseAttention:
+    """DeepSeek sparse attention (DSA): an indexer scores all keys, and attention sees the best of them."""
+
+    index_top_k: SizeOrNone = 0
+    """Keys that a query attends to; 0 = all of them, no indexer."""
+    index_heads: SizeOrNone = 0
+    """Heads of the indexer."""
+    index_head_dim: SizeOrNone = 0
+    """Width of one of its heads; its key is shared by all heads."""
+    index_layers: SizeOrNone = 0
+    """Layers with an indexer of their own; the others attend to the keys that the layer before chose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Experts, LatentAttention, SparseAttention, Transformer):
     """A decoder-only transformer. Values are checked on construction; raises PlannerError naming field and value."""
 
     scaled_rope: bool = False
@@ -115,12 +130,22 @@ class ModelSpec(Experts, LatentAttention, Transformer):
     """Gate and up are clamped before the activation (gpt-oss)."""
     router_bias: bool = False
     """The router has a bias (gpt-oss)."""
+    attention_sinks: bool = False
+    """A learned logit per head joins the softmax of attention (gpt-oss)."""
     window: SizeOrNone = 0
-    """Sliding window in tokens; 0 = none. Llama 4's chunks count as a window of that size, an upper bound."""
+    """Sliding window in tokens; 0 = none."""
+    chunked_attention: bool = False
+    """The window is a chunk: tokens attend within their own chunk of that size (Llama 4)."""
     num_windowed_layers: SizeOrNone = 0
     """Layers that attend within the window; all others attend to the whole sequence."""
     mtp_layers: SizeOrNone = 0
     """Multi-token-prediction modules, each with one transformer layer of the last kind (DeepSeek V3)."""
+    variant: str = ""
+    """model_type of transformers where the layers differ from those that the other fields describe, in order or scaling."""
+    quantised: str = ""
+    """Format of the published weights where they are quantised (fp8, mxfp4, gptq of 4 bits); what is trained is not."""
+    vision: VisionTower | None = None
+    """Image encoder in front of the text model."""
     published_parameters: Parameters = 0.0
     """Parameters that the publisher states; 0 = not stated."""
     published_active_parameters: Parameters = 0.0
@@ -142,6 +167,11 @@ class ModelSpec(Experts, LatentAttention, Transformer):
     def is_mla(self) -> bool:
         """Multi-head latent attention: keys and values are stored compressed."""
         return self.kv_lora_rank > 0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Attention sees only the keys that an indexer chose."""
+        return self.index_top_k > 0
 
     @property
     def num_moe_layers(self) -> int:
@@ -221,6 +251,13 @@ def _disagreements(m: ModelSpec) -> Iterator[str]:
     if m.is_moe and m.num_moe_layers <= 0:
         dense = f"num_dense_layers {m.num_dense_layers} and moe_layer_interval {m.moe_layer_interval}"
         yield f"{dense} leave no MoE layer among {m.num_layers}"
+    sparse = (m.index_top_k, m.index_heads, m.index_head_dim, m.index_layers)
+    if any(sparse) and not (all(sparse) and m.is_mla and m.q_lora_rank):
+        yield "sparse attention needs index_top_k, index_heads, index_head_dim, index_layers, and MLA with q_lora_rank"
+    if m.index_layers > m.num_layers:
+        yield f"index_layers {m.index_layers} is larger than num_layers {m.num_layers}"
+    if m.chunked_attention and not m.window:
+        yield "chunked_attention needs a window, the size of a chunk"
     if m.num_windowed_layers > m.num_layers:
         yield f"num_windowed_layers {m.num_windowed_layers} is larger than num_layers {m.num_layers}"
     if (m.window > 0) != (m.num_windowed_layers > 0):
@@ -242,7 +279,7 @@ def from_dict(data: object, *, where: str = "model") -> ModelSpec:
 
 
 def from_hugging_face(config: Mapping[str, Any], *, name: str = "", source: str = "") -> ModelSpec:
-    """A model from the content of a Hugging Face ``config.json``; of a multimodal model the text part.
+    """A model from the content of a Hugging Face ``config.json``; a multimodal one with its image encoder.
 
     Raises PlannerError naming the architecture or the field that the planner does not understand.
     """

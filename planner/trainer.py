@@ -16,6 +16,16 @@ from typing import Any
 
 from planner import library, schema
 from planner.errors import PlannerError, nearest_first, shown
+from planner.trainer_options import (
+    Choices,
+    choices_of,
+    facts_at,
+    newest_of,
+    options_of,
+    require_value,
+    signed,
+    spelled,
+)
 from planner.trainer_records import Host, Kernels, Legal, Stored, Traffic
 
 RECORDS: dict[str, type] = {"legal": Legal, "stored": Stored, "kernels": Kernels, "traffic": Traffic, "host": Host}
@@ -42,6 +52,8 @@ class Trainer:
     host: Host
     terms: tuple[Any, ...] = ()
     """What it alone does: a ``cost.own_terms.OwnTerms`` of each of the named folders of ``planner.trainers``."""
+    choices: Choices = Choices()
+    """Its version, options, defaults and recipes."""
 
     @property
     def optimizers(self) -> tuple[str, ...]:
@@ -55,8 +67,12 @@ class Trainer:
     def replace(self, **changes: Any) -> Trainer:
         """The trainer with some facts changed, each under its own name. Raises TypeError for a name that is no fact.
 
-        Mappings of MERGED are changed key by key. ``terms`` is a mapping as in files, whose fields go over those that it has.
+        Mappings of MERGED are changed key by key, sets also by ``+name`` and ``-name``. ``terms`` is a mapping as in files, whose
+        fields go over those that it has.
         """
+        for name in {key[1:] for key in changes if key[0] in "+-"}:
+            changes[name] = sorted(signed(changes.get(name, self.fact(name)), changes, name))
+        changes = {key: value for key, value in changes.items() if key[0] not in "+-"}
         present = {key: self.fact(key) for key in MERGED if key in changes}
         if "terms" in changes:
             present["terms"] = {one.folder(): dataclasses.asdict(one) for one in self.terms}
@@ -71,37 +87,86 @@ class Trainer:
         records = {name: dataclasses.replace(getattr(self, name), **values) for name, values in mine.items()}
         return dataclasses.replace(self, **top, **records)
 
+    def with_option(self, name: str, value: str) -> Trainer:
+        """The trainer with one of its options set. Raises PlannerError."""
+        require_value(name, value, self.choices.options, f"trainer {self.name}")
+        return self.with_facts(self.choices.options[name][value])
+
+    def with_facts(self, facts: Mapping[str, Any]) -> Trainer:
+        """The trainer with some facts changed, written as files hold them. Raises PlannerError."""
+        return self.replace(**{key: self._read(key, value) for key, value in facts.items()})
+
+    def _read(self, key: str, value: Any) -> Any:
+        """A fact as a file holds it."""
+        if key not in RECORD_OF:  # a set with + or -, terms
+            return value
+        return schema.value_of(schema.fields_of(RECORDS[RECORD_OF[key]])[0][key], value, f"trainer {self.name}", key)
+
+    def option(self, name: str) -> str:
+        """The value of an option: the first whose facts hold; '' where none does."""
+        values = self.choices.options.get(name, {})
+        return next((value for value, facts in values.items() if all(self._has(*one) for one in facts.items())), "")
+
+    def _has(self, key: str, value: Any) -> bool:
+        """Whether a fact of an option holds."""
+        if key[0] in "+-":
+            return all((one in self.fact(key[1:])) == (key[0] == "+") for one in value)
+        if key == "terms":
+            mine = {one.folder(): one for one in self.terms}
+            return all(getattr(mine[one], name) == x for one, fields in value.items() for name, x in fields.items())
+        if key in MERGED:
+            return all(self.fact(key).get(one, 1.0) == number for one, number in value.items())
+        return bool(self.fact(key) == self._read(key, value))
+
 
 RECORD_OF = {name: record for record, kind in RECORDS.items() for name in schema.fields_of(kind)[0]}
 """Record of every fact that has one."""
 TEXTS = ("name", "title", "code_base", "source")
 FACTS = (*TEXTS, *RECORD_OF, "terms")
 """Every fact, as files name it."""
+BESIDE = ("options", "version", "versions", "defaults", "recipes")
+"""What files say beside facts (``trainer_options``)."""
 
 
-def load_trainer(name: str) -> Trainer:
-    """A trainer of the library by name, or of a user's own file by path. Raises PlannerError."""
-    path = library.find("trainers", name)
-    data = _with_base(library.read_yaml(path), str(path))
-    return trainer_from_dict({**data, "name": path.stem}, where=str(path))
+def load_trainer(text: str) -> Trainer:
+    """A trainer of the library by name, or of a user's own file by path: ``NAME[@VERSION][+OPTION=VALUE...]``. Raises PlannerError."""
+    path = library.find("trainers", spelled(text)[0])
+    return trainer_from_dict({**_data(text), "name": path.stem}, where=str(path), written=text)
 
 
 def changed_trainer(data: Mapping[str, Any], *, where: str) -> Trainer:
     """The trainer that ``extends`` names with other facts (``changes_of``), under its own name. Raises PlannerError."""
-    whole = _with_base(data, where)
-    return trainer_from_dict({**whole, "name": Path(str(data.get("extends"))).stem}, where=where)
+    whole, base = _with_base(data, where), spelled(str(data.get("extends")))[0]
+    return trainer_from_dict({**whole, "name": Path(base).stem}, where=where)
+
+
+def _data(text: str, depth: int = 0) -> dict[str, Any]:
+    """What the file of a trainer says, at a version and with options."""
+    name, version, options = spelled(text)
+    path = library.find("trainers", name)
+    data = _with_base(library.read_yaml(path), str(path), depth)
+    if "versions" in data:
+        data["version"] = version or newest_of(data["versions"])
+    data = merge_changes(data, facts_at(data, version, f"trainer {path.stem}"))
+    known = options_of(data, str(path))
+    for option, value in options.items():
+        require_value(option, value, known, f"trainer {path.stem}")
+        data = merge_changes(data, known[option][value])
+    return data
 
 
 def _with_base(data: Mapping[str, Any], where: str, depth: int = 0) -> dict[str, Any]:
-    """Facts over those of the trainer that ``extends`` names (an older or derived generation)."""
+    """Facts over those of the trainer that ``extends`` names (an older or derived generation, or a version).
+
+    A file with a code base of its own has versions and recipes of its own."""
     own = {key: value for key, value in data.items() if key != "extends"}
     if "extends" not in data:
         return own
     base = data["extends"]
     if not isinstance(base, str) or depth > 3:
         raise PlannerError(f"{where}: extends is {base!r}; it must name a trainer, at most four levels deep")
-    path = library.find("trainers", base)
-    return merged(_with_base(library.read_yaml(path), str(path), depth + 1), own)
+    dropped = ("version", "versions", "recipes") if "code_base" in own else ("versions",)
+    return merged({key: value for key, value in _data(base, depth + 1).items() if key not in dropped}, own)
 
 
 def changes_of(trainer: Trainer, before: Trainer) -> dict[str, Any]:
@@ -119,9 +184,11 @@ def to_dict(trainer: Trainer) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Facts over those of a base; mappings of MERGED key by key."""
-    data = {**base, **own}
-    for key in MERGED:
+    """Facts over those of a base; mappings of MERGED, options and defaults key by key, sets by ``+name`` and ``-name`` too."""
+    data = {**base, **{key: value for key, value in own.items() if key[0] not in "+-" or key[1:] not in base}}
+    for name in {key[1:] for key in own if key[0] in "+-" and key[1:] in base}:
+        data[name] = sorted(signed(data[name], own, name))
+    for key in (*MERGED, "options", "defaults"):
         if isinstance(base.get(key), Mapping) and isinstance(own.get(key), Mapping):
             data[key] = {**base[key], **own[key]}
     return data
@@ -131,22 +198,23 @@ def merge_changes(*changes: Mapping[str, Any]) -> dict[str, Any]:
     """Changes as ``Trainer.replace`` takes them, later ones over earlier ones; fields of a term one by one."""
     data: dict[str, Any] = {}
     for one in changes:
-        terms = {**data.get("terms", {})}
+        terms = {**(data.get("terms") or {})}
         for folder, values in one.get("terms", {}).items():
             terms[folder] = {**terms.get(folder, {}), **values}
         data = merged(data, one) | ({"terms": terms} if terms else {})
     return data
 
 
-def trainer_from_dict(data: Mapping[str, Any], *, where: str) -> Trainer:
-    """A trainer from plain data; every key must be there, known and of its kind. Raises PlannerError."""
-    data = schema.check_keys(data, FACTS, where, required=[key for key in FACTS if key != "terms"])
+def trainer_from_dict(data: Mapping[str, Any], *, where: str, written: str = "") -> Trainer:
+    """A trainer from plain data; every fact must be there, known and of its kind. Raises PlannerError."""
+    data = schema.check_keys(data, (*FACTS, *BESIDE), where, required=[key for key in FACTS if key != "terms"])
     texts = {key: schema.value_of(str, data[key], where, key) for key in TEXTS}
     records: dict[str, Any] = {
         name: schema.read(kind, {key: data[key] for key in schema.fields_of(kind)[0]}, where)
         for name, kind in RECORDS.items()
     }
-    return Trainer(**texts, **records, terms=_terms(data.get("terms", {}), where))
+    terms = _terms(data.get("terms", {}), where)
+    return Trainer(**texts, **records, terms=terms, choices=choices_of(data, where, written))
 
 
 def _terms(data: object, where: str) -> tuple[Any, ...]:

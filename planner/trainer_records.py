@@ -25,8 +25,24 @@ def _factor(fact: str, name: str) -> Any:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FineTuning:
+    """What a job of a trainer for fine-tuning is where its user does not say; nothing of a trainer that pre-trains as well."""
+
+    sequence_length: Annotated[int, within(0)] = 0
+    """Tokens that longer samples are cut to; 0 = it has no habit."""
+    global_batch_size: Annotated[int, within(0)] = 0
+    """Sequences per optimizer step on one GPU, accumulated ones counted."""
+    lora_rank: Annotated[int, within(0)] = 0
+    """Rank of the adapters that it trains unless told otherwise."""
+    frozen_weights: str = ""
+    """Dtype of the base under adapters, where that is not bf16."""
+    optimizer: str = ""
+    """Its optimizer, where that is not Adam."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Legal:
-    """Which layouts it can run."""
+    """Which jobs and layouts it can run."""
 
     tp: bool
     """Tensor parallelism exists."""
@@ -38,10 +54,8 @@ class Legal:
     """State sharding levels."""
     zero_with_pp: tuple[Annotated[int, within(0, 3, says="zero levels from 0 to 3")], ...]
     """State sharding levels that work with a pipeline."""
-    tp_with_cp: bool
-    """Tensor and context parallelism work together."""
-    tied_embeddings_with_pp: bool
-    """A table shared by embedding and head works when they lie on two pipeline stages."""
+    allows: frozenset[Annotated[str, one_of(WORDS["allows"])]]
+    """What works together; names of ``WORDS``."""
     hsdp: bool
     """States may be sharded over a part of the data parallel ranks."""
     cp_methods: tuple[Annotated[str, one_of(*NAMES["cp_method"].values())], ...]
@@ -52,20 +66,20 @@ class Legal:
     """Experts may have their own tensor parallel degree; else it is tp ('dp') or 1 ('folded')."""
     sequence_parallel: Annotated[str, one_of("optional", "always", "never")]
     """'optional', 'always' (whenever tp > 1) or 'never'."""
-    kv_replication: bool
-    """tp may be a multiple of the number of key-value heads."""
     recompute_modules: tuple[Annotated[str, one_of(*MODULE_NAMES.values())], ...]
     """Modules that selective recompute knows; searched one by one and together. Empty = it has full recompute alone."""
     recompute_layers: bool
     """Full recompute may cover a part of the layers of each stage."""
     offload: frozenset[Annotated[str, one_of(WORDS["offload"])]]
     """What may live in host memory; names of ``WORDS``."""
-    interleaved_multiple: bool
-    """The interleaved schedule needs a number of microbatches that is a multiple of pp."""
     sequence_divisor: Annotated[int, within(1)]
     """The sequence length must divide by this times cp when cp > 1 (2 = causal load balancing)."""
     precisions: tuple[str, ...]
-    """Precisions it trains in."""
+    """Precisions it trains in; the first unless told otherwise."""
+    fine_tuning: FineTuning
+    """What it fine-tunes by default."""
+    frozen_weights: tuple[Annotated[str, one_of(WORDS["frozen_weights"])], ...]
+    """Dtypes that the base of adapters may have, of ``WORDS``."""
 
     @property
     def pp(self) -> bool:
@@ -82,8 +96,14 @@ class Legal:
         """Layers that do not divide by the stages are refused."""
         return self.layer_split.startswith("equal")
 
+    tp_with_cp = _named("allows", "tp_with_cp")
+    tied_embeddings_with_pp = _named("allows", "tied_embeddings_with_pp")
+    kv_replication = _named("allows", "kv_replication")
+    any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
+    offload_saved_tensors = _named("offload", "saved_tensors")
+    offload_parameters = _named("offload", "parameters")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 
     @property
@@ -110,31 +130,34 @@ class Stored:
     fp16_gradient_bytes: tuple[float, float]
     """The same when training in fp16, whose gradients may be kept in half precision under the loss scale; and bytes per parameter
     of fp32 gradients that go with the optimizer states then."""
-    gradients_on_demand: bool
-    """Gradients are made by the backward pass, unit by unit, and given back after the update; else buffers for all of them are
-    there from start to end (``cost.memory.peak_points``)."""
+    gradients: Annotated[str, one_of(WORDS["gradients"])]
+    """How gradients come (``cost.memory.peak_points``), of ``WORDS``."""
     optimizer_bytes: dict[str, float]
     """Bytes per parameter of optimizer states and master weights, of every optimizer that it has."""
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
-    """Dropout is used; its masks are saved."""
+    """Dropout is used, and its masks are saved: of the model, or before adapters where those alone are trained."""
+    loss: Annotated[str, one_of(WORDS["loss"])]
+    """How head and loss run, of ``WORDS``."""
     logit_bytes: float
-    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient."""
-    kept_logits: bool
-    """Logits stay until the backward pass has ended, as part of what the model put out."""
+    """Bytes per logit alive at the peak of the loss: logits, their fp32 copy, softmax and gradient; of one piece where the loss
+    is not ``full``."""
     whole_table_gradient: bool
     """The gradient of a vocabulary-parallel embedding is as large as the whole table on every rank until it is reduced."""
     weighted_experts: bool
     """Outputs of routed experts are kept for the gradient of the routing weights that multiply them."""
     recompute_stops_early: bool
     """Recompute stops when the last tensor that the backward pass needs is back: the down projection is not repeated."""
-    buffers_all_microbatches: bool
-    """Pipeline receive buffers are allocated for every microbatch, both directions."""
     fragmentation: float
     """Reserved over allocated memory, minus 1."""
     memory_error: Positive
     """Standard deviation of ln(measured / predicted peak memory)."""
+
+    @property
+    def gradients_on_demand(self) -> bool:
+        """Gradients are made by the backward pass, unit by unit."""
+        return self.gradients != "buffers"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,13 @@ from planner import model as models
 from planner.errors import PlannerError, UnknownNameError
 from planner.model import ModelSpec
 from planner.schema import Rule, check, read, within
+from planner.trainer_records import WORDS
 
 PRECISIONS: dict[str, str] = {
     "bf16": "bf16 compute, fp32 master weights",
     "fp16": "fp16 compute with loss scaling, fp32 master weights",
     "fp32": "fp32 everywhere",
+    "bf16_true": "bf16 everywhere: weights, gradients and optimizer states, no fp32 master weights",
     "fp8": "fp8 linear layers, one scale per tensor (current or delayed), rest bf16",
     "fp8_row": "fp8 linear layers, one scale per row of tokens or weights, rest bf16",
     "fp8_block": "fp8 linear layers, one scale per block of 128, rest bf16",
@@ -28,15 +30,28 @@ OPTIMIZERS: dict[str, str] = {
     "adam": "Adam, fp32 master weights and both moments in fp32",
     "adam_bf16": "Adam, fp32 master weights, both moments in bf16",
     "adam_8bit": "Adam, fp32 master weights, both moments in 8 bit",
+    "paged_adam": "Adam, fp32 master weights, both moments in fp32 pages of host memory",
+    "paged_adam_8bit": "Adam, fp32 master weights, both moments in 8 bit in pages of host memory",
+    "adafactor": "Adafactor, fp32 master weights, second moments by rows and columns, no first moment",
+    "lion": "Lion, fp32 master weights and one momentum in fp32",
     "muon": "Muon, fp32 master weights and one momentum in fp32",
     "sgd": "SGD with momentum in fp32, fp32 master weights",
 }
+PAGED = ("paged_adam", "paged_adam_8bit")
+"""Optimizers whose states are pages that live in host memory and come to the GPU for the update."""
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "all": (),
     "attention": ("qkv", "attention_out", "mla_down", "mla_q_up"),
     "qkv": ("qkv", "mla_down", "mla_q_up"),
+    "qv": ("qkv", "mla_q_up"),
 }
-"""Linear layers with adapters by their names in the cost model; () = all of them."""
+"""Linear layers with adapters by their names in the cost model; () = all of them. qv: of the projections query and value alone."""
+IMAGE_ENCODERS = {"frozen": "forward only, no gradients and no states", "trained": "as the text model"}
+"""What happens to an image encoder."""
+FROZEN_WEIGHTS = WORDS["frozen_weights"]
+"""How linear layers of a frozen base lie in memory; embedding, head and norms stay as they are."""
+
+IMBALANCE = "a number from 1 to 1024, or 0 for that of a trained router"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +72,17 @@ class Workload:
     """Rank of the low-rank adapters; 0 = every weight is trained."""
     lora_targets: str = "all"
     """Linear layers that carry adapters, one of LORA_TARGETS."""
+    frozen_weights: str = "bf16"
+    """Dtype of frozen linear layers under adapters, one of FROZEN_WEIGHTS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
-    expert_imbalance: Annotated[float, Rule(least=1.0, most=1024.0, kept=True)] = 1.0
-    """Tokens of the busiest expert rank over the mean; 1 = perfectly balanced routing."""
+    image_tokens: int = 0
+    """Tokens of a sequence that an image encoder makes; 0 = text only, its weights are there all the same."""
+    image_encoder: str = "frozen"
+    """Whether an image encoder is trained, one of IMAGE_ENCODERS."""
+    expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
+    """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
+    balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
 
     def __post_init__(self) -> None:
         check(self)
@@ -68,15 +90,38 @@ class Workload:
             "precision": PRECISIONS,
             "optimizer": OPTIMIZERS,
             "lora_targets": LORA_TARGETS,
+            "frozen_weights": FROZEN_WEIGHTS,
+            "image_encoder": IMAGE_ENCODERS,
         }
         for field, known in choices.items():
             if getattr(self, field) not in known:
                 raise UnknownNameError(field, getattr(self, field), known)
+        if self.frozen_weights != "bf16" and not self.lora_rank:
+            raise PlannerError(
+                f"frozen_weights is {self.frozen_weights}, but without adapters every weight is trained; give --lora-rank too"
+            )
+        if 0.0 < self.expert_imbalance < 1.0:
+            raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
+        if self.image_tokens < 0 or self.image_tokens > self.sequence_length:
+            raise PlannerError(
+                f"image_tokens is {self.image_tokens}; it must be a whole number from 0 to the {self.sequence_length} tokens of a "
+                "sequence"
+            )
+        if self.image_tokens and self.model.vision is None:
+            raise PlannerError(f"image_tokens is {self.image_tokens}, but {self.model.name} has no image encoder; leave it out")
+        if self.trains_images and (self.lora_rank or self.model.vision is None):
+            why = "adapters are on the text model alone" if self.lora_rank else f"{self.model.name} has none"
+            raise PlannerError(f"image_encoder is trained, but {why}; leave it frozen")
         if self.document_length > self.sequence_length:
             raise PlannerError(
                 f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "
                 "tokens of a sequence"
             )
+
+    @property
+    def trains_images(self) -> bool:
+        """The image encoder gets gradients."""
+        return self.image_encoder == "trained"
 
     @property
     def element(self) -> float:
@@ -104,7 +149,7 @@ class Workload:
 
 def peak_dtype(precision: str) -> str:
     """Dtype whose dense peak the MFU of a precision refers to."""
-    return {"fp16": "bf16", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(
+    return {"fp16": "bf16", "bf16_true": "bf16", "mxfp8": "fp8", "fp8_row": "fp8", "fp8_block": "fp8", "nvfp4": "fp4"}.get(
         precision, precision
     )
 

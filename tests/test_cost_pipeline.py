@@ -16,7 +16,7 @@ from planner.cost.pipeline.partition import split_stages, stage_layers
 from planner.cost.pipeline.schedule_walk import actions, v_order, walk, walked_time
 from planner.cost.pipeline.schedules import in_flight, interleave_waits, pipeline_time
 from planner.cost.price.compute import RATE_SPREAD, stage_straggling, straggling
-from planner.cost.refine import durations, refine
+from planner.cost.refine import _chunk_shares, durations, refine
 from planner.cost.unique_stages import StageTable
 from planner.layout import Layout, Schedule
 
@@ -364,3 +364,13 @@ def test_prediction_modules_count_on_the_last_stage() -> None:
     found = durations(one.workload, layout.row(0), stages, times)
     assert found.forward[1] == pytest.approx(float(times.forward[2, 0]))
     assert found.backward[0] == pytest.approx(float(times.backward[0, 0]))
+
+
+def test_ends_lack_layers_in_their_end_chunks() -> None:
+    """Ends of 2, others of 3 layers in 3 chunks: the first rank's first chunk and the last rank's last one are empty."""
+    shares = _chunk_shares(np.array([2.0, 3.0, 2.0]), 3)
+    assert shares.tolist() == [[0.0, 1 / 3, 0.5], [0.5, 1 / 3, 0.5], [0.5, 1 / 3, 0.0]]
+    assert _chunk_shares(np.array([4.0, 6.0, 4.0]), 2).tolist() == [[0.5] * 3] * 2, "even where they divide"
+    assert _chunk_shares(np.array([3.0, 4.0, 3.0]), 2).tolist() == [[1 / 3, 0.5, 2 / 3], [2 / 3, 0.5, 1 / 3]]
+    assert _chunk_shares(np.array([1.0, 3.0, 1.0]), 3).tolist() == [[0, 1 / 3, 1], [0, 1 / 3, 0], [1, 1 / 3, 0]]
+    assert np.allclose(_chunk_shares(np.array([5.0, 7.0, 7.0, 6.0]), 4).sum(axis=0), 1.0)

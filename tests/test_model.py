@@ -37,7 +37,10 @@ SMALL: dict[str, Any] = {
 MOE: dict[str, Any] = {"num_experts": 8, "top_k": 2, "expert_ffn_size": 32}
 
 # Their publishers leave the input embedding out of the active parameters.
-WITHOUT_INPUT_EMBEDDING = {"deepseek-v2-lite", "deepseek-v3", "glm-4.5", "glm-4.5-air", "gpt-oss-20b", "gpt-oss-120b"}
+WITHOUT_INPUT_EMBEDDING = {
+    *("deepseek-v2-lite", "deepseek-v3", "deepseek-v3.2", "glm-4.5", "glm-4.5-air", "glm-4.7-flash", "glm-5"),
+    *("gpt-oss-20b", "gpt-oss-120b", "minimax-m2", "moonlight-16b-a3b"),
+}
 
 
 def last_digit(value: float) -> float:
@@ -94,7 +97,7 @@ def test_parts_sum_to_total(name: str) -> None:
     c = count_parameters(model)
     per_layer = c.attention_sharded + c.attention_replicated
     moe = model.num_experts * c.expert + c.shared_experts + c.router
-    total = c.input_embedding + c.position_embedding + c.head + c.final_norm
+    total = c.input_embedding + c.position_embedding + c.head + c.final_norm + c.vision
     total += model.num_layers * per_layer + model.num_plain_layers * (c.mlp_sharded + c.mlp_replicated)
     assert total + model.num_moe_layers * moe == total_parameters(model)
     assert sum(model.is_moe_layer(i) for i in range(model.num_layers)) == model.num_moe_layers
@@ -174,7 +177,8 @@ def test_hub_name_without_the_hub_library() -> None:
 
 def test_unknown_architecture_sentences() -> None:
     text = sentence(from_hugging_face, {"model_type": "xyz"}, name="mine")
-    assert text.startswith("config.json of mine: model_type 'xyz' is not understood; understood are bloom, ")
+    assert text.startswith("config.json of mine: model_type 'xyz' is not understood; of ")
+    assert "nearest are olmo2, " in sentence(from_hugging_face, {"model_type": "olmo-2"})
     assert "missing model_type" in sentence(from_hugging_face, {"hidden_size": 4})
     assert "ssm_state_size is not understood" in sentence(from_hugging_face, llama(ssm_state_size=16))
     assert "linear_attn_config is not understood" in sentence(from_hugging_face, llama(linear_attn_config={"a": 1}))

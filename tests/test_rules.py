@@ -71,6 +71,8 @@ columns = {
     "recompute_modules": [0, 1, 6, 16, 32, 64],
     "offload_optimizer": [0, 50],
     "offload_activations": [0, 1],
+    "offload_layers": [0, 1],
+    "offload_parameters": [0, 1],
     "first_stage_layers": [0, 1, 3],
     "last_stage_layers": [0, 1, 2],
 }
@@ -113,7 +115,7 @@ def test_jobs_that_no_layout_can_run() -> None:
             check_workload(one, Cluster(hardware=HARDWARE[hardware], num_gpus=8), TRAINERS[trainer])
 
     refused("trainer nanotron does not train in fp8; it knows bf16, fp16, fp32", "nanotron", precision="fp8")
-    refused("trainer fsdp has no optimizer muon; it knows adam, adam_8bit, sgd", "fsdp", optimizer="muon")
+    refused("trainer fsdp has no optimizer muon; it knows adam, adam_8bit, paged_adam, ", "fsdp", optimizer="muon")
     refused("a100-sxm-80gb has no fp8 tensor cores; choose one of", hardware="a100-sxm-80gb", precision="mxfp8")
     refused("h100-sxm has no fp4 tensor cores", precision="nvfp4")
     refused("adam_bf16 in fp16: trainer megatron's .* use --precision bf16", precision="fp16", optimizer="adam_bf16")

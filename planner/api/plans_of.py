@@ -7,13 +7,13 @@ from typing import Any
 
 from planner.api.results import Plan, Plans
 from planner.cost.estimate import Estimate
-from planner.defaults import ResolvedJob
+from planner.defaults import Request, ResolvedJob, resolve
 from planner.errors import PlannerError
 from planner.explain import differences, misses_by, why_first
 from planner.explicit import complete
-from planner.keywords import flag_of
+from planner.keywords import flag_of, layout_values, request_fields
 from planner.model import ModelSpec
-from planner.rules import check
+from planner.rules import Job, check
 from planner.search import Finding, Pins, search
 
 
@@ -27,8 +27,12 @@ def plans_of(
     if not finding.fit:
         from planner.advice import advise
 
+        def ask(changes: Mapping[str, Any]) -> tuple[Job, Pins]:
+            said = {**keywords, **changes}
+            return resolve(Request(**request_fields(said))).job, Pins(values=layout_values(said))
+
         advice = advise(
-            resolved.job, pins, lambda **changes: command_line({**keywords, **changes}),
+            resolved.job, ask, lambda **changes: command_line({**keywords, **changes}),
             lambda tried: progress(f"nothing fits; looking for the cheapest changes: {tried}"),
         )  # fmt: skip
     attempts = [
@@ -42,8 +46,7 @@ def _why(finding: Finding, found: Estimate) -> str:
     """Why a layout of a finding has its place."""
     first = finding.estimates[0]
     if not finding.fit:
-        gib, component = misses_by(found)
-        return f"misses by {gib:.1f} GiB; the largest component is {component.replace('_', ' ')}"
+        return misses_by(found)
     if found is first:
         return why_first(finding)
     pays, saves = differences(found, first)

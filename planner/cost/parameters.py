@@ -40,6 +40,8 @@ class ParameterCounts:
     """Per multi-token-prediction module, next to its transformer layer: the projection of two joined states."""
     mtp_replicated: float
     """Per multi-token-prediction module: its norms."""
+    vision: float = 0.0
+    """Image encoder and projector; replicated, on the first stage."""
 
     @property
     def mtp(self) -> float:
@@ -58,7 +60,10 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
     router      h E
     MTP         2 h h + 3 n: projection of two joined states, their two norms and the module's own final norm
                 [DeepSeek-V3, arXiv 2412.19437, section 2.2]; embedding and head are shared with the main model.
-    Left out: attention sinks of gpt-oss (a per layer) and score corrections of routers (E per layer), below 1e-6.
+    sinks       a per layer, split with the heads
+    indexer     r_q a_i d_i + h d_i + 2 d_i + h a_i: queries, the key and its layer norm, weights of the heads; replicated, in
+                those layers that have one, here at their mean  [DeepSeek-V3.2-Exp, inference/model.py, Indexer]
+    Left out: score corrections of routers (E per layer), below 1e-6; norms over all heads instead of one (OLMo 2), below 5e-5.
     """
     h, v = float(model.hidden_size), float(model.vocab_size)
     norm = h if model.norm == "rmsnorm" else 2.0 * h
@@ -69,8 +74,9 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         position_embedding=model.num_position_embeddings * h + model.embedding_norm * norm,
         head=0.0 if model.tied_embeddings else v * h,
         final_norm=norm,
-        attention_sharded=attention,
+        attention_sharded=attention + model.attention_sinks * model.num_heads,
         attention_replicated=compressed
+        + indexer_parameters(model) * model.index_layers / model.num_layers
         + model.norms_per_layer * norm
         + model.qk_norm * 2.0 * model.head_dim
         + bias * h,
@@ -82,7 +88,14 @@ def count_parameters(model: ModelSpec) -> ParameterCounts:
         router=(h + model.router_bias) * model.num_experts,
         mtp_sharded=2.0 * h * h if model.mtp_layers else 0.0,
         mtp_replicated=3.0 * norm if model.mtp_layers else 0.0,
+        vision=model.vision.parameters if model.vision else 0.0,
     )
+
+
+def indexer_parameters(model: ModelSpec) -> float:
+    """One indexer of sparse attention, r_q a_i d_i + h d_i + 2 d_i + h a_i; 0 without."""
+    heads, width, h = float(model.index_heads), float(model.index_head_dim), float(model.hidden_size)
+    return model.q_lora_rank * heads * width + h * width + 2.0 * width + h * heads
 
 
 def _mlp(model: ModelSpec, width: float, number: int, bias: bool) -> float:
@@ -117,7 +130,7 @@ def total_parameters(model: ModelSpec, include_mtp: bool = False) -> float:
     attention = counts.attention_sharded + counts.attention_replicated
     dense = attention + counts.mlp_sharded + counts.mlp_replicated
     sparse = attention + model.num_experts * counts.expert + counts.shared_experts + counts.router
-    total = counts.input_embedding + counts.position_embedding + counts.head + counts.final_norm
+    total = counts.input_embedding + counts.position_embedding + counts.head + counts.final_norm + counts.vision
     total += model.num_plain_layers * dense + model.num_moe_layers * sparse
     last = sparse if model.is_moe_layer(model.num_layers - 1) else dense
     return total + include_mtp * model.mtp_layers * (counts.mtp + last)
@@ -130,9 +143,9 @@ def active_parameters(model: ModelSpec, input_embedding: bool = True) -> float:
 
     Publishers differ on the embedding. Mixtral and Qwen count both tables (the default here); OpenAI and DeepSeek V3
     leave out the input embedding, which is looked up and not multiplied: ``input_embedding=False``. A tied table is
-    always counted, as it is multiplied in the head. Multi-token-prediction modules are not counted.
+    always counted, as it is multiplied in the head. Multi-token-prediction modules and image encoders are not counted.
     """
     counts = count_parameters(model)
     idle = model.num_moe_layers * (model.num_experts - model.top_k) * counts.expert
     looked_up = 0.0 if input_embedding or model.tied_embeddings else counts.input_embedding
-    return total_parameters(model) - idle - looked_up
+    return total_parameters(model) - idle - looked_up - counts.vision

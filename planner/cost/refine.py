@@ -26,8 +26,8 @@ BUSY = PARTS[:7]
 
 
 def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTimes) -> StageDurations:
-    """Durations of all stages of one layout: a rank's layers in equal chunks, the embedding in the first chunk, the
-    head in the last (in a V both there); each pass ends with the send to the next stage."""
+    """Durations of all stages of one layout: a rank's layers in chunks (``_chunk_shares``), the embedding in the first chunk,
+    the head in the last (in a V both there); each pass ends with the send to the next stage."""
     layers = np.array(stage_layers(workload.model.num_layers, layout), dtype=float)
     layers[-1] += workload.model.mtp_layers  # [partition.split_stages: prediction modules sit on the last stage]
     vpp, v_shaped = int(layout.vpp), is_v_shaped(layout.schedule)
@@ -37,9 +37,11 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
     # No layers: what is left is the ends' own gradients, added up.
     share = np.where(counted == 0.0, 1.0, layers / np.maximum(counted, 1.0))
 
+    chunks = _chunk_shares(layers, vpp)
+
     def spread(total: Floats, ends: Floats) -> Floats:
-        body = (total - ends)[which, 0] * share / vpp
-        every = np.concatenate([body, body[::-1]]) if v_shaped else np.tile(body, vpp)
+        body = (total - ends)[which, 0] * share
+        every = np.concatenate([body, body[::-1]]) / vpp if v_shaped else np.ravel(chunks * body)
         every[-1 if v_shaped else 0] += ends[0, 0]  # a V's first rank has the head, and the embedding, which is little
         every[-1] += 0.0 if v_shaped else ends[2, 0]
         return every
@@ -49,6 +51,23 @@ def durations(workload: Workload, layout: Layout, stages: Stages, times: StageTi
         backward=spread(times.backward, times.ends_backward),
         weight=spread(times.weight, times.ends_weight),
     )
+
+
+def _chunk_shares(layers: Floats, vpp: int) -> Floats:
+    """Part of a rank's layers in each of its chunks, (vpp, p): equal, but what the first rank lacks to full chunks is missing in
+    its first one and what the last rank lacks in its last one.
+
+    There embedding and head take the place of layers.  [Megatron Core, transformer_block.py, get_num_layers_to_build:
+    account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split]
+    """
+    shares = np.full((vpp, len(layers)), 1.0 / vpp)
+    for rank, from_end in ((0, 1), (-1, -1)):
+        if layers[rank] % vpp and layers[rank] > 0 and len(layers) > 1:
+            full = np.ceil(layers[rank] / vpp)
+            missing = full * vpp - layers[rank]
+            sizes = full - np.clip(missing - full * np.arange(vpp), 0.0, full)
+            shares[:, rank] = sizes[::from_end] / layers[rank]
+    return shares
 
 
 @cache

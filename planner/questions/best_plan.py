@@ -7,7 +7,7 @@ from typing import Any
 from planner.cluster import Cluster
 from planner.defaults import ResolvedJob
 from planner.errors import PlannerError
-from planner.explain import COMPONENT_TEXT, misses_by
+from planner.explain import misses_by
 from planner.layout import Layout
 from planner.plan_file import Plan, Prediction, predict
 from planner.rules import check_workload
@@ -82,9 +82,6 @@ def best_of(resolved: ResolvedJob, pins: Pins | None = None, top: int = 1) -> Be
         return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=None)
     why_not = ""
     if not finding.fit:
-        gib, component = misses_by(finding.estimates[0])
-        why_not = f"misses by {gib:.1f} GiB, most of it {COMPONENT_TEXT[component]}"
-        if gib <= 0:
-            why_not = "the node's host memory does not hold what is offloaded"
+        why_not = misses_by(finding.estimates[0])
     prediction = predict(finding.estimates[0], job, resolved.kind)
     return Best(resolved=resolved, why_not=why_not, finding=finding, prediction=prediction)

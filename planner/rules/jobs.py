@@ -3,8 +3,10 @@
 from planner.cluster import Cluster
 from planner.errors import PlannerError
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import Workload, peak_dtype
 
+SPARSE_ATTENTION = ("Megatron Core",)
+"""Code bases with attention on chosen keys.  [megatron/core/transformer/experimental_attention_variant/dsa.py]"""
 LEAN_OPTIMIZERS = ("adam_bf16", "adam_8bit")
 """Optimizers whose moments have less than 32 bits."""
 
@@ -24,4 +26,14 @@ def check_workload(workload: Workload, cluster: Cluster, trainer: Trainer) -> No
             f"optimizer {workload.optimizer} in fp16: trainer {trainer.name}'s optimizer with moments of less than 32 bits takes "
             "gradients in fp32 or bf16; use --precision bf16 or --optimizer adam"
         )
-    cluster.hardware.peak({"mxfp8": "fp8", "fp8_row": "fp8"}.get(workload.precision, workload.precision))
+    if workload.frozen_weights not in trainer.legal.frozen_weights:
+        raise PlannerError(
+            f"trainer {trainer.name} has no frozen weights in {workload.frozen_weights}; it knows "
+            f"{', '.join(trainer.legal.frozen_weights)}"
+        )
+    if workload.model.is_sparse and trainer.code_base not in SPARSE_ATTENTION:
+        raise PlannerError(
+            f"{workload.model.name} has sparse attention, of which trainer {trainer.name} has no kernel that is modelled; use "
+            "--trainer megatron or megatron-bridge"
+        )
+    cluster.hardware.peak(peak_dtype(workload.precision))

@@ -59,7 +59,7 @@ def _schedule(job: Job, x: Any) -> Iterator[Any]:
 
 @rule("microbatches")
 def _microbatches(job: Job, x: Any) -> Iterator[Any]:
-    m, pp, multiple = x.num_microbatches, np.maximum(x.pp, 1), job.legal.interleaved_multiple
+    m, pp, multiple = x.num_microbatches, np.maximum(x.pp, 1), not job.legal.any_microbatches
     rounds = (x.schedule != Schedule.INTERLEAVED) | divides(pp if multiple else m // pp, m)
     yield rounds & ((x.schedule != Schedule.DUALPIPE_V) | (m >= 2 * x.pp))
     yield (

@@ -24,13 +24,18 @@ def _context_parallel(job: Job, x: Any) -> Iterator[Any]:
 
 @rule("context parallel kernels")
 def _context_parallel_kernels(job: Job, x: Any) -> Iterator[Any]:
-    """Transformer Engine's context parallelism: MLA only as a ring, sliding windows only without one."""
+    """Transformer Engine's context parallelism: MLA only as a ring, sliding windows only without one. Sparse attention gathers
+    all keys.  [dsa.py, DSAttention.forward]"""
     ring, mla = x.cp_method == CpMethod.RING, job.model.is_mla
     fits = np.where(ring, job.model.window == 0, not mla)
+    if job.model.is_sparse:
+        fits = x.cp_method == CpMethod.ALLGATHER
     yield (x.cp == 1) | fits | (not job.trainer.kernels.transformer_engine)
     yield (
         f"cp {x.cp} with method {chosen('cp_method', x.cp_method)}: Transformer Engine's context parallelism knows "
         f"{'MLA as a ring only' if mla else 'sliding windows with a2a or allgather only'}"
+        if not job.model.is_sparse
+        else f"cp {x.cp} with method {chosen('cp_method', x.cp_method)}: sparse attention gathers all keys, cp_method allgather"
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from planner import library, units
 from planner.detect import profile_of
 from planner.hardware import HardwareProfile, load_hardware
-from planner.runs.rows import Row, UnsupportedError
+from planner.runs.rows import CLUSTER_FIGURES, Row, UnsupportedError
 
 _read_once = cache(load_hardware)
 
@@ -23,15 +23,17 @@ def hardware_of(row: Row, base: str = "") -> tuple[HardwareProfile, str]:
     name = base or gpu_profile(str(row.hardware["gpu"]))
     per_node = row.hardware.get("gpus_per_node") or 0
     changes: dict[str, float | None] = {
-        "network_bandwidth": _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node),
-        "sustained_clock": float(row.recipe.get("sustained_clock", 0.0)) or None,
+        "network_bandwidth": _stated_bandwidth(str(row.hardware.get("inter_node") or ""), per_node)
     }
-    if row.entry.get("context_memory") is not None:
-        changes["context_memory"] = units.parse(row.entry["context_memory"], "bytes", what="frameworks.yaml: context_memory")
-    latencies = float(row.entry.get("ring_latency", 1.0)), float(row.entry.get("tree_latency", 1.0))
-    share = float(row.fact("network_share", 1.0))
-    if changes["network_bandwidth"] is None and share != 1.0:
-        changes["network_bandwidth"] = _read_once(name).network_bandwidth * share
+    latencies = 1.0, 1.0
+    if not row.generic:
+        own = {key: float(row.hardware.get(key) or 0.0) for key in CLUSTER_FIGURES}
+        changes["sustained_clock"] = own["sustained_clock"] or None
+        if row.hardware.get("context_memory"):
+            changes["context_memory"] = units.parse(row.hardware["context_memory"], "bytes", what=f"{row.source}: context_memory")
+        if changes["network_bandwidth"] is None and own["network_share"]:
+            changes["network_bandwidth"] = _read_once(name).network_bandwidth * own["network_share"]
+        latencies = own["ring_latency"] or 1.0, own["tree_latency"] or 1.0
     hardware = _node(name, per_node, latencies, tuple(changes.items()))
     times = _bench_times(row, hardware)
     if times is None:

@@ -12,10 +12,13 @@ from typing import Any
 from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
-from planner.layout import CpMethod, Layout, Module, Recompute, Schedule
+from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
+from planner.runs.hardware import gpu_profile
+from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError, frameworks
-from planner.trainer import Trainer, load_trainer, merge_changes
+from planner.trainer import Trainer, load_trainer
+from planner.trainer_options import Recipe, table
 
 shipped_trainer = functools.cache(load_trainer)
 """A trainer of the library, read once."""
@@ -23,60 +26,115 @@ shipped_trainer = functools.cache(load_trainer)
 
 @functools.cache
 def _variant(name: str, changes: str) -> Trainer:
-    """A trainer with some facts replaced, as JSON: equal changes give one object."""
-    return shipped_trainer(name).replace(**json.loads(changes))
+    """A trainer with some facts replaced, as JSON, one after the other: equal changes give one object."""
+    found = shipped_trainer(name)
+    for one in json.loads(changes):
+        found = found.with_facts(one)
+    return found
 
 
 def trainer_of(row: Row) -> Trainer:
-    """The trainer with what the row says about kernels, overlap, graphs and compilation."""
-    entry, base = row.entry, shipped_trainer(row.entry["trainer"])
-    compiled = {False: "eager", True: "compiled"}.get(row.get("compile"), "")
-    said = [one["facts"] for one in frameworks()["notes"] if row.note(one["note"])]
-    for flag, names in (("tp_overlap", entry.get("tp_overlap", ["tp"])), ("grad_overlap", ["gradients", "parameters"])):
-        if row.get(flag) is not None:
-            said.append({f"{'+' if row.get(flag) else '-'}overlap": names})
-    if row.get("flash_attention") is not None:
-        said.insert(0, {"attention": "flash" if row.get("flash_attention") else "unfused"})
-    facts = [{key: value for key, value in one.items() if key[0] not in "+-"} for one in said]
-    changes = merge_changes(
-        entry.get("changes", {}), row.recipe.get("changes", {}), entry.get(compiled, {}), *facts
-    )
-    for name in ("unfused", "overlap", "fp8"):
-        more, less = ({item for one in said for item in one.get(f"{sign}{name}", ())} for sign in "+-")
-        changes[name] = sorted(({*changes.get(name, base.fact(name))} | more) - less)
+    """The trainer at its version, with the options of its recipe and those that the row states."""
+    base = shipped_trainer(row.entry["trainer"])
+    meant = {name: {**one.values, **base.choices.options.get(name, {})} for name, one in table().items()}
+    said = {**recipe_of(row).options, **row.options}
+    unknown = [f"{name} {value}" for name, value in said.items() if value not in meant.get(name, {})]
+    if unknown:
+        raise UnsupportedError(f"option {unknown[0]} is not known")
+    changes = [meant[name][value] for name, value in said.items()]
     if row.note(r"token-? ?drop"):
-        graphs = changes.get("cuda_graphs", base.host.cuda_graphs)
-        changes["cuda_graphs"] = "layers_and_experts" if graphs.startswith("layers") else "static_experts"
-    if "optimizer_bytes" in row.recipe:
-        changes["optimizer_bytes"] = {**base.stored.optimizer_bytes, "adam": row.recipe["optimizer_bytes"]}
-    return _variant(entry["trainer"], json.dumps(changes, sort_keys=True))
+        graphs = functools.reduce(lambda now, one: one.get("cuda_graphs", now), changes, base.host.cuda_graphs)
+        changes.append({"cuda_graphs": "layers_and_experts" if graphs.startswith("layers") else "static_experts"})
+    changes += [one["facts"] for one in frameworks()["remarks"] if row.note(one["note"])]
+    if row.get("facts") and not row.generic:
+        changes.append(row.get("facts"))
+    if row.get("optimizer_bytes"):
+        changes.append({"optimizer_bytes": {**base.stored.optimizer_bytes, "adam": row.get("optimizer_bytes")}})
+    return _variant(row.entry["trainer"], json.dumps(changes))
+
+
+def recipe_of(row: Row) -> Recipe:
+    """What the published recipe of its trainer's version says about a row."""
+    if row.generic:
+        return Recipe()
+    gpu = f"{row.hardware['gpu']} {gpu_profile(str(row.hardware['gpu']))}"
+    choices = shipped_trainer(row.entry["trainer"]).choices
+    return choices.recipe(str(row.get("model.name") or ""), gpu, precision_of(row), adapters=is_lora(row))
+
+
+def default_of(row: Row, name: str, otherwise: Any) -> Any:
+    """What the recipe takes where the row does not say, else what its trainer takes."""
+    own = shipped_trainer(row.entry["trainer"]).choices.defaults
+    return recipe_of(row).defaults.get(name, own.get(name, otherwise))
 
 
 def precision_of(row: Row) -> str:
-    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none."""
-    precision = row.get("precision") or row.entry.get("precision", "bf16")
+    """Precision of the row; of fp8 the recipe in the notes, per-tensor scaling when they name none. Pure bf16 where the text says so:
+    of the precision, of the optimizer's states, or of the framework."""
+    precision = str(row.get("precision") or "bf16").lower().replace("-", "_")
     schemes = {"mxfp8": "mxfp8", "row-?wise": "fp8_row", "block-?wise|subchannel": "fp8_block", "": "fp8"}
     if precision == "fp8":
-        return next(name for pattern, name in schemes.items() if row.note(f"(?i){pattern}"))
-    return str(precision)
+        return next(name for pattern, name in schemes.items() if row.note(pattern))
+    if precision == "bf16" and (_says(row, _PURE) or shipped_trainer(row.entry["trainer"]).legal.precisions[0] == "bf16_true"):
+        return "bf16_true"
+    return precision
+
+
+_PURE = r"(pure|true)[ _-]?bf16|bf16[ _-](true|states|adamw?)|adamw?[ _-]?bf16|bf16 adamw?"
+_OPTIMIZERS = (
+    ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"), ("adafactor", "adafactor"),
+    ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
+)  # fmt: skip
+"""What texts of optimizers say, the most specific first."""
+_TARGETS = (
+    (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all linear|all[ -]linear", "all"),
+)  # fmt: skip
+_FROZEN = (
+    (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
+    (r"fp8 base", "fp8"),
+)  # fmt: skip
+
+
+def _says(row: Row, pattern: str) -> bool:
+    """The row's precision, optimizer or notes say it, in any case."""
+    texts = (row.notes, str(row.get("precision") or ""), str(row.get("optimizer") or ""))
+    return any(re.search(pattern, text, re.IGNORECASE) for text in texts)
 
 
 def optimizer_of(row: Row, assumptions: list[str]) -> str:
-    """The optimizer by what it stores: Adam, Adam in 8 bit, Muon or SGD."""
+    """The optimizer by what it stores."""
     text = str(row.get("optimizer") or "adam").lower()
-    for pattern, name in (("8-?bit", "adam_8bit"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam")):
+    for pattern, name in _OPTIMIZERS:
         if re.search(pattern, text):
             return name
     assumptions.append(f"optimizer {text} stores what Adam stores")
     return "adam"
 
 
-def lora_rank_of(row: Row) -> int:
-    """Rank of the adapters; 0 = every weight is trained."""
-    if not row.note(r"\bLoRA\b"):
-        return 0
+def is_lora(row: Row) -> bool:
+    """Adapters alone were trained."""
+    return bool(row.get("lora_rank") or row.note(r"\b(?<![qk]-)(?<!kv-)q?lora\b"))
+
+
+def adapters_of(row: Row) -> dict[str, Any]:
+    """Rank and targets of the adapters, and dtype of what they lie on, as fields of a workload; nothing where all is trained."""
+    if not is_lora(row):
+        return {"lora_rank": 0}
     rank = row.note(r"rank (\d+)")
-    return int(rank.group(1) if rank else row.fact("lora_rank", 16))
+    frozen = next((name for pattern, name in _FROZEN if re.search(pattern, row.notes, re.IGNORECASE)), "bf16")
+    said = next((name for pattern, name in _TARGETS if row.note(pattern)), None)
+    return {
+        "lora_rank": int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16))),
+        "lora_targets": row.get("lora_targets") or said or default_of(row, "lora_targets", "all"),
+        "frozen_weights": row.get("frozen_weights") or frozen,
+    }
+
+
+def expert_imbalance_of(row: Row, model: ModelSpec) -> float:
+    """1 where the framework's benchmarks or the row route by force, else 0: as a trained router does."""
+    forced = row.note(r"(?i)forced? ?-?(load )?balanc") and not row.note(r"(?i)not balanced by force")
+    return float(not model.is_moe or bool(row.entry.get("balanced") or forced))
 
 
 # --------------------------------------------------------------------------------------------------------------- model
@@ -105,9 +163,9 @@ def model_of(row: Row) -> ModelSpec:
         heads = int(padded.group(1 if row.get("parallel.tp") == 8 else 2))
     elif heads % (row.get("parallel.tp") or 1):
         raise UnsupportedError(f"{heads} heads do not divide by tp {row.get('parallel.tp')}; padding is not stated")
-    mtp = bool(row.entry.get("mtp")) and "w/o MTP" not in row.remarks
+    mtp = bool(default_of(row, "mtp", False)) and not row.note("w/o MTP")
     return _build_model(
-        tuple(sorted((*row.data["model"].items(), ("heads_run", heads)))), mtp, row.entry.get("position")
+        tuple(sorted((*row.data["model"].items(), ("heads_run", heads)))), mtp, row.get("model.position")
     )
 
 
@@ -215,7 +273,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
         sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
-        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        schedule=_schedule(row, pp, vpp), **offload_of(row),
         **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
@@ -229,7 +287,7 @@ def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
         return 1
     if pp == 1:
         raise UnsupportedError("layout not stated: micro")
-    if row.entry.get("microbatches") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
+    if default_of(row, "microbatches", "") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
         return int(row.get("batch.global") // (dp * pp))
     assumptions.append("micro batch 1")
     return 1
@@ -238,7 +296,7 @@ def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
 def _expert_tp(row: Row, ranks: int, ep: int) -> int:
     """Expert tensor parallel degree: stated, else the framework's default where it divides the ranks of a stage."""
     stated = row.get("parallel.etp")
-    etp = stated or (row.get("parallel.tp") if row.entry.get("etp", 1) == "tp" else 1)
+    etp = stated or (row.get("parallel.tp") if default_of(row, "etp", 1) == "tp" else 1)
     if ranks % (etp * ep) and not stated:
         etp = 1
     if ranks % (etp * ep):
@@ -256,18 +314,18 @@ def _shard(row: Row, dp: int) -> int:
 
 def _zero(row: Row) -> int:
     zero = row.get("parallel.zero")
-    zero = row.entry.get("zero", 0) if zero is None else zero
+    zero = default_of(row, "zero", 0) if zero is None else zero
     if zero > 3:
         raise UnsupportedError(f"zero {zero} does not exist; it is 0 to 3")
-    return int(min(zero, row.entry.get("pipelined_zero", 3)) if (row.get("parallel.pp") or 1) > 1 else zero)
+    return int(min(zero, default_of(row, "pipelined_zero", 3)) if (row.get("parallel.pp") or 1) > 1 else zero)
 
 
 def _cp_method(row: Row) -> int:
     """Ulysses where the notes say so, a ring where they say so, else the trainer's first method."""
-    if "Ulysses" in row.remarks:
+    if row.note("Ulysses"):
         return int(CpMethod.A2A)
     methods = shipped_trainer(row.entry["trainer"]).legal.cp_methods
-    if "ring attention" in row.remarks or not methods:
+    if row.note("ring attention") or not methods:
         return int(CpMethod.RING)
     return int({"ring": CpMethod.RING, "a2a": CpMethod.A2A, "allgather": CpMethod.ALLGATHER}[methods[0]])
 
@@ -280,9 +338,8 @@ def _schedule(row: Row, pp: int, vpp: int) -> int:
 
 
 _MODULES = {
-    "layernorm": Module.NORM, "norm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
-    "mla_up_proj": Module.MLA_UP_PROJECTION, "mlp": Module.MLP, "moe": Module.MOE, "core_attn": Module.CORE_ATTENTION,
-    "shared_experts": Module.SHARED_EXPERTS,
+    **{module_names(int(module))[0]: module for module in Module}, "layernorm": Module.NORM, "moe_act": Module.MLP_ACTIVATION, "mlp_act": Module.MLP_ACTIVATION,
+    "mla_up_proj": Module.MLA_UP_PROJECTION, "core_attn": Module.CORE_ATTENTION,
 }  # fmt: skip
 
 
@@ -292,19 +349,11 @@ _SELECTIVE = {
 }  # fmt: skip
 
 
-def _keeps_attention(entry: Mapping[str, Any]) -> bool:
-    """The framework's full recompute keeps what attention put out."""
-    terms = entry.get("changes", {}).get("terms", {}).values()
-    return any(values.get("recompute_keeps_attention", False) for values in terms)
-
-
 def _recompute(row: Row, pp: int) -> dict[str, int]:
     """Mode, modules and layers of a text such as 'full', '10 layers full', 'selective: moe_act,layernorm'."""
     stated = row.get("recompute")
-    if stated is None:
-        stated = row.recipe.get("recompute")
-    text = str(row.entry.get("recompute", "none") if stated is None else stated).strip().lower()
-    if text == "full except attention output" and _keeps_attention(row.entry):
+    text = str(default_of(row, "recompute", "none") if stated is None else stated).strip().lower()
+    if text == "full except attention output" and row.options.get("attention_output", "kept") == "kept":
         text = "full"
     if text == "selective" and "torchtitan" in row.framework:
         text = "per-op selective"
@@ -329,16 +378,17 @@ def _stage_layers(row: Row, model: ModelSpec, pp: int, vpp: int) -> dict[str, in
     """
     if pp == 1:
         return {}
-    if "other_modules" in row.entry:
-        before, after = row.entry["other_modules"]
+    modules = default_of(row, "modules", None)
+    if modules:
+        before, after = modules
         each, more = divmod(model.num_layers + before + after, pp)
         return {"first_stage_layers": each + (more > 0) - before, "last_stage_layers": each - after}
     last = row.note(r"last stage has (\d+) layer")
     if last:
         return {"last_stage_layers": int(last.group(1))}
     printed = row.note(r"pp layout (\S+)")
-    table = row.entry.get("pipeline_layouts", {})
-    known = table.get(pp * vpp, "") if table and re.search(table["model"], model.name, re.IGNORECASE) else ""
+    known = default_of(row, "stages", {})
+    known = known.get(pp * vpp, "") if known and re.search(known["model"], model.name, re.IGNORECASE) else ""
     chunks = chunk_layers(printed.group(1) if printed else known)
     if len(chunks) == pp * vpp and sum(chunks) == model.num_layers:
         stages = [sum(chunks[rank::pp]) for rank in range(pp)]
@@ -358,11 +408,3 @@ def chunk_layers(text: str) -> list[int]:
     flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
     return [chunk.count("t") for chunk in flat.split("|")]
-
-
-def _offload(row: Row) -> int:
-    """Percent of the optimizer states on the host."""
-    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
-        return 100
-    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
-    return min(int(match.group(1)), 100) if match else 0

@@ -20,10 +20,19 @@ from planner.layout import Layout, Recompute, module_names
 from planner.model import ModelSpec
 from planner.plan_file import Plan
 from planner.runs.hardware import hardware_of
-from planner.runs.job import layout_of, lora_rank_of, model_of, optimizer_of, precision_of, trainer_of
+from planner.runs.job import (
+    adapters_of,
+    expert_imbalance_of,
+    layout_of,
+    model_of,
+    optimizer_of,
+    precision_of,
+    trainer_of,
+)
 from planner.runs.measured import Measured, measured_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
+from planner.trainer_options import spelled
 from planner.units import GIB, GIGA
 from planner.workload import Workload, peak_dtype
 
@@ -84,9 +93,12 @@ class Run:
         return None if self.workload is None else kind_of(self.workload, self.made_for)
 
 
-def read_runs(paths: Sequence[str | Path] | None = None) -> list[Run]:
-    """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken."""
-    return share([to_run(row) for row in read_rows(paths)])
+def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:
+    """All rows of the paths (default: the shipped ones) as runs. Raises PlannerError for files that are broken.
+
+    ``generic``: each framework as the newest version of its trainer, without what recipes and sources say beside the row.
+    """
+    return share([to_run(replace(row, generic=generic)) for row in read_rows(paths)])
 
 
 def share(runs: Sequence[Run]) -> list[Run]:
@@ -185,9 +197,9 @@ def _from_columns(
     layout = layout_of(row, model, assumptions)
     workload = Workload(
         model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
-        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), lora_rank=lora_rank_of(row),
-        lora_targets=row.recipe.get("lora_targets", "all"),
-        document_length=min(row.recipe.get("document_length", 0), row.get("model.seq")),
+        precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
+        document_length=min(row.get("document_length") or 0, row.get("model.seq")),
+        expert_imbalance=expert_imbalance_of(row, model),
     )  # fmt: skip
     return workload, trainer_of(row), layout
 
@@ -219,7 +231,7 @@ def document_of_plan(
     said = {"step_s": measured.step_time, "mem_gb": peak, "oom": True if measured.fits is False else None}
     words = [KINDS[measured.memory_kind]] if peak is not None else []
     # A file of the user's own may lie anywhere: the row has to find it from where it is read.
-    trainer = library.find("trainers", plan.trainer)
+    trainer = library.find("trainers", spelled(plan.trainer)[0])
     own = trainer.parent != library.profiles_directory() / "trainers"
     named = str(trainer.resolve()) if own else plan.trainer
     ran: str | dict[str, Any] = {**changes, "extends": named} if changes else named

@@ -77,7 +77,7 @@ def measured_of(row: Row, workload: Workload, layout: Layout, hardware: Hardware
     match = row.note(r"peak allocated|reserved (?=GiB)|nvidia-smi")
     if match:
         kind = {"peak allocated": "allocated", "nvidia-smi": "device"}.get(match.group(0), "reserved")
-    unit = units.GIGA if "GB = 1e9" in row.remarks else units.GIB
+    unit = units.GIGA if "GB = 1e9" in row.notes else units.GIB
     ran = bool(step or memory)
     return Measured(
         step_time=None if oom else step, memory=memory * unit if memory and not oom else None,

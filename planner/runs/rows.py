@@ -14,6 +14,7 @@ from planner import library
 from planner.error_bars import KINDS, OWN_RUN
 from planner.errors import PlannerError, shown
 from planner.schema import Rule, Text, check_keys, group, mapping, one_of, value_of, within
+from planner.trainer_options import text_of
 
 _Whole, _Number = Annotated[int, within(0)] | None, Annotated[float, Rule(kept=True)] | None
 _Text, _Flag = Text | None, bool | None
@@ -26,7 +27,7 @@ def _group(**kinds: Any) -> Any:
 _MODEL = _group(
     **dict.fromkeys(("hidden", "layers", "heads", "kv_heads", "head_dim", "ffn", "vocab", "seq", "window"), _Whole),
     **dict.fromkeys(("experts", "topk", "moe_ffn", "shared_experts", "dense_layers"), _Whole),
-    name=_Text, attention=_Text, gated=_Flag, tied_embeddings=_Flag, params_b=_Number,
+    name=_Text, attention=_Text, position=_Text, gated=_Flag, tied_embeddings=_Flag, params_b=_Number,
 )  # fmt: skip
 _PARALLEL = _group(
     **dict.fromkeys(("gpus", "tp", "pp", "dp", "cp", "ep", "etp", "vpp", "zero", "shard"), _Whole), sp=_Flag
@@ -38,14 +39,20 @@ _MEASURED = _group(
 _ROW = _group(
     model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
     layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
-    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework"), _Text),
+    options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None, lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
+    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets", "frozen_weights"), _Text),
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
-_FILE = {
+CLUSTER_FIGURES = ("ring_latency", "tree_latency", "network_share", "sustained_clock")
+"""What a source measured of its own cluster, over the GPU's profile."""
+_FILE: dict[str, Any] = {
     "source": _group(
         **dict.fromkeys(("id", "title", "where", "quality", "date"), _Text), kind=Annotated[str, one_of(KINDS)] | None
     ),
-    "hardware": _group(gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text),
+    "hardware": _group(
+        gpu=_Text, gpus_per_node=_Whole, intra_node=_Text, inter_node=_Text, context_memory=_Text,
+        **dict.fromkeys(CLUSTER_FIGURES, _Number),
+    ),
     "framework": Text, "defaults": _ROW, "rows": list[Any],
 }  # fmt: skip
 
@@ -81,6 +88,8 @@ class Row:
     """The source: id, title, where, quality, date, kind."""
     data: Mapping[str, Any]
     """The fields of the row; model, parallel, batch and measured are always mappings."""
+    generic: bool = False
+    """Read as if only the names of its framework and its hardware were known: no version, no recipe, nothing of its cluster."""
 
     def get(self, path: str) -> Any:
         """A value by its path, ``parallel.tp``; None when it is not there."""
@@ -109,30 +118,29 @@ class Row:
     @cached_property
     def entry(self) -> Mapping[str, Any]:
         """What the table says about its framework: the first entry that matches; every row matches one."""
-        texts = {"framework": self.framework, "notes": self.notes, "id": self.id, "source": self.source}
-        entry = next(one for one in frameworks()["trainers"] if one["match"].search(texts[one["in"]]))
-        if entry.get("unknown") and self.framework in library.names("trainers"):  # as a trainer's log reader says it
-            return {**entry, "trainer": self.framework, "unknown": False}
-        return entry
+        for one in frameworks()["trainers"]:
+            if found := one["match"].search(self.framework):
+                break
+        if one.get("unknown") and self.framework in library.names("trainers"):  # as a trainer's log reader says it
+            return {**one, "trainer": self.framework, "unknown": False}
+        named = found.expand(one["trainer"])
+        return {**one, "trainer": named.partition("@")[0] if self.generic else named}
 
     @cached_property
-    def recipe(self) -> Mapping[str, Any]:
-        """What the published recipe of the release, GPU and model says and the row does not."""
-        recipes = _matching("recipes", f"{self.source} {self.framework} {self.hardware.get('gpu', '')}")
-        return next((one for one in recipes if re.search(one["id"], self.id)), {})
-
-    @cached_property
-    def remarks(self) -> str:
-        """The row's notes and what its recipe adds to them."""
-        return "; ".join(text for text in (self.notes, self.recipe.get("notes", "")) if text)
+    def options(self) -> dict[str, str]:
+        """Options of its trainer that its fields and its notes state."""
+        flags = {"compile": "compile", "tp_overlap": "tp_overlap", "grad_overlap": "gradient_overlap"}
+        said = {name: text_of(self.get(key)) for key, name in flags.items() if self.get(key) is not None}
+        if self.get("flash_attention") is not None and not self.get("flash_attention"):
+            said["attention_kernel"] = "unfused"
+        for one in frameworks()["notes"]:
+            if self.note(one["note"]):
+                said |= {name: text_of(value) for name, value in one["options"].items()}
+        return said | {name: text_of(value) for name, value in (self.get("options") or {}).items()}
 
     def note(self, pattern: str) -> re.Match[str] | None:
-        """The first match of an expression in the notes."""
-        return re.search(pattern, self.remarks)
-
-    def fact(self, key: str, default: Any) -> Any:
-        """What the recipe says, else the framework, else the default."""
-        return self.recipe.get(key, self.entry.get(key, default))
+        """The first match of an expression in the notes, or in the framework's name; case does not count."""
+        return re.search(pattern, f"{self.notes}; {self.framework}", re.IGNORECASE)
 
     def family(self, network: str) -> str:
         """Group of sources that it belongs to; split by precision, model or network where the table says so."""

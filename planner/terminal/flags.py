@@ -14,7 +14,7 @@ from planner.errors import listed
 from planner.keywords import flag_of
 from planner.layout import BOOLEANS, NAMES, Layout
 from planner.schema import fields_of
-from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, IMAGE_ENCODERS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 if TYPE_CHECKING:  # rich is imported by the command that prints with it
     from rich.console import Console
@@ -61,8 +61,11 @@ _JOB: tuple[tuple[str, Any, str, str], ...] = (
     ("optimizer", str, "NAME", f"{listed(OPTIMIZERS)}. [adam]"),
     ("lora_rank", int, "R", "Train low-rank adapters only; 0 = all weights."),
     ("lora_targets", str, "NAME", f"Layers with adapters: {listed(LORA_TARGETS)}. [all]"),
+    ("frozen_weights", str, "NAME", f"Frozen linear layers under adapters: {listed(FROZEN_WEIGHTS)}. [bf16]"),
     ("document_length", int, "N", "Mean tokens of documents packed into a sequence. [one document]"),
-    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [1]"),
+    ("image_tokens", int, "N", "Tokens of a sequence that stand for images. [0: text only]"),
+    ("image_encoder", str, "NAME", f"{listed(IMAGE_ENCODERS)}. [frozen]"),
+    ("expert_imbalance", float, "X", "Tokens of the busiest expert rank over the mean. [of a trained router]"),
     ("network_bandwidth", str, "RATE", "Per GPU, one direction, like '400 Gb/s'. [of the profile]"),
 )
 """Flags of the job: field of Request ('gpus': num_gpus), type, value and help."""

@@ -16,6 +16,7 @@ from planner.cost.memory.states import COMPONENTS
 from planner.explain import COMPONENT_TEXT, PART_TEXT, layout_text
 from planner.plan_file import Assumption, Plan, Prediction
 from planner.search import SAFE
+from planner.workload import Workload
 
 if TYPE_CHECKING:
     from planner.advice import Advice
@@ -200,6 +201,11 @@ def first_runs_text(one: Prediction) -> str:
     )
 
 
+def trained(work: Workload) -> str:
+    """Adapters in the title of a job, which says nothing where every weight is trained."""
+    return f"adapters of rank {work.lora_rank} on a base in {work.frozen_weights}, " if work.lora_rank else ""
+
+
 def print_prediction(console: Console, plan: Plan) -> None:
     """The whole breakdown of one layout."""
     one = plan.prediction
@@ -226,7 +232,7 @@ def print_memory(console: Console, one: Prediction) -> None:
     )
     over = one.memory_peak_gib - one.memory_limit_gib
     if over > 0:
-        text = f"[bold red]does not fit:[/bold red] the peak is {over:.1f} GiB above what the card has; {text}"
+        text = f"[bold red]does not fit:[/bold red] {text}"
     elif one.out_of_memory_probability > SAFE:
         text = f"[bold yellow]may not fit:[/bold yellow] {text}, above the {percent(SAFE)} that counts as safe"
     console.print(text)

@@ -137,7 +137,7 @@ WANTED: tuple[Wanted, ...] = (
     Wanted(model="phi-4", gpus=48, batch=960),
 )
 WANTED += tuple(  # trainers that nothing above names: a new one is here by itself
-    Wanted(model="llama-3.1-8b", gpus=8, trainer=name, top=2)
+    Wanted(model="llama-3.1-8b", gpus=8, trainer=name, precision=load_trainer(name).legal.precisions[0], top=2)
     for name in library.names("trainers")
     if name not in {one.trainer for one in WANTED}
 )

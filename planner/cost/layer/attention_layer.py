@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.eager_kernels import EAGER, STRIDED_SLOWDOWN, eager
 from planner.cost.layer.operators import (
     NEVER,
@@ -15,6 +16,7 @@ from planner.cost.layer.operators import (
     Shard,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
+from planner.cost.layer.sparse_attention import absorbed_queries, indexer, sparse_core, sparse_exchange
 from planner.layout import CpMethod, Module
 from planner.workload import LOW_PRECISIONS
 
@@ -24,7 +26,10 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, tp, tokens = shard.model, shard.tp, shard.tokens
     h = float(model.hidden_size)
     output_size = model.attention_output_size / tp
-    operators: list[Operator] = [norm(shard, "attention_norm", inside=None if shard.model.is_mla else NEVER)]
+    operators: list[Operator] = [
+        norm(shard, "attention_norm", "qkv", "mla_down", "mla_q_up", *(("mlp_up",) if model.norms_per_layer == 1 else ()),
+             inside=None if model.is_mla else NEVER)  # fmt: skip
+    ]
     operators += _projections(shard)
     apart = shard.trainer.kernels.separate_projections
     if model.is_mla:  # down projections are whole on every rank: their input is not gathered
@@ -32,7 +37,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     else:
         operators += input_gradient_sum(shard, "attention", 2.0 * apart, tokens, reader="norm")
     operators += _qkv_copies(shard)
-    operators += _core_attention(shard)
+    operators += [*indexer(shard), *sparse_core(shard)] if model.is_sparse else _core_attention(shard)
     operators += linear(
         shard, "attention_out", tokens, h, output_size, module=REPEATED, gathered=(1.0, shard.quantising_ranks)
     )
@@ -42,7 +47,7 @@ def attention_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
         operators.append(norm(shard, "attention_post_norm"))
     operators += rank_order(shard, "attention", NEVER)
     collectives = tp_pair(shard, "attention", "qkv", "attention_out", NEVER)
-    return operators, collectives + context_exchange(shard)
+    return operators, collectives + (sparse_exchange(shard) if model.is_sparse else context_exchange(shard))
 
 
 def _projections(shard: Shard) -> list[Operator]:
@@ -70,12 +75,12 @@ def _projections(shard: Shard) -> list[Operator]:
         heads = linear(shard, "mla_down", shard.tokens_split, down_size, h, kept=shard.tokens_split * down_size * e)
         heads.append(MemoryBound(name="mla_norm", kind="norm", forward=2 * tokens * down_size * e,
                                  backward=3 * tokens * down_size * e, launches=(2.0, 4.0),
-                                 kept=tokens * down_size * shard.input_element))  # fmt: skip
+                                 kept=tokens * down_size * shard.input_element * read_again(shard, "qkv", "mla_q_up")))  # fmt: skip
         source = float(rank_q) if rank_q else h  # queries that are not compressed come from the hidden state itself
         heads += linear(shard, "mla_q_up", tokens, query, source, module=up, saved=tokens * query * e)
         kv_up = model.num_heads * (model.qk_nope_head_dim + model.v_head_dim) / tp
         heads += linear(shard, "qkv", tokens, kv_up, float(model.kv_lora_rank), module=up,
-                        saved=tokens * (key + value) * e)  # fmt: skip
+                        saved=absorbed_queries(shard) if model.is_sparse else tokens * (key + value) * e)  # fmt: skip
         rotated = 2 * tokens * model.num_heads * model.qk_rope_head_dim / tp * e
     if model.position == "rope" and _scaled_rope(shard):
         heads.append(eager(shard, "scaled_rope", rotated / e, "rope", module=Module.MLA_UP_PROJECTION | REPEATED))
@@ -84,8 +89,11 @@ def _projections(shard: Shard) -> list[Operator]:
                                  module=Module.MLA_UP_PROJECTION | REPEATED,
                                  launches=(2.0 * passes, 2.0 * passes)))  # fmt: skip
     if model.qk_norm:
-        heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated, backward=3 * rotated,
-                                 saved=rotated, module=Module.NORM | REPEATED, launches=(2.0, 4.0)))  # fmt: skip
+        kernels = shard.trainer.kernels
+        norms = kernels.norm_passes  # of queries and of keys, as the norms of the layer run
+        heads.append(MemoryBound(name="qk_norm", kind="norm", forward=2 * rotated * norms, backward=3 * rotated * norms,
+                                 saved=rotated * kernels.saved_norm_bytes / 2, module=Module.NORM | REPEATED,
+                                 launches=(2.0 * norms, 4.0 * norms)))  # fmt: skip
     return heads
 
 
@@ -117,13 +125,15 @@ def _core_attention(shard: Shard) -> list[Operator]:
             *_attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
-    mask = float(shard.trainer.stored.dropout)
+    mask = shard.dropout
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)
+    launches = ((1 + mask) * passes, (1 + mask) * passes)
     if "softmax" in shard.trainer.kernels.unfused:
         row = EAGER["softmax"]
         bytes_each = row.forward.bytes(e), row.backward.bytes(e), row.saved[e > 2]
+        launches = row.launches[0][e > 2] + mask, row.launches[1][e > 2] + mask
     s, d = float(workload.sequence_length), float(model.head_dim)
     value_dim = model.attention_output_size / model.num_heads
     return [
@@ -132,7 +142,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
         MemoryBound(name="softmax", module=module, kind="elementwise",
                     forward=scores * (bytes_each[0] + mask * passes * (2 * e + 1)),
                     backward=scores * (bytes_each[1] + mask * passes * (2 * e + 1)),
-                    saved=scores * (bytes_each[2] + mask * (e + 1)), launches=((1 + mask) * passes, (1 + mask) * passes)),
+                    saved=scores * (bytes_each[2] + mask * (e + 1)), launches=launches),
         Gemm(name="values", module=module, m=seq_q, n=value_dim, k=s, groups=shard.batch * heads, activations=True, useful=0.5,
              low_precision=False, launches=(1.0, 2.0), kept=kept),
     ]  # fmt: skip

@@ -10,6 +10,7 @@ deduplicated   a token is sent once to each rank that holds some of its experts,
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.eager_kernels import eager
 from planner.cost.layer.operators import REPEATED, Collective, MemoryBound, Number, Operator, Shard
 from planner.layout import Module
@@ -55,8 +56,9 @@ def before_experts(shard: Shard) -> list[Operator]:
     else:
         made = 2.0 * shard.tokens_split * model.top_k * model.hidden_size * e
         sorted_ = 2.0 * rows * e * exchanged
-    here: Number = np.where(exchanged, 0.0, rows * shard.input_element + _weighted(shard))
-    arrived_rows: Number = np.where(exchanged, rows * shard.input_element, 0.0)
+    inputs = rows * shard.input_element * read_again(shard, "experts_up")
+    here: Number = np.where(exchanged, 0.0, inputs + _weighted(shard))
+    arrived_rows: Number = np.where(exchanged, inputs, 0.0)
     found: list[Operator] = [
         MemoryBound(name="permute", kind="permute", module=Module.MOE | REPEATED, forward=made, backward=made,
                     saved=here, launches=(3.0, 2.0), captured=False),
@@ -143,7 +145,7 @@ def expert_exchange(shard: Shard) -> list[Collective]:
     h, e = float(shard.model.hidden_size), shard.element
     received = shard.expert_rows * h * e
     copies = shard.tokens_split * shard.model.top_k * h * e
-    busiest = copies * np.where(shard.ep > 1, shard.workload.expert_imbalance, 1.0)
+    busiest = copies * shard.busiest
     once = sent_once(shard)
     most = DEEPEP_BANDWIDTH if shard.trainer.kernels.expert_dispatch == "deepep" else np.inf
     units = DISPATCH_UNITS[shard.trainer.kernels.expert_dispatch]

@@ -6,6 +6,7 @@ from functools import cached_property
 import numpy as np
 
 from planner.arrays import Floats
+from planner.cost.layer.routing import busiest
 from planner.layout import Layout, Module
 from planner.model import ModelSpec
 from planner.trainer import Trainer
@@ -47,6 +48,12 @@ class Operator:
     """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
     kept_by_recompute: bool = False
     """Full recompute does not repeat it, and what it keeps stays."""
+    repeats: float = 1.0
+    """Equal ones that it stands for: seconds and FLOP are of one, bytes and launches of all."""
+    forward_only: bool = False
+    """Its weights and inputs are frozen: no backward pass."""
+    again: bool = False
+    """It runs once more in the backward pass, whatever is recomputed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,12 +90,14 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
-    documents: float
+    documents: Number
     """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
     """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
+    head_dim: float = 0.0
+    """Width of its heads where it is not the text model's: an image encoder's, not causal and without windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +110,22 @@ class MemoryBound(Operator):
     """Bytes read and written forward."""
     backward: Number
     """Bytes read and written backward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredRows(Operator):
+    """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
+
+    flop: tuple[Number, Number]
+    """Forward and backward, what is repeated counted."""
+    gathered: tuple[Number, Number]
+    """Bytes of rows that all heads of one pass read together, forward and backward."""
+    efficiency: float
+    """Part of the bf16 peak."""
+    model_flop: Number
+    """FLOP forward that count as the model's."""
+    heads: Number = 1.0
+    """Query heads of one rank; so many passes gather as the device needs for them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +225,11 @@ class Shard:
         return self.tokens / self.split
 
     @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
+
+    @property
     def element(self) -> float:
         """Bytes of one activation."""
         return self.workload.element
@@ -235,8 +265,12 @@ class Shard:
         copies as it sent, and the etp ranks that share experts see each other's. Without sequence parallelism etp = tp
         and all of these ranks hold the same tokens: T K.
         """
-        sent = self.tokens / self.tp * self.model.top_k
-        return sent * self.etp * np.where(self.ep * self.etp > 1, self.workload.expert_imbalance, 1.0)
+        return self.tokens / self.tp * self.model.top_k * self.etp * self.busiest
+
+    @cached_property
+    def busiest(self) -> Floats:
+        """Tokens of the busiest expert rank over the mean."""
+        return busiest(self.workload, self.ep)
 
 
 def logit_bytes(shard: Shard) -> float:
@@ -249,6 +283,21 @@ def logit_bytes(shard: Shard) -> float:
     if shard.element < 4 or not alive:
         return alive
     return max(8.0, alive - 2.0)
+
+
+LOSS_PIECE = 1024.0
+"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
+
+[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
+"""
+
+
+def loss_share(shard: Shard) -> Number:
+    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
+    if shard.trainer.stored.loss in ("full", "kept"):
+        return 1.0
+    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
+    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
 
 
 def loss_bytes(shard: Shard) -> float:

@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 
+from planner.cost.layer.adapters import ADAPTER_SCALE_BYTES, adapters_of, dequantise, read_again
 from planner.cost.layer.operators import (
+    NEVER,
     REPEATED,
     Collective,
     Gemm,
@@ -14,10 +16,6 @@ from planner.cost.layer.operators import (
     Shard,
 )
 from planner.layout import Module
-from planner.workload import LORA_TARGETS
-
-ADAPTER_SCALE_BYTES = 4.0
-"""Bytes moved each way per output of a low-rank adapter to scale it, by a kernel of its own: read and write."""
 
 
 def scale_adapters(operators: list[Operator], each: float, shard: Shard) -> list[Operator]:
@@ -33,11 +31,14 @@ def scale_adapters(operators: list[Operator], each: float, shard: Shard) -> list
     return found
 
 
-def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: bool = True) -> Operator:
+def norm(
+    shard: Shard, name: str, *readers: str, inside: Module | None = None, input_kept: bool = True
+) -> Operator:
     """One norm: reads and writes T_s h forward, three times that backward.
 
     Keeps its input (the residual stream); its output is kept as the input of the next linear layer: T_s h, or T h where
     the trainer saves the gathered input.  [Korthikanti 2022, section 4.1: 4 s b h for two norms]
+    ``readers``: those layers; frozen ones keep nothing, and neither does a frozen norm of plain operations keep what it scales.
     ``inside``: with Transformer Engine the norm belongs to the linear layer behind it, and is repeated with that module only.
     """
     model, e = shard.model, shard.element
@@ -46,11 +47,12 @@ def norm(shard: Shard, name: str, *, inside: Module | None = None, input_kept: b
     passes = shard.trainer.kernels.norm_passes
     fused = inside is not None and shard.trainer.kernels.transformer_engine
     width = shard.trainer.kernels.saved_norm_bytes if model.norm == "rmsnorm" else 2.0
+    width = min(width, 4.0) if shard.workload.lora_rank else width
     return MemoryBound(
         name=name, kind="norm", module=(inside if fused and inside is not None else Module.NORM) | REPEATED,
         forward=2 * values * e * passes, backward=3 * values * e * passes,
         kept=values * width * e / 2 * input_kept,
-        saved=gathered * model.hidden_size * shard.input_element,
+        saved=gathered * model.hidden_size * shard.input_element * read_again(shard, *readers),
         launches=(passes, 2 * passes),
     )  # fmt: skip
 
@@ -63,7 +65,7 @@ def residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
         shard.element,
         shard.trainer.kernels.elementwise_passes,
     )
-    mask = float(shard.trainer.stored.dropout)
+    mask = shard.dropout
     added = 3.0 if "gradient_sum" in shard.trainer.kernels.unfused else 1.0
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,
@@ -156,20 +158,12 @@ def input_gradient_sum(shard: Shard, name: str, more: float, rows: Number, *, re
 
 
 def linear(shard: Shard, name: str, m: Number, n: Number, k: Number, **more: object) -> list[Operator]:
-    """A linear layer, with its low-rank adapters when only those are trained.
-
-    The adapter's output is scaled and added to the layer's, two reads and a write; backward so are the input gradients.
-    """
-    rank = shard.workload.lora_rank
-    gemm = Gemm(name=name, m=m, n=n, k=k, trained=rank == 0, **{"launches": (1.0, 2.0), **more})  # type: ignore[arg-type]
-    targets = LORA_TARGETS[shard.workload.lora_targets]
-    if rank == 0 or (targets and name not in targets):
+    """A linear layer; frozen, with its low-rank adapters, when only those are trained."""
+    groups, module = more.get("groups", 1.0), more.get("module", NEVER)
+    frozen = shard.workload.lora_rank > 0
+    gemm = Gemm(name=name, m=m, n=n, k=k, trained=not frozen, **{"launches": (1.0, 2.0), **more})  # type: ignore[arg-type]
+    if not frozen:
         return [gemm]
-    down = Gemm(name=f"{name}_lora_a", m=m, n=float(rank), k=k, low_precision=False, launches=(1.0, 2.0))
-    up = Gemm(name=f"{name}_lora_b", m=m, n=n, k=float(rank), kept=m * rank * shard.element, low_precision=False,
-              launches=(1.0, 2.0))  # fmt: skip
-    outputs, inputs, e = m * n, m * k, shard.element
-    scale = ADAPTER_SCALE_BYTES
-    joined = MemoryBound(name=f"{name}_lora_add", kind="elementwise", forward=outputs * (3 * e + scale),
-                         backward=outputs * scale + 3 * e * inputs, launches=(2.0, 2.0))  # fmt: skip
-    return [gemm, down, up, joined]
+    return [
+        *dequantise(shard, name, n, k, groups, module), gemm, *adapters_of(shard, name, m, n, k, groups),  # type: ignore[arg-type]
+    ]  # fmt: skip

@@ -6,6 +6,7 @@ for the backward pass (memory), what a recompute mode repeats and frees.
 
 import numpy as np
 
+from planner.cost.layer.adapters import read_again
 from planner.cost.layer.attention_layer import attention_block
 from planner.cost.layer.eager_kernels import EAGER, eager, uncompiled
 from planner.cost.layer.expert_layer import after_experts, before_experts, expert_exchange, joined
@@ -20,6 +21,7 @@ from planner.cost.layer.operators import (
     Shard,
     logit_bytes,
     loss_bytes,
+    loss_share,
 )
 from planner.cost.layer.parts import input_gradient_sum, linear, norm, rank_order, residual, tp_pair
 from planner.layout import Module
@@ -63,8 +65,7 @@ def _mlp(
     )  # its activations are a unit of recompute in grouped experts only
     activation = (Module.MLP_ACTIVATION if alone else NEVER) | REPEATED | module
     share = 1.0 if grouped else 0.5 if model.gated else 0.0
-    busiest = np.where(shard.ep * shard.etp > 1, shard.workload.expert_imbalance, 1.0)
-    useful = 1.0 / busiest if grouped else 1.0
+    useful = 1.0 / shard.busiest if grouped else 1.0
     apart = model.gated and "swiglu" in shard.trainer.kernels.unfused
     moved = ((up + inner) * passes, (2 * up + inner) * passes)
     row = EAGER["gate_views" if "gate_views" in shard.trainer.kernels.unfused else "swiglu"]
@@ -84,7 +85,7 @@ def _mlp(
         *(_clamp(shard, rows, up) if grouped else []),
         MemoryBound(name=f"{name}_activation", kind="swiglu" if model.gated else "elementwise", module=activation,
                     forward=rows * moved[0] * e, backward=rows * moved[1] * e,
-                    saved=rows * inner * (shard.input_element + e * apart),
+                    saved=rows * inner * (shard.input_element * read_again(shard, f"{name}_down") + e * apart),
                     launches=(row.launches[0][0], row.launches[1][0]) if apart else (passes, passes), captured=not grouped),
         *linear(shard, f"{name}_down", m, h, inner, groups=groups, module=module | REPEATED, useful=useful,
                 share=float(grouped), ends=ends, kept=_listed_outputs(shard) * (module == Module.MLP),
@@ -124,7 +125,7 @@ def _listed_outputs(shard: Shard) -> Number:
 
 
 def _mlp_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
-    operators = [] if shard.model.norms_per_layer == 1 else [norm(shard, "mlp_norm", inside=Module.MLP)]
+    operators = [] if shard.model.norms_per_layer == 1 else [norm(shard, "mlp_norm", "mlp_up", inside=Module.MLP)]
     last = shard.model.norms_per_layer <= 2
     operators += [] if shard.model.parallel_attention else rank_order(shard, "mlp", Module.MLP)
     operators += _mlp(shard, "mlp", float(shard.model.ffn_size), Module.MLP, shard.tokens, shard.tp, 1.0, ends=last)
@@ -146,7 +147,7 @@ def _moe_block(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     model, module = shard.model, Module.MOE
     rows, local = shard.expert_rows, np.maximum(model.num_experts / shard.ep, 1.0)
     operators: list[Operator] = [
-        norm(shard, "mlp_norm"),
+        norm(shard, "mlp_norm", "shared_up"),
         Gemm(name="router", m=shard.tokens_split, n=float(model.num_experts), k=float(model.hidden_size), module=module,
              low_precision=False, trained=shard.workload.lora_rank == 0,
              saved=shard.tokens_split * model.num_experts * 4, launches=(6.0, 6.0)),
@@ -170,7 +171,7 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     values, e = shard.tokens * shard.model.hidden_size, shard.element
     operators: list[Operator] = [
         MemoryBound(name="embedding", kind="copy", forward=2 * values * e, backward=3 * values * e,
-                    kept=shard.tokens * 8 + shard.trainer.stored.dropout * values / shard.split, launches=(3.0, 3.0))
+                    kept=shard.tokens * 8 + shard.dropout * values / shard.split, launches=(3.0, 3.0))
     ]  # fmt: skip
     pair = tp_pair(shard, "embedding", "", "", NEVER)
     collectives = [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]
@@ -182,18 +183,19 @@ def head(shard: Shard) -> tuple[list[Operator], list[Collective]]:
 
     The loss reads the logits and writes their fp32 softmax forward, reads that and writes the gradient backward
     (``loss_bytes``); from two passes on they are plain element-wise kernels, at the bandwidth of these. Alive at the
-    peak: ``logit_bytes`` per logit.
+    peak: ``logit_bytes`` per logit, of all tokens or of a piece (``loss_share``).
     """
     model, trainer = shard.model, shard.trainer
     columns = model.vocab_size / shard.tp
     logits = shard.tokens * columns
+    again = trainer.stored.loss == "chunked"  # nothing of a piece is kept
     operators: list[Operator] = [
         norm(shard, "final_norm"),
-        Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False,
+        Gemm(name="logits", m=shard.tokens, n=columns, k=float(model.hidden_size), low_precision=False, again=again,
              trained=shard.workload.lora_rank == 0, launches=(1.0, 2.0)),
         MemoryBound(name="loss", kind="cross_entropy" if trainer.kernels.loss_passes < 2 else "elementwise",
-                    forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard),
-                    kept=logits * logit_bytes(shard),
+                    forward=logits * loss_bytes(shard), backward=logits * loss_bytes(shard), again=again,
+                    kept=logits * logit_bytes(shard) * loss_share(shard),
                     launches=(6.0 * trainer.kernels.loss_passes, 3.0 * trainer.kernels.loss_passes)),
     ]  # fmt: skip
     pair = tp_pair(shard, "head", "logits", "logits", NEVER)

@@ -1,7 +1,7 @@
 """Peak memory of the device: the program point of a step at which most is alive, and what the allocator holds beyond that.
 
 One rule for every trainer: the peak is the largest of a list of program points, each with what is alive there as activations,
-gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients_on_demand``): in buffers
+gradients and workspace. Which points there are depends on how gradients come (``Trainer.stored.gradients``): in buffers
 that are there from start to end (``buffered_points``), or made by the backward pass unit by unit and given back after the update:
 
 FSDP2 (torch 2.13) gathers, computes and reduces unit by unit: a layer (its routed experts are a unit of their own), the
@@ -40,10 +40,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Shard, logit_bytes
-from planner.cost.memory.states import StageBytes
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.layer.operators import Shard, logit_bytes, loss_share
+from planner.cost.memory.states import StageBytes, copied_shard
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    column,
+    gathered_bytes,
+    gathered_parameters,
+    layer_bytes,
+    shard_groups,
+)  # fmt: skip
 from planner.cost.price.stage_times import StageTimes
+from planner.cost.state_dtypes import dequantised
 from planner.hardware import HardwareProfile
 from planner.layout import Layout, Schedule, is_v_shaped
 from planner.trainer import Trainer
@@ -95,6 +104,8 @@ def shape_parts(
     boundary = rows / shard.split
     inner = shard.tokens * model.ffn_size / shard.tp * e
     down = float(model.ffn_size) * model.hidden_size / shard.tp * gathered_bytes(workload)
+    if workload.lora_rank:  # no gradient of it; where its dtype is none that is multiplied, the weight itself brought to one
+        down = down * dequantised(workload)
     scattered = np.where(shard.split > 1, rows, 0.0)
     matrices = model.num_mlp_matrices
     transient = down + boundary + np.maximum(inner + scattered, (matrices - 1.0) * inner)
@@ -115,13 +126,13 @@ def shape_parts(
         forward = np.where(has_moe, np.maximum(copied, forward * (stages.dense.T > 0)), forward)
     at_head = np.minimum(stages.head.T, 1.0)
     columns = model.vocab_size / shard.tp
-    logits = shard.tokens * columns * e
-    loss = shard.tokens * columns * logit_bytes(shard)
+    logits = shard.tokens * columns * e * loss_share(shard)
+    loss = shard.tokens * columns * logit_bytes(shard) * loss_share(shard)
     parts = {
         "layer": stored, "working": working, "transient": transient, "forward": forward,
         "norm": (head_saved - loss) * at_head, "logits": logits * at_head, "loss": loss * at_head,
         "boundary": boundary, "outputs": _outputs(layout, stages) * boundary, "rows": rows,
-        "kept_logits": logits * at_head * trainer.stored.kept_logits, "after": after, "waiting": waiting,
+        "kept_logits": logits * at_head * (trainer.stored.loss == "kept"), "after": after, "waiting": waiting,
     }  # fmt: skip
     return {name: np.broadcast_to(one, has_moe.shape) for name, one in parts.items()}
 
@@ -147,15 +158,20 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies.
+    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; the head's gradient that the pieces of
+    a loss add up, and that of a piece.
     """
     model = workload.model
-    gathered, reduced = gathered_bytes(workload), trainer.traffic.gradient_reduce_bytes
+    gathered, layer = gathered_bytes(workload), layer_bytes(workload)
+    ranks = column(layout.dp) * column(layout.cp)
+    plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
+    alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
+    reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    tables = float(workload.lora_rank == 0)
+    tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     several = stages.moe > 0
     unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
@@ -165,29 +181,36 @@ def state_parts(
     whole = (
         stages.embedding * model.vocab_size * float(model.hidden_size) if trainer.stored.whole_table_gradient else first
     )
-    on = (zero >= trainer.stored.weight_sharding_level).astype(float)
-    new_all = (dense / shard + expert / expert_shard) * reduced
+    on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
+    new = trainer.traffic.gradient_reduce_bytes
+    new_layer = (unit / shard + experts / expert_shard) * new * learned
+    host = column(layout.offload_parameters) > 0
+    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * reduced, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
+    frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
+    accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
-    received = boundary * micro * _received(layout, stages) * pipelined * trainer.stored.buffers_all_microbatches
+    received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
-    alone = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
-    if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
-        whole = np.zeros_like(whole)
+    copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
     parts = {
-        "gathered": parameters.all * gathered * on, "layer_weights": (unit + experts) * gathered * on,
-        "dense_weights": unit * gathered * on, "last_weights": np.where(several, experts, unit) * gathered * on,
-        "head_weights": head * gathered * on, "table_weights": first * gathered * on,
+        "gathered": gathered_parameters(workload, parameters) * on,
+        "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
+        "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
+        "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
+        "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
-        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
-        "new_layer": (unit / shard + experts / expert_shard) * reduced * learned,
-        "new_head": head / shard * reduced * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
+        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
+        "new_layer": new_layer,
+        "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": alone * reduced * learned,
+        "copied": copied * reduced * learned,
+        "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
+        "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
 
@@ -203,7 +226,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = stages.shape_parts, stages.state_parts
-    stored = stages.stored + s["outputs"]
+    stored = stages.stored * np.minimum(stages.resident, 1.0) + s["outputs"]
     alone = t["pipelined"] == 0
     total, most = np.full_like(stored, -1.0), np.zeros_like(stored)
     activations, gradients, workspace = parts = [np.zeros_like(stored) for _ in range(3)]
@@ -219,7 +242,8 @@ def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     buffers = largest_buffer - np.where(t["resharded"] > 0, t["layer_weights"], 0.0)
     return Peak(
         activations=activations, gradients=gradients, workspace=workspace + library_workspace,
-        largest_activations=most, pooled=np.maximum(stages.gradients - gradients * alone, 0.0) + buffers,
+        largest_activations=most,
+        pooled=np.maximum(stages.gradients - gradients * alone, 0.0) * (1.0 - t["released"]) + buffers,
     )  # fmt: skip
 
 
@@ -231,7 +255,8 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     """The program points of a step without a pipeline."""
     dropped, share = t["resharded"] > 0, stages.accumulated_share
     gradients = share * t["accumulated"]
-    again = np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
+    stays = 1.0 - t["released"]
+    again = stays * np.where(share > 0, t["kept_new"], 1.0)  # new gradients stay: the first ones, or those of replicas
     rest = t["gathered"] - t["head_weights"]
     layer, head, table = t["layer_weights"], t["head_weights"], t["table_weights"]
     brought, back, held = stored + s["working"], s["transient"], s["kept_logits"]
@@ -239,20 +264,20 @@ def _alone(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict[str
     later = np.where(dropped, layer + t["dense_weights"], rest - layer)
     one_left = stored - s["layer"] + s["after"]
     reducing = t["largest_reduced"] + np.maximum(t["largest_gradients"], t["new_layer"] + t["copied"])
-    ends = t["new_all"] - t["new_layer"]
+    ends, new_head = t["new_all"] - t["new_layer"], stays * t["new_head"]
     own_rows = np.where(t["table_gradient"] > table, table, 0.0)  # a copy of this rank's part of the whole gradient
     return [
         (stored, gradients, s["forward"] + np.where(dropped, layer + t["last_weights"], rest + t["last_weights"])),
         (stored + s["norm"] + s["logits"], gradients, np.where(dropped, 2.0 * head, t["gathered"] + head)),
         (stored + s["norm"] + s["loss"], gradients, np.where(dropped, 0.0, t["gathered"])),
-        (stored + s["norm"] + s["logits"] + held, gradients,
+        (stored + s["norm"] + s["logits"] + held, gradients, t["head_pieces"] +
          head + s["rows"] + np.where(dropped, head + t["dense_weights"], t["gathered"])),
         (stored + held, gradients, head + t["head_reduced"] + t["new_head"] + np.where(dropped, t["dense_weights"], rest)),
-        (brought + held, gradients, back + t["head_reduced"] + t["new_head"] + weights),
+        (brought + held, gradients, back + t["head_reduced"] + new_head + weights),
         (brought + held - s["layer"], gradients,
-         back + t["dense_reduced"] + again * (t["new_head"] + t["new_layer"]) + later),
-        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + t["new_head"] + weights),
-        (one_left + held, gradients, reducing + t["new_head"] + np.where(dropped, t["dense_weights"], rest - layer)),
+         back + t["dense_reduced"] + again * t["new_head"] + np.maximum(again, t["released"]) * t["new_layer"] + later),
+        (one_left + held, gradients, t["largest_gradients"] + t["head_reduced"] + new_head + weights),
+        (one_left + held, gradients, reducing + new_head + np.where(dropped, t["dense_weights"], rest - layer)),
         (held + s["layer"] + s["working"], gradients + again * ends, back + t["dense_reduced"] + layer + table),
         (held, gradients + again * t["new_all"],
          np.maximum(table + t["table_reduced"], t["table_gradient"] + own_rows + t["dense_reduced"] + table)),
@@ -271,7 +296,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         (stages.in_flight, stages.accumulated_share),
         (stages.accumulated_flight, np.ones_like(stored)),
     ):
-        there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        kept = np.minimum(count, stages.resident) / np.minimum(stages.resident, 1.0)
+        there = kept * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
         rest = always + running

@@ -6,11 +6,22 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cluster import Cluster
-from planner.cost.pipeline.partition import StageParameters, Stages, column, gathered_bytes, shard_groups
+from planner.cost.layer.routing import busiest
+from planner.cost.pipeline.partition import (
+    StageParameters,
+    Stages,
+    base_bytes,
+    column,
+    gathered_bytes,
+    gathered_parameters,
+    host_share,
+    layer_bytes,
+    shard_groups,
+)
 from planner.cost.price.state_traffic import bucket_bytes
 from planner.layout import Layout
 from planner.trainer import Trainer
-from planner.workload import LOW_PRECISIONS, Workload
+from planner.workload import PAGED, Workload
 
 COMPONENTS = (
     "weights", "gradients", "optimizer_states", "activations", "workspace", "fragmentation", "communication_buffers",
@@ -69,7 +80,7 @@ class StageBytes:
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
-    """Weights, gradients and optimizer states.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
+    """Weights, gradients and optimizer states, wherever they live.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
     zero = column(layout.zero)
     dense_shard, expert_shard = shard_groups(layout)
 
@@ -77,33 +88,42 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         sharded = zero >= level
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
-    low_precision = workload.precision in LOW_PRECISIONS
-    weight_bytes = trainer.stored.weight_bytes + ("weight_copies" in trainer.kernels.fp8) * low_precision
-    if workload.precision == "fp32":
-        weight_bytes = max(weight_bytes, 4.0)
     gradient_bytes, optimizer_bytes = trainer.stored.gradient_bytes, trainer.stored.optimizer_bytes[workload.optimizer]
     if workload.precision == "fp16":
         gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
         optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
     trained = parameters.trained(workload)
-    on_gpu = 1.0 - column(layout.offload_optimizer) / 100.0
-    resident = per_rank(parameters.dense, parameters.expert, trainer.stored.weight_sharding_level)
-    extra = parameters.adapters * (workload.lora_rank > 0)
+    dense, expert = base_bytes(workload, trainer, parameters)
+    resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
+    extra = parameters.adapters * (workload.lora_rank > 0) * trainer.stored.weight_bytes
     buckets = sum(trained) * bucket_bytes(trainer) * ((dense_shard * column(layout.dp) > 1) & (zero < 1))
     return {
-        "weights": (resident + extra) * weight_bytes,
+        "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
-        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes * on_gpu,
+        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes,
     }  # fmt: skip
 
 
-def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
-    """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
+def on_device(workload: Workload, layout: Layout, held: dict[str, Floats]) -> dict[str, Floats]:
+    """Of ``state_bytes`` what lies in device memory: nothing where weights live on the host, else what of the optimizer states is
+    not offloaded. [torch, FSDP CPUOffloadPolicy: sharded parameters, gradients and states; DeepSpeed, zero.offload_param]"""
+    here = 1.0 - column(layout.offload_parameters)
+    states = held["optimizer_states"] * (1.0 - host_share(workload, layout))
+    return {"weights": held["weights"] * here, "gradients": held["gradients"] * here, "optimizer_states": states}
+
+
+def host_bytes(
+    workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters, held: dict[str, Floats]
+) -> Floats:
+    """Host memory per GPU: of offloaded optimizer states these and a pinned copy of gradient and weight; where weights live on
+    the host all of ``state_bytes``."""
     each = (
         trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     )
-    share = column(layout.offload_optimizer) / 100.0
-    return parameters.updated(workload, layout) * share * each
+    if workload.optimizer in PAGED:  # the pages of the states alone, without copies
+        each = trainer.stored.optimizer_bytes[workload.optimizer]
+    states = parameters.updated(workload, layout) * host_share(workload, layout) * each
+    return np.where(column(layout.offload_parameters) > 0, sum(held.values()), states)
 
 
 def workspace_bytes(
@@ -121,25 +141,27 @@ def workspace_bytes(
     tokens = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp)
     inner = tokens * model.ffn_size * model.num_mlp_matrices / column(layout.tp) * (stages.dense > 0)
     if model.is_moe:
-        rows = tokens * model.top_k / column(layout.tp) * workload.expert_imbalance
+        rows = tokens * model.top_k / column(layout.tp) * busiest(workload, column(layout.ep))
         inner = np.maximum(inner, rows * model.expert_ffn_size * model.num_mlp_matrices * (stages.moe > 0))
     boundary = tokens * model.hidden_size * element
     widest = np.maximum(inner * element, _score_gradients(workload, trainer, layout))
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)
-    is_sharded = (zero >= trainer.stored.weight_sharding_level) & (dense_shard > 1)
+    offloaded = column(layout.offload_parameters) > 0
+    is_sharded = (zero >= trainer.stored.weight_sharding_level) & ((dense_shard > 1) | offloaded)
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
-    weight = gathered_bytes(workload)
+    weight, whole = gathered_bytes(workload), float(workload.lora_rank == 0)
     units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
-    one_by_one = units * unit * weight + unit * trainer.traffic.gradient_reduce_bytes
-    at_ends = table * (weight + trainer.traffic.gradient_reduce_bytes)
+    one_by_one = units * unit * layer_bytes(workload) + whole * unit * trainer.traffic.gradient_reduce_bytes
+    one_by_one = one_by_one + 2.0 * copied_shard(workload, trainer, layout, unit)
+    at_ends = table * (weight + whole * trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
     dense, expert = parameters.trained(workload)
     learned = dense + expert
-    everything = parameters.all * weight + unit * trainer.traffic.gradient_reduce_bytes
+    everything = gathered_parameters(workload, parameters) + whole * unit * trainer.traffic.gradient_reduce_bytes
     reduced = np.where(zero >= 2, dense / dense_shard + expert / expert_shard, 0.0)  # comes when the unsharded ones go
     everything = everything + (learned - reduced) * trainer.stored.gradient_bytes * pipelined
     if trainer.stored.whole_table_gradient:  # ``learned`` holds 1 / t of it
@@ -147,12 +169,16 @@ def workspace_bytes(
         several = column(layout.num_microbatches) > 1
         everything = everything + stages.embedding * uncut * trainer.stored.gradient_bytes * (pipelined & several)
     gathered = np.where((zero >= 3) & ~pipelined, one_by_one, everything)
-    buffers = boundary / column(layout.tp) * 2.0 * column(layout.num_microbatches) * pipelined
-    received = buffers if trainer.stored.buffers_all_microbatches else 0.0
-    total = cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0) + received
+    total = cluster.hardware.workspace_memory + transient + np.where(is_sharded, gathered, 0.0)
     for term in trainer.terms:
         total = total + term.workspace_bytes(workload, layout, parameters)
     return total
+
+
+def copied_shard(workload: Workload, trainer: Trainer, layout: Layout, parameters: Floats) -> Floats:
+    """Shard of a unit that is copied from the host before the unit is gathered, (N, 3)."""
+    each = layer_bytes(workload) if workload.lora_rank else trainer.stored.weight_bytes
+    return column(layout.offload_parameters) * parameters / shard_groups(layout)[0] * each
 
 
 def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:

@@ -7,10 +7,11 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.parameters import count_parameters
+from planner.cost.state_dtypes import frozen_element
 from planner.layout import Layout, is_v_shaped
 from planner.model import ModelSpec
 from planner.trainer import Trainer
-from planner.workload import Workload
+from planner.workload import LOW_PRECISIONS, PAGED, Workload
 
 
 def column(value: object) -> Floats:
@@ -123,6 +124,10 @@ class StageParameters:
     """Routed experts of one layer, shape (N, 1)."""
     adapters: Floats
     """Low-rank adapters, when only those are trained."""
+    linear: Floats
+    """The part of ``dense`` that is linear layers: no embedding, head, norm or router."""
+    image_encoder: Floats
+    """The part of ``dense`` in an image encoder, on the first stage."""
 
     @property
     def all(self) -> Floats:
@@ -133,7 +138,7 @@ class StageParameters:
         """Parameters that get gradients: all of them, or the adapters (which count as dense)."""
         if workload.lora_rank:
             return self.adapters, np.zeros_like(self.expert)
-        return self.dense, self.expert
+        return self.dense - self.image_encoder * (not workload.trains_images), self.expert
 
     def updated(self, workload: Workload, layout: Layout) -> Floats:
         """Parameters whose optimizer states live on one rank."""
@@ -143,11 +148,14 @@ class StageParameters:
         return dense / np.where(sharded, dense_shard, 1.0) + expert / np.where(sharded, expert_shard, 1.0)
 
 
-def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> StageParameters:
+def stage_parameters(
+    workload: Workload, layout: Layout, stages: Stages, separate: bool = False
+) -> StageParameters:
     """Parameters per rank: sharded weights over tp, experts over ep * etp, the rest whole.
 
     Key and value projections are repeated when tp exceeds the number of key-value heads. An embedding that is tied, or
     that prediction modules look tokens up in, is stored twice when first and last stage differ.
+    ``separate``: of projections that read the same input, each has an adapter of its own.
     [parameters.count_parameters; as Megatron's own model has them]
     """
     model, counts = workload.model, count_parameters(workload.model)
@@ -162,29 +170,46 @@ def stage_parameters(workload: Workload, layout: Layout, stages: Stages) -> Stag
     head = np.minimum(stages.head, 1.0)
     dense = (
         (stages.dense + stages.moe) * attention + stages.dense * mlp + stages.moe * others
-        + stages.embedding * (table + counts.position_embedding)
+        + stages.embedding * (table + counts.position_embedding + counts.vision)
         + head * (counts.head / tp + counts.final_norm) + head * copy * (1.0 - stages.embedding)
         + (stages.head - head) * (counts.mtp_sharded / tp + counts.mtp_replicated)
     )  # fmt: skip
+    plain = attention - (not model.is_mla) * counts.attention_replicated
+    linear = (
+        (stages.dense + stages.moe) * plain + stages.dense * counts.mlp_sharded / tp + stages.moe * counts.shared_experts / tp
+    )
     unit = attention + (mlp if not model.is_moe else np.maximum(others, mlp * (model.num_plain_layers > 0)))
-    rank = float(workload.lora_rank)
-    adapters = (stages.dense + stages.moe) * rank * _adapter_width(model, workload.lora_targets) / tp
+    attention, plain, routed = _adapter_widths(workload, layout, separate)
+    width = (stages.dense + stages.moe) * attention + stages.dense * plain + stages.moe * routed
+    adapters = workload.lora_rank * width / tp
     return StageParameters(
         dense=dense,
         expert=stages.moe * experts,
         largest_dense_unit=unit,
         largest_expert_unit=experts,
         adapters=adapters,
+        linear=linear,
+        image_encoder=stages.embedding * counts.vision,
     )
 
 
-def _adapter_width(model: ModelSpec, targets: str) -> float:
-    """Inputs plus outputs of the adapted linear layers of one layer: a low-rank pair has r (in + out) parameters."""
-    h, width = model.hidden_size, model.ffn_size
-    projections = h + model.query_size + model.key_size + model.value_size
-    output = (model.attention_output_size + h) * (targets != "qkv")
-    mlp = (h + (model.num_mlp_matrices - 1) * width) + (width + h)
-    return float(projections + output + mlp * (targets == "all"))
+def _adapter_widths(workload: Workload, layout: Layout, separate: bool) -> tuple[float, float, Floats]:
+    """Inputs plus outputs of the adapters of one layer, r (in + out) parameters each: attention, MLP, experts of one rank.
+
+    ``separate``: query, key and value, gate and up have an adapter each, which all read the same input; else one.
+    """
+    model, targets, pairs = workload.model, workload.lora_targets, 1.0 + separate * (workload.model.num_mlp_matrices - 2)
+    h, matrices = float(model.hidden_size), model.num_mlp_matrices - 1
+    if targets == "qv":
+        return (2.0 if separate else 1.0) * h + model.query_size + model.value_size, 0.0, np.zeros((1, 1))
+    attention = (3.0 if separate else 1.0) * h + model.query_size + model.key_size + model.value_size
+    attention += (model.attention_output_size + h) * (targets != "qkv")
+
+    def mlp(width: float) -> float:
+        return (pairs * h + matrices * width + width + h) * (targets == "all" and width > 0)
+
+    experts = mlp(float(model.expert_ffn_size)) * model.num_experts / (column(layout.ep) * column(layout.etp))
+    return attention, mlp(float(model.ffn_size)), experts + mlp(float(model.shared_expert_ffn_size))
 
 
 def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
@@ -193,6 +218,42 @@ def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
     return column(layout.shard) * column(layout.cp), np.maximum(column(layout.edp) / replicas, 1.0)
 
 
+def host_share(workload: Workload, layout: Layout) -> Floats:
+    """Part of the optimizer states in host memory: what is offloaded, all where weights are, and all pages of a paged optimizer."""
+    moved = np.maximum(column(layout.offload_optimizer) / 100.0, column(layout.offload_parameters))
+    return np.where(workload.optimizer in PAGED, 1.0, moved)
+
+
 def gathered_bytes(workload: Workload) -> float:
-    """Bytes per parameter of weights that are gathered: in fp32 the fp32 weights themselves."""
+    """Bytes per parameter of trained weights, and of tables, that are gathered: in fp32 the fp32 weights themselves."""
     return 4.0 if workload.precision == "fp32" else 2.0
+
+
+def layer_bytes(workload: Workload) -> float:
+    """Bytes per parameter of layers that are gathered: a frozen base as it lies in memory."""
+    return frozen_element(workload) if workload.lora_rank else gathered_bytes(workload)
+
+
+def gathered_parameters(workload: Workload, parameters: StageParameters) -> Floats:
+    """Bytes of all weights of a stage, gathered, (N, 3)."""
+    layers = parameters.linear + parameters.expert
+    return layers * layer_bytes(workload) + (parameters.all - layers) * gathered_bytes(workload)
+
+
+def base_bytes(workload: Workload, trainer: Trainer, parameters: StageParameters) -> tuple[Floats, Floats]:
+    """Bytes per parameter of dense and of expert weights without adapters, (N, 3) or (N, 1) each, as they lie in memory.
+
+    Trained weights as the trainer has them. A frozen base has no master weights: linear layers in ``frozen_element``, all else
+    (embedding, head, norms) in the dtype of activations; in fp8 the copies that a trainer keeps come on top, unless the base
+    itself is fp8.
+    """
+    copies = ("weight_copies" in trainer.kernels.fp8) * (workload.precision in LOW_PRECISIONS)
+    if not workload.lora_rank:
+        each = trainer.stored.weight_bytes + copies
+        if workload.precision == "fp32":
+            each = max(each, 4.0)
+        return np.full((1, 1), each), np.full((1, 1), each)
+    linear, other = frozen_element(workload), workload.element
+    linear = linear + copies * (workload.frozen_weights != "fp8")
+    share = parameters.linear / np.maximum(parameters.dense, 1.0)
+    return share * linear + (1.0 - share) * other, np.full((1, 1), linear)

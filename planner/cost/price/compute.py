@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from planner.arrays import Floats
-from planner.cost.layer.operators import Attention, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.operators import Attention, GatheredRows, Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.layer.sparse_attention import BLACKWELL_HEADS, HEADS_PER_PASS
 from planner.cost.price.deduplicate import stacked
 from planner.hardware import HardwareProfile
 from planner.layout import Module, Recompute
 from planner.trainer_records import Casts
-from planner.workload import LOW_PRECISIONS
+from planner.workload import LOW_PRECISIONS, Workload
 
 NO_CASTS = Casts(inputs=0.0)
 GRAPH_LAUNCHES = 1.0
@@ -43,6 +44,12 @@ Calibrated on how the step time grows with the number of GPUs at a constant shar
 of one model and layout on 8 to 2304 H100 of DGX Cloud 24.11, 25.03 and 25.04 (32 series; median 0.018 in bf16, 0.03 in fp8).
 Measured spreads of power-limited GPUs in five clusters: 8 % between the slowest and the fastest, a sigma of 0.013 to 0.02
 [Sinha 2022, "Not All GPUs Are Created Equal", SC22].
+"""
+GATHER_RATE = 3.2e12
+"""Bytes/s at which attention on chosen keys reads single tokens' keys, through the cache.
+
+DeepSeek-V3.2 with 1 to 64 heads (Hopper) and 8 to 128 heads (Blackwell), 4k and 16k tokens, vLLM 0.24: 2.6 to 4.1e12 on H100, H200,
+B200 and GB300 alike.  [aiconfigurator @095f58a]
 """
 RATE_GROUP = 8.0
 """GPUs whose slowest one the sustained clock of a profile describes: a node, the smallest job that it was read off."""
@@ -111,8 +118,25 @@ def price(operators: list[Operator], shard: Shard, hardware: HardwareProfile) ->
         plain = [one for one in alike if np.ndim(one.groups) == 0 and one.groups == 1.0]
         found |= _gemms(plain, shard, hardware, low_precision)
         found |= {one.name: _grouped(one, shard, hardware) for one in alike if one.name not in found}
-    others = {one.name: _other(one, shard, hardware) for one in operators if one.name not in found}
-    return found | others
+    found |= {one.name: _other(one, shard, hardware) for one in operators if one.name not in found}
+    return found | {
+        one.name: _all_of(one, found[one.name], shard) for one in operators if one.repeats != 1.0 or one.forward_only
+    }
+
+
+def _all_of(operator: Operator, work: Work, shard: Shard) -> Work:
+    """What stands for several, and what has no backward pass, whose FLOP an estimate multiplies by passes all the same."""
+    times = 1.0 if isinstance(operator, MemoryBound) else operator.repeats
+    if not operator.forward_only:
+        return Work(
+            forward=work.forward * times, dgrad=work.dgrad * times, wgrad=work.wgrad * times, flop=work.flop * times
+        )
+    return Work(forward=work.forward * times, flop=work.flop * times / model_passes(shard.workload))
+
+
+def model_passes(workload: Workload) -> float:
+    """FLOP of a step over those of its forward passes: input and weight gradients, of adapters alone the former."""
+    return 3.0 if workload.lora_rank == 0 else 2.0
 
 
 def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
@@ -125,6 +149,8 @@ def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
             forward=hardware.memory_time(operator.forward, kinds[0]) + operator.launches[0] * floor,
             dgrad=hardware.memory_time(operator.backward, kinds[1]) + operator.launches[1] * floor,
         )
+    if isinstance(operator, GatheredRows):
+        return _gathered(operator, hardware)
     raise AssertionError(f"operator of unknown kind: {operator.name}")
 
 
@@ -246,19 +272,25 @@ def _casts(shard: Shard) -> Casts:
 def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) -> Work:
     """Mean over the model's full and windowed layers; backward is one kernel and belongs to the input gradient.
 
+    Chunks are documents of their own: s/w of them with w tokens each.
+
     In fp8 the backward pass does not skip what lies outside of the window.  [cudnn-frontend, benchmark/sdpa_benchmark_training,
     gpt_oss on GB200 and GB300, cuDNN 9.22: window of 128, 0.47, 1.48, 5.19, 19.4, 74.8 ms from 2k to 32k tokens on GB300]
     """
     model = shard.model
+    if attention.head_dim:
+        return _image_attention(attention, shard, hardware)
     value_dim = model.attention_output_size / model.num_heads
     # fp32: where a profile measured it, else at the tf32 peak.
     plain = "fp32" if shard.workload.precision == "fp32" else "bf16"
     dtype = shard.trainer.kernels.attention_dtype if shard.workload.precision in LOW_PRECISIONS else plain
 
     def seconds(pass_: str, window: int) -> Number:
+        chunks = np.maximum(attention.seq_kv / window, 1.0) if window and model.chunked_attention else 1.0
         return hardware.attention_time(
-            shard.batch * attention.documents, attention.heads, attention.kv_heads, model.head_dim, attention.seq_q,
-            attention.seq_kv, True, pass_, dtype, window, value_dim, attention_kernel(shard, hardware),
+            shard.batch * attention.documents * chunks, attention.heads, attention.kv_heads, model.head_dim,
+            attention.seq_q / chunks, attention.seq_kv / chunks, True, pass_, dtype, window * (not model.chunked_attention),
+            value_dim, attention_kernel(shard, hardware),
         )  # fmt: skip
 
     windowed = model.num_windowed_layers / model.num_layers if model.window else 0.0
@@ -276,10 +308,35 @@ def _attention(attention: Attention, shard: Shard, hardware: HardwareProfile) ->
 
     keys = np.where(windowed > 0, np.minimum(model.window, attention.seq_kv), attention.seq_kv)
     pairs = attention.seq_q * attention.seq_kv * 0.5
-    within = attention.seq_q * keys * (1.0 - 0.5 * keys / attention.seq_kv)
+    within = attention.seq_q * keys * (0.5 if model.chunked_attention else 1.0 - 0.5 * keys / attention.seq_kv)
     pairs = (1.0 - windowed) * pairs + windowed * within
     flop = 2.0 * shard.batch * attention.documents * attention.heads * pairs * (model.head_dim + value_dim)
     return Work(forward=mean("forward"), dgrad=mean("backward"), flop=flop)
+
+
+def _image_attention(one: Attention, shard: Shard, hardware: HardwareProfile) -> Work:
+    """Within the images of a microbatch, every patch sees every other."""
+    plain = "fp32" if shard.workload.precision == "fp32" else "bf16"
+    forward, backward = (
+        hardware.attention_time(
+            shard.batch * one.documents, one.heads, one.kv_heads, one.head_dim, one.seq_q, one.seq_kv, False, pass_, plain,
+            kernel=attention_kernel(shard, hardware),
+        ) / hardware.sustained_clock
+        for pass_ in ("forward", "backward")
+    )  # fmt: skip
+    flop = 4.0 * shard.batch * one.documents * one.heads * one.seq_q * one.seq_kv * one.head_dim
+    return Work(forward=forward, dgrad=backward, flop=flop)
+
+
+def _gathered(one: GatheredRows, hardware: HardwareProfile) -> Work:
+    """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
+    passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
+    rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    forward, backward = (
+        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        for flop, moved in zip(one.flop, one.gathered, strict=True)
+    )
+    return Work(forward=forward, dgrad=backward, flop=one.model_flop)
 
 
 def attention_kernel(shard: Shard, hardware: HardwareProfile) -> str:

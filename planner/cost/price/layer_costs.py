@@ -14,6 +14,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Number, Operator, Shard
+from planner.cost.layer.vision_layer import image_encoder, kept_inputs
 from planner.cost.price.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.price.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.price.deduplicate import distinct, stacked
@@ -64,6 +65,9 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         "embedding": _block(_price(*layers.embedding(stored), stored, cluster), stored),
         "head": _block(_price(*layers.head(stored), stored, cluster), stored),
     }
+    if images := image_encoder(shard):
+        encoder = _block(_price(images, [], shard, cluster), shard, kept_inputs(shard))
+        blocks["embedding"] = blocks["embedding"] + encoder
     for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
         priced = _price(*layers.layer(shard, moe=kind == "moe"), shard, cluster) if number > 0 else None
         blocks[kind] = blocks[f"{kind}_stored"] = _layer(priced, shard) if priced else nothing
@@ -108,12 +112,16 @@ def _layer(priced: _Priced, shard: Shard) -> Floats:
     return table
 
 
-def _block(priced: _Priced, shard: Shard) -> Floats:
-    """Sum a block's operators and collectives into the rows of QUANTITIES, shape (quantities, shapes)."""
+def _block(priced: _Priced, shard: Shard, inputs: Number | None = None) -> Floats:
+    """Sum a block's operators and collectives into the rows of QUANTITIES, shape (quantities, shapes).
+
+    ``inputs``: bytes that full recompute keeps of the block; None = those of one layer of the text model.
+    """
     trainer, sums = shard.trainer, _Sums(shard)
     for operator in priced.operators:
         sums.operator(operator, priced.work[operator.name])
-    sums.add("saved", sums.full * shard.tokens_split * shard.model.hidden_size * shard.element)
+    layer_inputs = sums.full * shard.tokens_split * shard.model.hidden_size * shard.element
+    sums.add("saved", layer_inputs if inputs is None else inputs)
     if trainer.host.graphs:
         sums.add("launches_forward", GRAPH_LAUNCHES)
         sums.add("launches_backward", GRAPH_LAUNCHES)
@@ -170,6 +178,7 @@ class _Sums:
         whole: Number = self._whole
         if operator.kept_by_recompute:
             again, whole = again * whole, 1.0
+        again = again + operator.again
         self.add("forward", work.forward)
         self.add("dgrad", work.dgrad)
         self.add("wgrad", work.wgrad)

@@ -121,6 +121,10 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         "parallel attention": model.parallel_attention,
         "a norm after the embedding": model.embedding_norm,
         "sliding windows": model.num_windowed_layers > 0,
+        "sparse attention": model.is_sparse,
+        "attention sinks": model.attention_sinks,
+        "an image encoder": model.vision is not None,
+        f"layers of its own ({model.variant})": bool(model.variant),
         "multi-token prediction": model.mtp_layers > 0,
         "biases of experts or router": model.expert_bias or model.router_bias,
         "clamped activations": model.clamped_activation,
@@ -138,7 +142,7 @@ def refusals(work: Workload, layout: Layout) -> list[str]:
         (work.document_length,
          f"document_length {work.document_length}: the torch model has one document per sequence; leave it out"),
         (work.expert_imbalance != 1.0,
-         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with 1"),
+         f"expert_imbalance {work.expert_imbalance:g}: on fake tensors every expert gets the same; plan with --expert-imbalance 1"),
         *_of_layout(model, layout),
     )  # fmt: skip
     return [sentence for wrong, sentence in reasons if wrong]

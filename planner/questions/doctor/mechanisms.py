@@ -12,8 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from planner import library
 from planner.cluster import Cluster
+from planner.cost.layer.routing import busiest
 from planner.cost.pipeline.partition import stage_layers
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile
@@ -211,7 +214,7 @@ def slower(base: Priced) -> list[Mechanism]:
     if several:
         inside, nodes = (min(gpus, float(cluster.num_gpus)) for gpus in (cluster.domain, 2.0 * cluster.domain))
         words = {"nodes": f"{nodes:.0f}", "bus_across": _bus(base, nodes), "bus_inside": _bus(base, inside)}
-    imbalance = base.job.workload.expert_imbalance
+    imbalance = float(busiest(base.job.workload, np.asarray(layout.ep)))
 
     def not_overlapped(key: str, applies: bool, *names: str) -> Case:
         return Case(f"overlap_{key}", applies and bool(overlap & {*names}), changed({"overlap": overlap - {*names}}))
@@ -229,7 +232,7 @@ def slower(base: Priced) -> list[Mechanism]:
         Case("step_overhead", host.step_overhead > 0, achieved_factor("step_overhead"), host.step_overhead),
         Case("unfused", True, changed({"passes": lambda old, x: {name: x * old.get(name, 1.0) for name in PASSES}})),
         Case("expert_imbalance", base.job.model.is_moe and int(layout.ep) > 1,
-             changed(workload={"expert_imbalance": lambda old, x: min(old * x, 1024.0)}), imbalance),
+             changed(workload={"expert_imbalance": lambda _, x: min(imbalance * x, 1024.0)}), imbalance),
         not_overlapped("data", True, "gradients", "parameters"),
         not_overlapped("tensor", int(layout.tp) > 1, "tp", "tp_backward"),
         not_overlapped("ep", int(layout.ep) > 1, "ep"),

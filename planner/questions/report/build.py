@@ -139,15 +139,14 @@ def _way_out(about: Subject) -> str:
         return f"The fastest layout of this job that fits is {layout_text(finding.layouts[0])}, {shown(step, 'seconds')} per step."
     if not finding.layouts:
         return "No layout of this job is legal."
-    gib, component = misses_by(finding.estimates[0])
     work, plan = about.plan.workload, about.plan
     command = (
         f"plan --model {work.model.name} --gpus {plan.num_gpus} --hardware {plan.hardware} --trainer {plan.trainer} "
         f"--sequence-length {work.sequence_length} --global-batch-size {work.global_batch_size}"
     )
     return (
-        f"No layout of this job fits on these GPUs. The closest ({layout_text(finding.layouts[0])}) misses by {gib:.1f} GiB, "
-        f"most of it {COMPONENT_TEXT[component]}. `{command}` lists the cheapest changes that would fit."
+        f"No layout of this job fits on these GPUs. The closest ({layout_text(finding.layouts[0])}) "
+        f"{misses_by(finding.estimates[0])}. `{command}` lists the cheapest changes that would fit."
     )
 
 

@@ -16,7 +16,7 @@ from planner.keywords import flag_of
 from planner.model import load_model
 from planner.questions.best_plan import on_cluster
 from planner.trainer import load_trainer
-from planner.workload import LORA_TARGETS, OPTIMIZERS, PRECISIONS
+from planner.workload import FROZEN_WEIGHTS, LORA_TARGETS, OPTIMIZERS, PRECISIONS
 
 _FACTOR = re.compile(r"^\s*[x×]\s*(\S+)\s*$")
 _RANGE = re.compile(r"^\s*([^.\s]+)\s*\.\.\s*([^.\s]+)\s*$")
@@ -40,7 +40,9 @@ class Input:
     units.parse, or '' where only factors are read."""
 
 
-_CHOICES: dict[str, Collection[str]] = {"precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS}
+_CHOICES: dict[str, Collection[str]] = {
+    "precision": PRECISIONS, "optimizer": OPTIMIZERS, "lora_targets": LORA_TARGETS, "frozen_weights": FROZEN_WEIGHTS,
+}  # fmt: skip
 _LOADERS: dict[str, Callable[[str], Any]] = {"model": load_model, "hardware": load_hardware, "trainer": load_trainer}
 
 
@@ -222,6 +224,6 @@ def _count(flag: str, now: int, value: Value) -> int:
     count = round(exact)
     if not math.isclose(exact, count, rel_tol=1e-6):
         raise PlannerError(f"{flag_of(flag)} {value.text}: {now} times {value.factor:g} is no whole number")
-    if count < 1 and flag not in ("lora_rank", "document_length"):
+    if count < 1 and flag not in ("lora_rank", "document_length", "image_tokens"):
         raise PlannerError(f"{flag_of(flag)} {value.text}: it must be a whole number from 1")
     return count

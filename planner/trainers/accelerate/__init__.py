@@ -2,7 +2,7 @@
 
 PLACE = 50
 TITLE = "accelerate with transformers' Trainer or TRL (YAML, FSDP2 and HSDP)"
-TRAINERS = ("fsdp",)
+TRAINERS = ("fsdp", "trl")
 PACKAGE, VERSIONS = "accelerate", ">=1.15,<2"
 LEVEL = "groups built"
 SOURCE = (

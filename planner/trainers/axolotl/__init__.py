@@ -2,8 +2,9 @@
 
 PLACE = 100
 TITLE = "axolotl (YAML, FSDP2 or DeepSpeed)"
-TRAINERS = ("fsdp", "deepspeed")
+TRAINERS = ("axolotl", "fsdp", "deepspeed")
 PACKAGE, VERSIONS = "axolotl", ">=0.19,<0.20"
+NO_WORD = ("bf16_true",)
 LEVEL = "validated"
 SOURCE = (
     "axolotl 0.19.0: utils/schemas/config.py, utils/schemas/fsdp.py, utils/schemas/validation.py, utils/distributed.py"

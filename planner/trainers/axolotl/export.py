@@ -11,6 +11,8 @@ from planner.trainers.transformers.training_run import OPTIMIZERS, front_end_ref
 def refusals(job: ExportJob) -> list[str]:
     """What axolotl or the library below it cannot run, with its rule."""
     found = front_end_refusals(job, "axolotl")
+    if job.workload.precision == "bf16_true" and not on_deepspeed(job):
+        found.append("precision bf16_true: the export to axolotl writes mixed precision; choose bf16")
     if job.layout.offload_activations and job.layout.recompute != Recompute.FULL:
         found.append(
             "offload_activations without recompute full: axolotl moves the inputs of checkpointed layers; use recompute full"

@@ -30,6 +30,10 @@ def beyond_llama(model: ModelSpec, **more: bool) -> list[str]:
         "a norm after the embedding": model.embedding_norm,
         f"a sliding window of {model.window} tokens": model.num_windowed_layers > 0,
         "multi-token prediction": model.mtp_layers > 0,
+        "attention sinks": model.attention_sinks,
+        "sparse attention": model.is_sparse,
+        "an image encoder": model.vision is not None,
+        f"layers of its own ({model.variant})": bool(model.variant),
         **{name.replace("_", " "): there for name, there in more.items()},
     }
     return [text for text, there in wrong.items() if there]

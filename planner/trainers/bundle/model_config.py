@@ -11,7 +11,7 @@ from planner.errors import PlannerError
 from planner.model import ModelSpec, from_hugging_face, to_dict
 from planner.trainers.bundle.quoting import yaml_from
 
-_NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters")
+_NOT_ARCHITECTURE = ("name", "source", "published_parameters", "published_active_parameters", "quantised")
 
 
 @lru_cache(maxsize=64)

@@ -17,7 +17,8 @@ from planner.trainers.bundle.target import STORED, ExportJob, Target, library_tr
 
 LEAST_IMPORTANT = (
     ("num_microbatches", "order"), ("recompute", "recompute_modules", "recompute_layers"), ("dp_shard",),
-    ("offload_activations",), ("zero",), ("cp_method",), ("sequence_parallel",), ("first_stage_layers", "last_stage_layers"),
+    ("offload_activations", "offload_layers"), ("offload_parameters",), ("zero",), ("cp_method",), ("sequence_parallel",),
+    ("first_stage_layers", "last_stage_layers"),
     ("schedule", "vpp"), ("etp",), ("offload_optimizer",), ("micro_batch_size",), ("ep",), ("cp",), ("dp",), ("pp",), ("tp",),
 )  # fmt: skip
 """Fields of a plan, in the order in which the nearest plan may differ: what costs least to change first."""
@@ -26,6 +27,11 @@ LEAST_IMPORTANT = (
 def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     """Raise PlannerError with every reason why the target cannot run the plan as it was priced, and the nearest one it can."""
     reasons = []
+    if job.workload.image_tokens or job.workload.trains_images:
+        raise PlannerError(
+            f"{target.name}: what is exported trains on text, and the plan has {job.workload.image_tokens} image tokens per sequence "
+            f"and an image encoder that is {job.workload.image_encoder}; export a plan of text alone"
+        )
     trainer = library_trainer(job.plan.trainer)
     if trainer not in target.trainers:
         runs = ", ".join(target.trainers) or "no training plans"

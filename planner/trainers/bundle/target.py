@@ -259,6 +259,12 @@ def unknown_choices(job: ExportJob, who: str, optimizers: Collection[str], preci
             ("optimizer", job.workload.optimizer, optimizers), ("precision", job.workload.precision, precisions)
         )
         if value not in known
+    ] + [
+        f"{field} {value}: the export to {who} writes adapters on all linear layers of a base in bf16 alone"
+        for field, value, usual in (
+            ("lora_targets", job.workload.lora_targets, "all"), ("frozen_weights", job.workload.frozen_weights, "bf16")
+        )
+        if job.workload.lora_rank and value != usual
     ]  # fmt: skip
 
 

@@ -2,7 +2,8 @@
 
 PLACE = 90
 TITLE = "LLaMA-Factory (YAML over DeepSpeed or FSDP)"
-TRAINERS = ("deepspeed", "fsdp")
+TRAINERS = ("llama-factory", "deepspeed", "fsdp")
 PACKAGE, VERSIONS = "llamafactory", ">=0.9.5,<0.10"
+NO_WORD = ("bf16_true",)
 LEVEL = "parsed"
 SOURCE = "llamafactory 0.9.5: hparams/parser.py, hparams/training_args.py, model/model_utils/checkpointing.py"

@@ -103,7 +103,7 @@ def _model(found: Arguments) -> ModelSpec:
         "num_dense_layers": dense, "moe_layer_interval": interval, "expert_bias": bool(experts) and bias,
         "router_bias": bool(experts) and bias, "window": window, "num_windowed_layers": windowed,
         "mtp_layers": found.number("mtp_num_layers"), "clamped_activation": clamped,
-        "scaled_rope": position == "yarn" and not mla,
+        "scaled_rope": position == "yarn" and not mla, "attention_sinks": found.get("softmax_type") == "learnable",
     }  # fmt: skip
     if mla:
         nope, rope = found.number("qk_head_dim", 128), found.number("qk_pos_emb_head_dim", 64)
@@ -192,6 +192,8 @@ def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
     if found.get("optimizer_cpu_offload"):
         share = found.get("optimizer_offload_fraction", 1.0)
         layout["offload_optimizer"] = percent(share, f"{found.where}: optimizer_offload_fraction")
+    if some := found.number("cpu_offloading_num_layers"):
+        layout |= {"offload_activations": 1, "offload_layers": some}
     return layout
 
 

@@ -6,4 +6,4 @@ TRAINERS = ("torchtitan", "fsdp")
 PACKAGE, VERSIONS = "torch", ">=2.13,<2.14"
 LEVEL = "model built"
 SOURCE = "torch 2.13.0: distributed/fsdp, distributed/tensor/parallel, distributed/pipelining"
-NO_WORD = ("fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit")
+NO_WORD = ("bf16_true", "paged_adam", "paged_adam_8bit", "adafactor", "lion", "fp8", "fp8_row", "mxfp8", "fp16", "adam_8bit")

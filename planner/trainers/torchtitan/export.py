@@ -29,7 +29,7 @@ def refusals(job: ExportJob) -> list[str]:
         job, "torchtitan", beyond=beyond, length=work.sequence_length, mask_block=MASK_BLOCK,
         split=layout.tp if layout.sequence_parallel else 1,
     )  # fmt: skip
-    found += shared_refusals(job) + unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "fp32", *CONVERTERS))
+    found += shared_refusals(job) + unknown_choices(job, "torchtitan", OPTIMIZERS, ("bf16", "bf16_true", "fp32", *CONVERTERS))
     return found + unknown_modules(job, "torchtitan", Module.EVERY_SECOND_MATMUL)
 
 

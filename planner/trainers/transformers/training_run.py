@@ -12,8 +12,12 @@ from planner.trainers import load
 from planner.trainers.bundle import model_config
 from planner.trainers.bundle.quoting import Expression, filled_text, json_text, refused, run_of, template
 from planner.trainers.bundle.target import ExportJob, Rendered, library_trainer
+from planner.workload import Workload
 
-OPTIMIZERS = {"adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "sgd": "sgd"}
+OPTIMIZERS = {
+    "adam": "adamw_torch_fused", "adam_8bit": "adamw_torch_8bit", "paged_adam": "paged_adamw_32bit",
+    "paged_adam_8bit": "paged_adamw_8bit", "adafactor": "adafactor", "lion": "lion_32bit", "sgd": "sgd",
+}  # fmt: skip
 """transformers.training_args.OptimizerNames, by optimizer."""
 LAYERS = {
     "llama": "LlamaDecoderLayer", "qwen2": "Qwen2DecoderLayer", "qwen3": "Qwen3DecoderLayer",
@@ -43,13 +47,19 @@ def training_arguments(job: ExportJob) -> dict[str, Any]:
     return {
         "per_device_train_batch_size": layout.micro_batch_size,
         "gradient_accumulation_steps": layout.num_microbatches,
-        "bf16": work.precision in ("bf16", "fp8"),
+        "bf16": work.precision in ("bf16", "bf16_true", "fp8"),
         "fp16": work.precision == "fp16",
         "optim": OPTIMIZERS[work.optimizer],
         **({"optim_args": "momentum=0.9"} if work.optimizer == "sgd" else {}),
         "torch_compile": False,
         "ddp_find_unused_parameters": False,
     }
+
+
+def _loaded(work: Workload) -> str:
+    """Dtype of the model as it is loaded: that of activations where nothing of it is trained in mixed precision."""
+    pure = work.precision == "bf16_true" or (work.lora_rank and work.precision != "fp32")
+    return ("float16" if work.precision == "fp16" else "bfloat16") if pure else "float32"
 
 
 def rendered(
@@ -63,7 +73,7 @@ def rendered(
     work, kind = job.workload, family(job.model)
     settings = {
         "training_arguments": training.pop("training_arguments"), "sequence_length": work.sequence_length,
-        "attention": "sdpa", "lora_rank": work.lora_rank, "offload_activations": False, **training,
+        "attention": "sdpa", "lora_rank": work.lora_rank, "dtype": _loaded(work), "offload_activations": False, **training,
     }  # fmt: skip
     files = {**own, "training.json": json_text(settings), "train.py": template("transformers", "transformers_train.txt")}
     if kind:

@@ -6,4 +6,4 @@ TRAINERS = ("megatron", "fsdp")
 PACKAGE, VERSIONS = "verl", ">=0.9.1,<0.10"
 LEVEL = "validated"
 SOURCE = "verl 0.9.1: trainer/config, workers/config/engine.py, workers/config/actor.py, utils/config.py"
-NO_WORD = ("muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8")
+NO_WORD = ("bf16_true", "paged_adam", "paged_adam_8bit", "adafactor", "lion", "muon", "adam_8bit", "sgd", "nvfp4", "fp32", "fp8")

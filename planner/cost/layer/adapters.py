@@ -1,0 +1,87 @@
+"""Linear layers of a frozen base and their low-rank adapters: what they compute, move and save.
+
+A frozen linear layer Y = X W needs W alone for its input gradient, so X is saved only where an adapter reads it: for the
+gradient of A in X A B. [torch, mm: an operand is saved for the gradient of the other, where that is asked for]
+"""
+
+import numpy as np
+
+from planner.cost.layer.operators import Gemm, MemoryBound, Number, Operator, Shard
+from planner.cost.state_dtypes import dequantised, frozen_element
+from planner.layout import Module
+from planner.workload import LORA_TARGETS
+
+ADAPTER_SCALE_BYTES = 4.0
+"""Bytes moved each way per output of a low-rank adapter to scale it, by a kernel of its own: read and write."""
+
+
+def adapted(shard: Shard, *names: str) -> bool:
+    """One of these linear layers carries an adapter."""
+    targets = LORA_TARGETS[shard.workload.lora_targets] or names
+    return shard.workload.lora_rank > 0 and any(name in targets for name in names)
+
+
+def own_input(shard: Shard) -> float:
+    """Bytes per element that each adapter saves of its input, in a copy of its own; 0 where it shares the layer's.
+
+    Dropout puts out a tensor and a mask. Adapters in fp32 beside a base in half precision (peft: autocast_adapter_dtype) read a
+    cast of the input, which autocast casts back.  [peft, tuners/lora/layer.py: _cast_input_dtype]
+    """
+    trainer = shard.trainer
+    if trainer.stored.dropout:
+        return shard.element + 1.0
+    master = trainer.stored.weight_bytes > shard.element
+    return shard.element if master and trainer.kernels.separate_projections else 0.0
+
+
+def read_again(shard: Shard, *names: str) -> float:
+    """1 where the input of linear layers is saved for a weight gradient: of a trained layer, or of an adapter that shares it."""
+    if not shard.workload.lora_rank:
+        return 1.0
+    return float(adapted(shard, *names) and not own_input(shard))
+
+
+def pieces(shard: Shard, name: str) -> float:
+    """Adapters of one linear layer: of query, key and value, and of gate and up, one each where those are layers of their own."""
+    if not shard.trainer.kernels.separate_projections:
+        return 1.0
+    if name == "qkv" and not shard.model.is_mla:
+        return 2.0 if shard.workload.lora_targets == "qv" else 3.0
+    return 2.0 if name.endswith("_up") and shard.model.gated and not name.startswith("mla") else 1.0
+
+
+def adapters_of(
+    shard: Shard, name: str, m: Number, n: Number, k: Number, groups: Number = 1.0
+) -> list[Operator]:
+    """Adapters X A B of one frozen linear layer, in the precision of activations.
+
+    The output is scaled and added to the layer's, two reads and a write; backward so are the input gradients.
+    """
+    if not adapted(shard, name):
+        return []
+    rank, count, e = float(shard.workload.lora_rank), pieces(shard, name), shard.element
+    if name == "qkv" and shard.workload.lora_targets == "qv" and not shard.model.is_mla:
+        model = shard.model
+        n = n * (model.query_size + model.value_size) / (model.query_size + model.key_size + model.value_size)
+    rows = m * groups
+    inputs = rows * k * own_input(shard) * count
+    outputs, launches = rows * n, (count, 2.0 * count)
+    common = {"groups": groups, "low_precision": False, "launches": launches}
+    return [
+        Gemm(name=f"{name}_lora_a", m=m, n=count * rank, k=k, kept=inputs, **common),  # type: ignore[arg-type]
+        Gemm(name=f"{name}_lora_b", m=m, n=n, k=rank, kept=rows * count * rank * e, **common),  # type: ignore[arg-type]
+        MemoryBound(name=f"{name}_lora_add", kind="elementwise", forward=outputs * (3 * e + ADAPTER_SCALE_BYTES),
+                    backward=outputs * ADAPTER_SCALE_BYTES + 3 * e * rows * k * count, launches=(2.0 * count, 2.0 * count)),
+    ]  # fmt: skip
+
+
+def dequantise(shard: Shard, name: str, n: Number, k: Number, groups: Number, module: Module) -> list[Operator]:
+    """A frozen weight in 4 or 8 bits is read and written in half precision before the product of each pass: n k (q + w) bytes.
+
+    Nothing of it is kept: the backward pass does it again.  [bitsandbytes, autograd/_functions.py: MatMul4Bit; torchao,
+    nf4tensor.py: LinearNF4]
+    """
+    if not dequantised(shard.workload):
+        return []
+    moved = np.ones_like(shard.tp) * n * k * groups * (frozen_element(shard.workload) + shard.element)
+    return [MemoryBound(name=f"{name}_dequantise", kind="quantize", forward=moved, backward=moved, module=module)]

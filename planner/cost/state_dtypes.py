@@ -1,0 +1,53 @@
+"""How many bytes a parameter takes, by the precision of the job: trained weights with their states, and a frozen base.
+
+What is trained in mixed precision is a matter of the trainer (``Trainer.stored``). In pure bf16 nothing is: weights, gradients
+and moments have the dtype of the parameters, whoever allocates them.  [torch.optim: zeros_like(parameter)]
+"""
+
+from planner.trainer import Trainer
+from planner.workload import LOW_PRECISIONS, Workload
+
+EIGHT_BIT = 1.0 + 4.0 / 256.0
+"""Bytes of a moment in 8 bits: one fp32 scale per block of 256.  [bitsandbytes, optim/optimizer.py: Optimizer2State, blocksize]"""
+FACTORED = 0.01
+"""Bytes of Adafactor's second moment per parameter: 4 (r + c) of a matrix r x c, 0.01 to 0.001 at 1k to 8k rows.
+[Shazeer 2018, arXiv 1804.04235, section 3; torch.optim.Adafactor]"""
+PURE_STATES = {
+    "adam": 4.0, "adam_bf16": 4.0, "adam_8bit": 2.0 * EIGHT_BIT, "paged_adam": 8.0, "paged_adam_8bit": 2.0 * EIGHT_BIT,
+    "adafactor": FACTORED, "lion": 2.0, "muon": 2.0, "sgd": 2.0,
+}  # fmt: skip
+"""Bytes per parameter of optimizer states in pure bf16. Paged states are those of bitsandbytes, whose 32-bit optimizers keep
+fp32 moments of bf16 weights.  [bitsandbytes, optim/optimizer.py: get_state_buffer(p, dtype=torch.float32)]"""
+NF4_BLOCK, SCALE_BLOCK = 64.0, 256.0
+FROZEN_BYTES = {
+    "fp8": 1.0,
+    "int8": 1.0,
+    "nf4": 0.5 + 4.0 / NF4_BLOCK,
+    "nf4_dq": 0.5 + 1.0 / NF4_BLOCK + 4.0 / (NF4_BLOCK * SCALE_BLOCK),
+}
+"""Bytes per frozen parameter of a linear layer, scales included: nf4 4.5 bits, double quantised 4.127 bits. One scale per
+tensor or row is below 0.1 %.  [Dettmers 2023, arXiv 2305.14314, section 3; bitsandbytes, functional.py: quantize_4bit,
+blocksize 64, nested blocksize 256]"""
+
+
+def stored_as(workload: Workload, trainer: Trainer) -> Trainer:
+    """The trainer with the bytes per parameter that the precision of the job decides."""
+    if workload.precision != "bf16_true":
+        return trainer
+    reduce = min(trainer.traffic.copied("reduce"), 8.0)  # as in bf16: no cast to fp32
+    return trainer.replace(
+        weight_bytes=2.0, gradient_bytes=2.0, gradient_reduce_bytes=2.0, optimizer_bytes=PURE_STATES,
+        copy_bytes={"reduce": reduce, "accumulate_in_pipeline": min(trainer.traffic.copied("accumulate_in_pipeline"), 6.0)},
+    )  # fmt: skip
+
+
+def frozen_element(workload: Workload) -> float:
+    """Bytes per parameter of frozen linear layers."""
+    return FROZEN_BYTES.get(workload.frozen_weights, workload.element)
+
+
+def dequantised(workload: Workload) -> bool:
+    """Frozen weights are brought to bf16 before each product; fp8 weights are not where products run in fp8."""
+    if workload.frozen_weights == "bf16":
+        return False
+    return workload.frozen_weights != "fp8" or workload.precision not in LOW_PRECISIONS
