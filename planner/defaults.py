@@ -127,7 +127,7 @@ def resolve(request: Request) -> ResolvedJob:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, trainer),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 

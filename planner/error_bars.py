@@ -22,6 +22,8 @@ from planner.workload import Workload
 QUANTITIES = ("step_time", "memory")
 KEYS = ("user", "code_base", "model", "arch")
 """What an entry may be restricted to, the widest first; an entry without any stands for all runs."""
+Z90 = 1.645
+"""Standard deviations of a normal distribution that 90 % lie within."""
 PRE_TRAINING, FINE_TUNING, OWN_RUN = KINDS = ("pre-training", "fine-tuning", "own run")
 """Kinds of user, by who made a run: tables and papers of tuned pre-training; of fine-tuning; a user's own job, as issues and logs
 report it."""
@@ -66,16 +68,17 @@ class ErrorBar:
         return predicted * self.low, predicted * self.high
 
     def widened(self, alternatives: Sequence[float]) -> "ErrorBar":
-        """The bar when an option was not stated: ``alternatives`` are predictions with its other values over the one taken.
+        """The bar when options were not stated; ``alternatives``: predictions with another value of one over that with the one taken.
 
-        The error of the model and what is not known about the option are independent, their squares add on either side:
-        ln(low)^2 + ln(smallest)^2 and ln(high)^2 + ln(largest)^2.
+        Either value is as likely: a variance of ln(ratio)^2 / 4. It adds to that of the model on the side where the ratio lies,
+        ln(low)^2 + Z90^2 sum ln(ratio)^2 / 4 over the ratios below 1, and so above.
         """
-        low, high = min((1.0, *alternatives)), max((1.0, *alternatives))
+        logs = [math.log(ratio) for ratio in alternatives]
+        below, above = ([one for one in logs if one * sign > 0] for sign in (-1, 1))
+        low, high = (Z90 / 2.0 * math.hypot(*some) for some in (below, above))
         return replace(
-            self, low=math.exp(-math.hypot(math.log(self.low), math.log(low))),
-            high=math.exp(math.hypot(math.log(self.high), math.log(high))),
-        )  # fmt: skip
+            self, low=math.exp(-math.hypot(math.log(self.low), low)), high=math.exp(math.hypot(math.log(self.high), high))
+        )
 
     @property
     def basis(self) -> str:
@@ -84,9 +87,10 @@ class ErrorBar:
         return f"{self.runs} published runs of {self.sources} sources: {what}"
 
 
-def kind_of(workload: Workload, user: str = "") -> Kind:
-    """The kind of a job. ``user``: one of KINDS; '' = fine-tuning where adapters are trained, else pre-training."""
-    user = user or (FINE_TUNING if workload.lora_rank else PRE_TRAINING)
+def kind_of(workload: Workload, trainer: Trainer, user: str = "") -> Kind:
+    """The kind of a job. ``user``: one of KINDS; '' = fine-tuning where adapters are trained or the trainer is for it alone."""
+    tunes = workload.lora_rank > 0 or trainer.legal.fine_tuning.sequence_length > 0
+    user = user or (FINE_TUNING if tunes else PRE_TRAINING)
     return Kind(user, "mixture of experts" if workload.model.is_moe else "dense")
 
 

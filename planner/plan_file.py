@@ -91,7 +91,7 @@ def predict(found: Estimate, job: Job, kind: Kind, index: int = 0) -> Prediction
     step, peak = float(found.step_time[index]), float(found.memory_peak[index]) / GIB
     times = error_bar("step_time", job.trainer, job.cluster.hardware, kind)
     memory = error_bar("memory", job.trainer, job.cluster.hardware, kind)
-    first = error_bar("step_time", job.trainer, job.cluster.hardware, kind_of(job.workload, OWN_RUN))
+    first = error_bar("step_time", job.trainer, job.cluster.hardware, kind_of(job.workload, job.trainer, OWN_RUN))
     return Prediction(
         step_time_s=step,
         step_time_range_s=times.interval(step),
@@ -141,7 +141,7 @@ class Plan:
 
     def kind(self) -> Kind:
         """Kind of run, which chooses its error bar."""
-        return kind_of(self.workload)
+        return kind_of(self.workload, self.load_trainer())
 
     def load_trainer(self) -> Trainer:
         """The trainer, read again."""

@@ -117,10 +117,13 @@ def test_no_interval_leaves_out_three_percent() -> None:
 
 def test_what_is_not_stated_widens() -> None:
     bar = ErrorBar(low=0.8, middle=1.0, high=1.25, bulk=0.1, runs=1, sources=1)
-    assert bar.widened([]) == bar
-    wide = bar.widened([1.25, 0.9])
-    assert wide.high == pytest.approx(np.exp(2**0.5 * np.log(1.25)))
-    assert wide.low == pytest.approx(np.exp(-np.hypot(np.log(0.8), np.log(0.9))))
+    same = bar.widened([])
+    assert (same.low, same.high) == (pytest.approx(bar.low), pytest.approx(bar.high))
+    wide = bar.widened([1.25, 1.1, 0.9])
+    assert wide.high == pytest.approx(
+        np.exp(np.sqrt(np.log(1.25) ** 2 + 0.25 * 1.645**2 * (np.log(1.25) ** 2 + np.log(1.1) ** 2)))
+    )
+    assert wide.low == pytest.approx(np.exp(-np.hypot(np.log(0.8), 0.5 * 1.645 * np.log(0.9))))
 
 
 def test_one_source_with_many_runs_does_not_drown_the_others() -> None:
@@ -138,11 +141,12 @@ def test_weighted_quantile_is_the_middle_of_equal_weights() -> None:
 
 
 def test_kinds_of_runs() -> None:
-    def kind(model: str = "llama-8b", user: str = "", **changes: Any) -> Kind:
+    def kind(model: str = "llama-8b", user: str = "", trainer: str = "megatron", **changes: Any) -> Kind:
         work = Workload(model=load_model(model), sequence_length=4096, global_batch_size=8, **changes)
-        return error_bars.kind_of(work, user)
+        return error_bars.kind_of(work, load_trainer(trainer), user)
 
     assert kind() == (PRE_TRAINING, "dense") and kind(lora_rank=8) == (FINE_TUNING, "dense")
+    assert kind(trainer="torchtune") == (FINE_TUNING, "dense")
     assert kind("deepseek-v3", user=OWN_RUN) == (OWN_RUN, "mixture of experts")
 
 

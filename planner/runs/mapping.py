@@ -90,7 +90,7 @@ class Run:
     @property
     def kind(self) -> Kind | None:
         """Kind of run, which chooses its error bar; None where it cannot be priced."""
-        return None if self.workload is None else kind_of(self.workload, self.made_for)
+        return None if self.workload is None or self.trainer is None else kind_of(self.workload, self.trainer, self.made_for)
 
 
 def read_runs(paths: Sequence[str | Path] | None = None, *, generic: bool = False) -> list[Run]:

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from planner.arrays import Floats
-from planner.error_bars import KEYS, QUANTITIES, ErrorBar
+from planner.error_bars import KEYS, QUANTITIES, Z90, ErrorBar
 from planner.questions.accuracy.prediction import Pair, grouped
 
 COVERAGE = 0.9
@@ -43,8 +43,6 @@ TAIL = 0.05
 """What is left out on either side where no kind of user says more."""
 QUARTERS = 1.349
 """Standard deviations between the quarters of a normal distribution."""
-NORMAL = 1.645
-"""Standard deviations that hold COVERAGE of a normal distribution."""
 
 Class = tuple[str, ...]
 """Values of the first of KEYS; () = all runs."""
@@ -133,7 +131,7 @@ class Evidence:
         """(r - m) / s of the campaigns but for those left out, each with spreads that it had no part in; and their weights."""
         kept = [name for name in self.campaigns if name not in without]
         if len(kept) < 2:  # nothing to leave out: as if normal
-            return np.array([-NORMAL, 0.0, NORMAL]), np.array([0.1, 0.8, 0.1])
+            return np.array([-Z90, 0.0, Z90]), np.array([0.1, 0.8, 0.1])
         parts, weights = [], []
         for campaign in kept:
             members, spreads = self.campaigns[campaign], self.spreads(without | {campaign})
