@@ -68,7 +68,7 @@ class ErrorBar:
         return predicted * self.low, predicted * self.high
 
     def widened(self, alternatives: Sequence[float]) -> "ErrorBar":
-        """The bar when options were not stated; ``alternatives``: predictions with another value of one over that with the one taken.
+        """The bar when options were not stated; ``alternatives``: predictions with another value of one over that with its own.
 
         Either value is as likely: a variance of ln(ratio)^2 / 4. It adds to that of the model on the side where the ratio lies,
         ln(low)^2 + Z90^2 sum ln(ratio)^2 / 4 over the ratios below 1, and so above.

@@ -29,6 +29,7 @@ from planner.runs.job import (
     precision_of,
     trainer_of,
 )
+from planner.runs.left_open import layouts_left_open
 from planner.runs.measured import Measured, measured_of
 from planner.runs.rows import Row, UnsupportedError, frameworks, read_rows, rows_from_dict
 from planner.trainer import Trainer, changed_trainer, load_trainer
@@ -67,6 +68,8 @@ class Run:
     cluster: Cluster | None = None
     trainer: Trainer | None = None
     layout: Layout | None = None
+    others: tuple[Layout, ...] = ()
+    """Further layouts that it may have run with, where the row leaves the micro batch or the virtual stages open."""
     measured: Measured = field(default_factory=Measured)
 
     @property
@@ -169,6 +172,7 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
     assumptions = list[str]()
     of_plan = row.get("plan") is not None
     workload, trainer, layout = planned(row) if of_plan else _from_columns(row, missing, stated, assumptions)
+    others = () if of_plan else layouts_left_open(row, layout, workload.model)
     hardware.peak(peak_dtype(workload.precision))
     measured = measured_of(row, workload, layout, hardware)
     if measured.step_time is None and measured.memory is None and measured.fits is None:
@@ -176,7 +180,7 @@ def _fields(row: Row, hardware: HardwareProfile, missing: list[str], stated: Mod
         raise UnsupportedError(f"no step time, memory or out-of-memory result was {how}")
     return {
         "workload": workload, "cluster": Cluster(hardware=hardware, num_gpus=int(layout.num_gpus)), "trainer": trainer,
-        "layout": layout, "measured": replace(measured, first_stage=False) if of_plan else measured,
+        "layout": layout, "others": others, "measured": replace(measured, first_stage=False) if of_plan else measured,
         "assumptions": tuple(assumptions),
     }  # fmt: skip
 
@@ -189,14 +193,15 @@ def _from_columns(
     if row.entry.get("unknown"):
         trainer = row.entry["trainer"]
         assumptions.append(f"framework '{row.framework}' is not in profiles/frameworks.yaml: priced as {trainer}")
-    missing = [path for path in missing if path != "batch.micro"]
+    filled = {"batch.micro", "parallel.vpp"} | (set() if row.get("measured.step_s") else {"batch.global"})
+    missing = [path for path in missing if path not in filled]
     if missing:
         kind = "model" if missing[0].startswith("model") else "layout"
         raise UnsupportedError(f"{kind} not stated: {', '.join(path.partition('.')[2] for path in missing)}")
     model = stated or model_of(row)
     layout = layout_of(row, model, assumptions)
     workload = Workload(
-        model=model, sequence_length=row.get("model.seq"), global_batch_size=row.get("batch.global"),
+        model=model, sequence_length=row.get("model.seq"), global_batch_size=int(layout.global_batch_size),
         precision=precision_of(row), optimizer=optimizer_of(row, assumptions), **adapters_of(row),
         document_length=min(row.get("document_length") or 0, row.get("model.seq")),
         expert_imbalance=expert_imbalance_of(row, model),

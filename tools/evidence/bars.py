@@ -77,12 +77,12 @@ class Spread:
 
 
 def residuals(pairs: Sequence[Pair], quantity: str) -> list[Residual]:
-    """Residuals of all predicted runs that were measured and that their source does not call broken."""
+    """Residuals of all predicted runs that were measured, whose layout is stated and that their source does not call broken."""
     found = []
     for pair in pairs:
         run = pair.run
         error = pair.time_error if quantity == "step_time" else pair.memory_error
-        if error is None or not run.representative or run.slow_network or run.cluster is None or run.trainer is None or run.kind is None:
+        if error is None or not pair.counts or run.slow_network or run.cluster is None or run.trainer is None or run.kind is None:
             continue
         found.append(
             Residual(
