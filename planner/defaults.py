@@ -11,7 +11,7 @@ from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
-from planner.error_bars import kind_of
+from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import HardwareProfile, load_hardware
 from planner.layout import Layout
@@ -77,7 +77,7 @@ class ResolvedJob:
     job: Job
     hardware: str
     trainer: str
-    kind: str
+    kind: Kind
     """Kind of run, which decides the error bar."""
     network_bandwidth: float | None
     """Bytes/s per GPU where the user gave it; None = the profile's."""
@@ -137,7 +137,7 @@ def resolve(request: Request) -> ResolvedJob:
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
     assumed += chosen
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, trainer),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 

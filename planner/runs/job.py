@@ -12,6 +12,8 @@ from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError
 from planner.runs.software import default_of, is_lora, shipped_trainer
 
+MICROBATCHES = 8
+"""Microbatches per pipeline stage where the global batch is not stated, but a rate is: nearly the rate of any larger batch."""
 _OPTIMIZERS = (
     ("paged.*8.?bit|8.?bit.*paged", "paged_adam_8bit"), ("8.?bit", "adam_8bit"), ("paged", "paged_adam"),
     ("adafactor", "adafactor"), ("lion", "lion"), ("muon", "muon"), ("sgd", "sgd"), ("adam", "adam"),
@@ -68,7 +70,12 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
     gpus = row.get("parallel.gpus") or tp * pp * cp * dp
     if tp * pp * cp * dp != gpus:
         raise UnsupportedError(f"tp {tp} times pp {pp} times cp {cp} times dp {dp} are not the {gpus} GPUs stated")
-    micro, batch = row.get("batch.micro") or _micro(row, dp, pp, assumptions), row.get("batch.global")
+    micro = row.get("batch.micro") or _micro(row, dp, pp, assumptions)
+    batch = row.get("batch.global") or MICROBATCHES * pp * micro * dp
+    if not row.get("batch.global"):
+        assumptions.append(f"{MICROBATCHES} microbatches per pipeline stage")
+    if pp > 1 and row.get("parallel.vpp") is None:
+        assumptions.append("virtual stages: what is fastest and fits")
     steps = batch / (micro * dp)
     if steps < 1:
         raise UnsupportedError(f"global batch {batch} is smaller than micro batch {micro} times dp {dp}")
@@ -92,17 +99,15 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
 
 
 def _micro(row: Row, dp: int, pp: int, assumptions: list[str]) -> int:
-    """A micro batch that is not stated: 1 where nothing else is possible, and in a pipeline, where it is the custom.
+    """A micro batch that is not stated: 1, unless a larger one fits (``left_open``).
 
     Where the framework splits the batch of a replica into as many microbatches as there are stages: what that gives.
     """
     if row.get("batch.global") == dp:
         return 1
-    if pp == 1:
-        raise UnsupportedError("layout not stated: micro")
     if default_of(row, "microbatches", "") == "pp" and (row.get("batch.global") or 0) % (dp * pp) == 0:
         return int(row.get("batch.global") // (dp * pp))
-    assumptions.append("micro batch 1")
+    assumptions.append("micro batch: what is fastest and fits")
     return 1
 
 
