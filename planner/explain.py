@@ -51,7 +51,10 @@ def memory_options(layout: Layout) -> list[str]:
         share = "" if layout.offload_optimizer == 100 else f"{layout.offload_optimizer} % of the "
         words.append(f"{share}optimizer states on the host")
     if layout.offload_activations:
-        words.append("activations on the host")
+        some = f" of {layout.offload_layers} layers" if layout.offload_layers else ""
+        words.append(f"activations{some} on the host")
+    if layout.offload_parameters:
+        words.append("weights, gradients and optimizer states on the host")
     return words
 
 

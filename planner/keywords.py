@@ -69,6 +69,8 @@ class Keywords(JobKeywords, total=False):
     offload_optimizer: int | None
     """Percent of the optimizer states."""
     offload_activations: bool | None
+    offload_layers: int | None
+    offload_parameters: bool | None
     first_stage_layers: int | None
     last_stage_layers: int | None
 
@@ -76,7 +78,7 @@ class Keywords(JobKeywords, total=False):
 JOB = tuple(JobKeywords.__annotations__)
 WHOLE_NUMBERS = ("gpus", "sequence_length", "global_batch_size", "lora_rank", "document_length", "image_tokens")
 NUMBERS = {"expert_imbalance": (int, float), "network_bandwidth": (str, int, float)}
-SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations"))
+SEARCHED = tuple(name for name in FIELDS if name not in ("num_microbatches", "order"))
 """Fields of a layout that a search can pin."""
 LOGGED = ("tp", "pp", "cp", "ep", "vpp", "micro_batch_size", "zero", "recompute")
 """Fields of a layout that the log of a run may leave open."""

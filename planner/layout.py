@@ -87,7 +87,7 @@ NAMES: dict[str, dict[int, str]] = {
 
 MODULE_NAMES: dict[Module, str] = {module: str(module.name).lower() for module in Module}
 
-BOOLEANS = ("sequence_parallel", "offload_activations")
+BOOLEANS = ("sequence_parallel", "offload_activations", "offload_parameters")
 LARGEST = 2**24
 """No degree, count or size of a layout is larger than this; anything above is a typing error."""
 
@@ -123,6 +123,11 @@ class Layout:
     """A bit mask of Module."""
     offload_optimizer: Annotated[Column, "Percent of the optimizer states in host memory."] = 0
     offload_activations: Annotated[Column, "Keep activations in host memory between the passes."] = 0
+    offload_layers: Annotated[
+        Column, "Layers whose activations are offloaded where nothing is recomputed; 0 = all."
+    ] = 0
+    offload_parameters: Annotated[Column, "Keep weights, gradients and optimizer states in host memory."] = 0
+    """Each unit is copied to the GPU before it is gathered; optimizer states follow whatever ``offload_optimizer`` says."""
     first_stage_layers: Annotated[Column, "Layers of the first pipeline stage; 0 = even share."] = 0
     last_stage_layers: Annotated[Column, "Layers of the last pipeline stage; 0 = even share."] = 0
 
@@ -140,6 +145,11 @@ class Layout:
     def shard(self) -> Column:
         """Data parallel ranks over which states are sharded, with the default filled in."""
         return np.where(np.asarray(self.dp_shard) == 0, self.dp, self.dp_shard)
+
+    @property
+    def offloads(self) -> Column:
+        """Whether anything waits in host memory."""
+        return (self.offload_optimizer + self.offload_activations + self.offload_parameters) > 0
 
     @property
     def global_batch_size(self) -> Column:
@@ -189,8 +199,8 @@ class Layout:
 
 FIELDS: tuple[str, ...] = tuple(field.name for field in dataclasses.fields(Layout))
 MAY_BE_ZERO = {
-    "dp_shard", "zero", "recompute_layers", "recompute_modules", "offload_optimizer", "first_stage_layers",
-    "last_stage_layers",
+    "dp_shard", "zero", "recompute_layers", "recompute_modules", "offload_optimizer", "offload_layers",
+    "first_stage_layers", "last_stage_layers",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.refine import refine
 from planner.layout import FIELDS, Layout, Recompute
 from planner.rules import Job, allowed, refusals
-from planner.space import OFFLOADS, Pins, base_layouts, recompute_options, stack, usual_modules
+from planner.space import OFFLOADS, Pins, base_layouts, host_options, recompute_options, stack, usual_modules
 
 SAFE = 0.05
 """A layout fits when its chance of running out of memory is at most this; no other ranks above one that fits."""
@@ -77,8 +77,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     Every legal layout without memory options is priced. Recompute adds time and frees memory, so it is tried only on layouts that
     do not fit without it and are not already slower than the best that fit: this leaves out no layout that could be
     among the ``top``. Of layouts with a pipeline those nearest to being among the best are split unevenly over the stages as
-    well. Offload is the last resort: it enters when nothing fits without it or when it saves a tenth of the time. The
-    result is the optimum of the cost model over that space.
+    well. Offload of optimizer states enters when nothing fits without it or when it saves a tenth of the time; weights and
+    activations on the host when nothing fits without them. The result is the optimum of the cost model over that space.
     """
     started = clock.perf_counter()
     pins, wanted = pins or Pins(), max(top * FINALISTS, LEAST_FINALISTS)
@@ -91,6 +91,8 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     shares = OFFLOADS if job.trainer.legal.offload_optimizer and "offload_optimizer" not in pins.values else ()
     moved = _price(job, _offload(job, pins, even, found, wanted) if shares else stack([]))
     moved = moved.joined(_price_splits(job, pins, moved, wanted))
+    resorts = [] if found.fits.any() or moved.fits.any() else host_options(job, pins)
+    moved = moved.joined(_price(job, stack([_on_host(job, even.layout, one, pins) for one in resorts])))
     priced = len(found) + len(moved)
     offloaded = len(moved) > 0 and (not found.fits.any() or moved.fastest < OFFLOAD_GAIN * found.fastest)
     found = found.joined(moved) if offloaded else found
@@ -102,7 +104,7 @@ def search(job: Job, pins: Pins | None = None, top: int = 5) -> Finding:
     return Finding(
         layouts=layouts[:top], estimates=estimates[:top], fit=bool(found.fits.any()), unlimited=unlimited,
         runner_up=(layouts[1], estimates[1]) if len(layouts) > 1 else None,
-        searched=len(base) * (1 + len(options)) * (1 + len(shares) * offloaded), legal=priced, priced=priced,
+        searched=len(base) * (1 + len(options)) * (1 + (len(shares) + len(resorts)) * offloaded), legal=priced, priced=priced,
         fitting=int(found.fits.sum()), refused={} if len(plain) else refusals(job, base),
         seconds=clock.perf_counter() - started,
     )  # fmt: skip
@@ -178,7 +180,9 @@ def _estimates(job: Job, layouts: list[Layout]) -> list[Estimate]:
 
 def _pinned_options(layout: Layout, pins: Pins, job: Job) -> Layout:
     """Memory options that the user fixed apply to every layout from the start."""
-    fixed = {n: v for n, v in pins.values.items() if n.startswith("recompute") or n == "offload_optimizer"}
+    fixed = {n: v for n, v in pins.values.items() if n.startswith(("recompute", "offload"))}
+    if fixed.get("offload_activations") and not job.trainer.legal.offload_saved_tensors:
+        fixed.setdefault("recompute", int(Recompute.FULL))
     if fixed.get("recompute") == Recompute.SELECTIVE and "recompute_modules" not in fixed:
         fixed["recompute_modules"] = usual_modules(job.trainer, job.model)
     return layout.replace(**fixed)
@@ -216,9 +220,21 @@ def _offloaded(job: Job, layout: Layout, share: int, pins: Pins) -> Layout:
     lowest level of sharding unless the level is pinned.
     """
     lowest = min((level for level in job.trainer.legal.zero if level and "zero" not in pins.values), default=0)
+    return _sharding_alone(layout.replace(offload_optimizer=share), lowest)
+
+
+def _on_host(job: Job, layout: Layout, options: dict[str, int], pins: Pins) -> Layout:
+    """Layouts with what is the last resort; one replica, which shards nothing, takes the highest level of sharding."""
+    highest = 0 if "zero" in pins.values else max(job.trainer.legal.zero)
+    moved = layout.replace(**options)
+    return _sharding_alone(moved, highest) if "offload_parameters" in options else moved
+
+
+def _sharding_alone(layout: Layout, level: int) -> Layout:
+    """One replica, for which every level means the same otherwise, at least at this level of sharding."""
     zero = np.asarray(layout.zero)
-    alone = (zero == 0) & (np.asarray(layout.dp) * np.asarray(layout.cp) == 1)
-    return layout.replace(offload_optimizer=share, zero=np.where(alone, lowest, zero))
+    alone = np.asarray(layout.dp) * np.asarray(layout.cp) == 1
+    return layout.replace(zero=np.where(alone, np.maximum(zero, level), zero))
 
 
 def _refined(

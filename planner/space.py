@@ -19,6 +19,11 @@ LEAST_TOKENS = 512
 LARGEST_VPP = 16
 OFFLOADS = (50, 100)
 """Percents of the optimizer states in host memory."""
+OPTIONS = (
+    "recompute", "recompute_layers", "recompute_modules", "offload_optimizer", "offload_activations", "offload_layers",
+    "offload_parameters",
+)  # fmt: skip
+"""Fields that trade time for memory, which the search varies after all others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +57,7 @@ def base_layouts(job: Job, pins: Pins) -> Layout:
     for number, name in enumerate(_VARIED):  # a pin on something that a degree of 1 or the model fixes leaves nothing
         rows = rows[rows[:, number] == pins.values[name]] if name in pins.values else rows
     values: dict[str, Any] = {name: rows[:, number].copy() for number, name in enumerate(_VARIED)}
-    options = ("recompute", "recompute_layers", "recompute_modules", "offload_optimizer")  # varied by the search
-    pinned = {name: value for name, value in pins.values.items() if name not in (*options, *_VARIED)}
+    pinned = {name: value for name, value in pins.values.items() if name not in (*OPTIONS, *_VARIED)}
     return Layout(**{"order": int(Order.TP_CP_EP_DP_PP), **pinned, **values})
 
 
@@ -228,3 +232,12 @@ def stack(layouts: list[Layout]) -> Layout:
     return Layout(
         **{n: np.concatenate([none, *(np.broadcast_to(getattr(one, n), rows) for one, rows in sized)]) for n in FIELDS}
     )
+
+
+def host_options(job: Job, pins: Pins) -> list[dict[str, int]]:
+    """What may live in host memory beside optimizer states: activations, weights with all states, both."""
+    legal = job.trainer.legal
+    can = {"offload_activations": legal.offload_activations or legal.offload_saved_tensors,
+           "offload_parameters": legal.offload_parameters}  # fmt: skip
+    free = [name for name, possible in can.items() if possible and name not in pins.values]
+    return [{name: 1} for name in free] + [dict.fromkeys(free, 1)] * (len(free) == 2)

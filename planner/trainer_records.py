@@ -102,6 +102,8 @@ class Legal:
     any_microbatches = _named("allows", "any_microbatches")
     offload_optimizer = _named("offload", "optimizer")
     offload_activations = _named("offload", "activations")
+    offload_saved_tensors = _named("offload", "saved_tensors")
+    offload_parameters = _named("offload", "parameters")
     offload_with_tp_and_ep = _named("offload", "optimizer_with_tp_and_ep")
 
     @property
@@ -135,7 +137,7 @@ class Stored:
     gathered_inputs: bool
     """Column-parallel layers save their gathered input (true) or its shard, gathered again for the backward pass."""
     dropout: bool
-    """Dropout is used; its masks are saved."""
+    """Dropout is used, and its masks are saved: of the model, or before adapters where those alone are trained."""
     loss: Annotated[str, one_of(WORDS["loss"])]
     """How head and loss run, of ``WORDS``."""
     logit_bytes: float

@@ -308,13 +308,24 @@ CASES = [
         rule="offload",
         layout={"offload_optimizer": 50},
         job={"trainer": "torchtitan"},
-        says=("offload_optimizer 50", "offloads no optimizer states"),
+        says=("offload_optimizer 50", "offloads no optimizer states alone", "with offload_parameters"),
     ),
     Broken(
-        rule="offload",
+        rule="activations on the host",
         layout={"offload_activations": 1},
         job={"trainer": "deepspeed"},
         says=("activations with full recompute",),
+    ),
+    Broken(
+        rule="weights on the host",
+        layout={"offload_parameters": 1},
+        says=("trainer megatron keeps its weights on the GPU",),
+    ),
+    Broken(
+        rule="weights on the host",
+        layout={"offload_parameters": 1, "zero": 2},
+        job={"trainer": "deepspeed"},
+        says=("offload_parameters with zero 2", "use zero 3"),
     ),
 ]
 

@@ -79,6 +79,7 @@ CHANGED: dict[str, tuple[int, ...]] = {
     "micro_batch_size": (1, 4), "num_microbatches": (2, 16), "sequence_parallel": (0, 1), "cp_method": (0, 1, 2),
     "order": (0, 1, 2), "zero": (0, 1, 2, 3), "schedule": (0, 1, 2, 3, 4, 5, 6), "recompute": (0, 1, 2), "recompute_layers": (0, 1),
     "recompute_modules": (0, 1, 2, 4, 8, 16, 32, 64), "offload_optimizer": (0, 50, 100), "offload_activations": (0, 1),
+    "offload_layers": (0, 1), "offload_parameters": (0, 1),
     "first_stage_layers": (0, 1, -1), "last_stage_layers": (0, 1, -1),
 }  # fmt: skip
 """Values of every field of a layout; legality does not matter to prices."""
@@ -98,7 +99,9 @@ def test_no_field_is_forgotten_where_equal_candidates_are_merged(model: str, tra
     would give some candidates another's price. Every field is changed around three layouts; few candidates are not merged."""
     assert set(CHANGED) == set(Layout().columns())
     one = job(model, trainer, gpus=16, batch=64)
-    around = [base.replace(**{name: value}) for base in AROUND for name, values in CHANGED.items() for value in values]
+    needs = {"offload_layers": {"offload_activations": 1}}
+    changes = [{**needs.get(name, {}), name: value} for name, values in CHANGED.items() for value in values]
+    around = [base.replace(**change) for base in AROUND for change in changes]
     together = numbers(priced(one, Layout.stack(around)))
     assert len(around) > 2 * FEW_ROWS
     for start in range(0, len(around), FEW_ROWS):
@@ -307,7 +310,7 @@ def test_adapters() -> None:
     adapters = dataclasses.replace(whole, workload=whole.workload.replace(lora_rank=16))
     layout = Layout(dp=8, num_microbatches=4)
     full, low = priced(whole, layout), priced(adapters, layout)
-    pairs = [(h, h + 2 * kv), (h, h), (h, 2 * f), (f, h)]  # one pair for each fused linear layer
+    pairs = [(h, h), (h, kv), (h, kv), (h, h), (h, f), (h, f), (f, h)]  # one pair for each linear layer
     trained = 16 * sum(n + k for n, k in pairs) * wide.num_layers
     assert low.memory["gradients"][0] == pytest.approx(2 * trained)
     assert low.memory["optimizer_states"][0] == pytest.approx(12 * trained)

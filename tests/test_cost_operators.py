@@ -113,7 +113,8 @@ def test_offloaded_states_and_communicators_by_hand() -> None:
     one = job("gpt")
     layout = Layout(dp=8, offload_optimizer=50, num_microbatches=4)
     parameters = stage_parameters(one.workload, layout, split_stages(MODELS["gpt"], layout))
-    on_host = states.host_bytes(one.workload, MEGATRON, layout, parameters)
+    held = states.state_bytes(one.workload, MEGATRON, layout, parameters)
+    on_host = states.host_bytes(one.workload, MEGATRON, layout, parameters, held)
     assert np.max(on_host) == pytest.approx(np.max(parameters.all) * (12 + 4 + 2) / 2, rel=1e-12)
     hardware = one.cluster.hardware
     opened = states.communicator_bytes(one.cluster, Layout(tp=2, dp=4, ep=4))

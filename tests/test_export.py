@@ -185,7 +185,7 @@ REFUSED = [
     ({"dp_shard": 2}, "states are sharded over all 8"),
     ({"schedule": 3, "pp": 2, "dp": 4}, "runs 1f1b and interleaved_1f1b"),
     ({"schedule": 4, "pp": 2, "dp": 4, "vpp": 2}, "runs 1f1b and interleaved_1f1b"),
-    ({"offload_activations": 1}, "excludes pipelines and recompute"),
+    ({"offload_activations": 1, "recompute": int(Recompute.FULL)}, "excludes pipelines and recompute"),
     ({"recompute": 1, "recompute_modules": int(Module.NORM)}, "repeats nothing"),
     ({"recompute": 1, "recompute_modules": int(Module.MLP_ACTIVATION)}, "grouped experts only"),
     ({"recompute": 1, "recompute_modules": int(Module.EVERY_SECOND_MATMUL)}, "knows core_attn"),

@@ -26,11 +26,19 @@ FREE = {"zero", "order", "cp_method", "first_stage_layers", "last_stage_layers"}
 """Fields that a configuration of one degree does not say, and layers of end stages, which may be said in two ways."""
 
 
-@pytest.mark.parametrize("target", FILES)
-def test_export_then_import_is_the_same_plan(target, run, tmp_path):
+HOST = {
+    "megatron": ("--offload-activations", "--offload-layers", "8", "--sequence-length", "8192", "--tp", "4"),
+    "torchtitan": ("--offload-parameters",),
+    "deepspeed": ("--offload-parameters", "--recompute", "full"),
+}
+"""What may wait in host memory."""
+
+
+@pytest.mark.parametrize(("target", "pins"), [*((one, ()) for one in FILES), *HOST.items()])
+def test_export_then_import_is_the_same_plan(target, pins, run, tmp_path):
     trainer, file = FILES[target]
     first, back, folder = tmp_path / "plan.yaml", tmp_path / "back.yaml", tmp_path / "run"
-    assert run("--model", "llama-8b", "--gpus", "16", "--trainer", trainer, "--output", str(first)).exit_code == 0
+    assert run("--model", "llama-8b", "--gpus", "16", "--trainer", trainer, *pins, "--output", str(first)).exit_code == 0
     assert run("export", str(first), "--to", target, "--output", str(folder)).exit_code == 0
     said = ["--model", "llama-8b", "--gpus", "16", "--sequence-length", "8192"] if target != "megatron" else []
     result = run("import", str(folder / file), *said, "--output", str(back))
@@ -161,6 +169,8 @@ def test_a_broken_file_is_one_sentence(tmp_path: Path) -> None:
         ("a.sh", "--num-layers 4 --hidden-size 8 --num-attention-heads 0 --seq-length 8 --micro-batch-size 1 "
                  "--global-batch-size 8", "--num-attention-heads is 0"),
         ("ds.json", '{"train_batch_size": ' + "9" * 5000 + "}", "JSON that cannot be read"),
+        ("ds.json", '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}, "train_micro_batch_size_per_gpu": 1, '
+         '"train_batch_size": 16, "gradient_accumulation_steps": 1}', "offloads to nvme, which is not modelled"),
         ("ds.json", '{"train_batch_size": 16, "zero_optimization": {"offload_optimizer": {"device": "cpu", "ratio": "half"}}}',
          "offload_optimizer.ratio is 'half'; it must be a number from 0 to 1"),
         ("empty.log", "", "looks like no configuration"),

@@ -71,6 +71,8 @@ columns = {
     "recompute_modules": [0, 1, 6, 16, 32, 64],
     "offload_optimizer": [0, 50],
     "offload_activations": [0, 1],
+    "offload_layers": [0, 1],
+    "offload_parameters": [0, 1],
     "first_stage_layers": [0, 1, 3],
     "last_stage_layers": [0, 1, 2],
 }

@@ -18,7 +18,7 @@ from planner.layout import NAMES, Layout, Recompute, Schedule
 from planner.model import load_model
 from planner.rules import Job, allowed, check
 from planner.search import Finding, Pins, fits, search
-from planner.space import OFFLOADS, base_layouts, recompute_options, stack
+from planner.space import OFFLOADS, base_layouts, host_options, recompute_options, stack
 
 
 def all_layouts(one: Job) -> Layout:
@@ -61,8 +61,10 @@ def all_layouts(one: Job) -> Layout:
                 )
     plain = Layout.stack(rows)
     levers = stack([plain, *(lever.apply(plain, one.model) for lever in recompute_options(one, Pins()))])
+    moved = []
     if one.trainer.legal.offload_optimizer:
-        levers = stack([levers, *(levers.replace(offload_optimizer=share) for share in OFFLOADS)])
+        moved = [levers.replace(offload_optimizer=share) for share in OFFLOADS]
+    levers = stack([levers, *moved, *(levers.replace(**options) for options in host_options(one, Pins()))])
     return levers.take(allowed(one, levers))
 
 
@@ -117,14 +119,18 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
     for limit in (2 * peaks[-1], peaks[len(peaks) // 2], peaks[len(peaks) // 50], peaks[0] / 2):
         narrow = tight(one, limit)
         safe = fits(narrow, priced(narrow, layouts))
-        here = np.asarray(layouts.offload_optimizer) == 0
+        here = ~np.asarray(layouts.offloads)
+        last = np.asarray(layouts.offload_activations) + np.asarray(layouts.offload_parameters) > 0
         best = [
-            min((t for t, ok in zip(every, safe & side, strict=True) if ok), default=np.inf) for side in (here, ~here)
+            min((t for t, ok in zip(every, safe & side, strict=True) if ok), default=np.inf)
+            for side in (here, ~here & ~last)
         ]
-        if (
-            best[1] >= searching.OFFLOAD_GAIN * best[0]
-        ):  # the last resort: when nothing fits without, or to save a tenth
+        if best[1] >= searching.OFFLOAD_GAIN * best[0] and np.isfinite(
+            best[0]
+        ):  # when nothing fits without, or to save a tenth
             safe &= here
+        elif np.isfinite(best[1]):  # the last resort: when nothing fits without
+            safe &= ~last
         times = [time for time, ok in zip(every, safe, strict=True) if ok]
         found = closed_form(narrow, monkeypatch, top=1 if waves else 5)  # with one plan asked for the bound is tightest
         assert found.fit == bool(times)
@@ -142,7 +148,7 @@ def test_winner_is_that_of_brute_force(name: str, waves: bool, monkeypatch: pyte
 
 def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between the least peak with and without offload the winner offloads; below it, it is the closest miss."""
-    one = JOBS["offload"]
+    one = dataclasses.replace(JOBS["offload"], trainer=TRAINERS["deepspeed"].replace(offload=frozenset({"optimizer"})))
     layouts = all_layouts(one)
     found = priced(one, layouts)
     moved = np.asarray(layouts.offload_optimizer) > 0
@@ -159,6 +165,23 @@ def test_offload_when_nothing_fits_without(monkeypatch: pytest.MonkeyPatch) -> N
         usable_memory=narrow.cluster.hardware.usable_memory / one.cluster.hardware.usable_memory, host_memory=1e-4
     )
     assert not search(dataclasses.replace(narrow, cluster=dataclasses.replace(one.cluster, hardware=poor))).fit
+
+
+def test_weights_go_to_the_host_last() -> None:
+    """Where neither recompute nor offloaded states fit, weights, gradients and states do; where those fit, or are pinned, not."""
+    one = JOBS["offload"]
+    layouts = all_layouts(one)
+    found = priced(one, layouts)
+    last = np.asarray(layouts.offload_parameters) + np.asarray(layouts.offload_activations) > 0
+    with_all, without = found.memory_needed[last].min(), found.memory_needed[~last].min()
+    margin = math.exp(one.trainer.stored.memory_error * math.log(1 / searching.SAFE - 1) / 1.702)
+    narrow = tight(one, margin * (with_all + without) / 2)
+    best = search(narrow)
+    assert best.fit and all(layout.offload_parameters or layout.offload_activations for layout in best.layouts)
+    assert all(not one.offload_parameters for one in search(tight(one, margin * without * 1.01)).layouts)
+    assert not search(narrow, Pins(values={"offload_parameters": 0, "offload_activations": 0})).fit
+    pinned = search(one, Pins(values={"offload_parameters": 1}))
+    assert pinned.fit and all(layout.offload_parameters and layout.zero == 3 for layout in pinned.layouts)
 
 
 @pytest.mark.parametrize(
@@ -242,7 +265,7 @@ def test_a_pin_that_cannot_be_finds_nothing() -> None:
         {"tp": 3},
         {"ep": 2},
         {"zero": 3},
-        {"offload_activations": 1},
+        {"offload_parameters": 1},
         {"vpp": 3},
     ):
         found = search(one, Pins(values=values))

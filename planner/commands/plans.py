@@ -7,6 +7,7 @@ from typing import Any
 import click
 
 from planner.errors import listed
+from planner.keywords import SEARCHED
 from planner.layout import FIELDS
 from planner.terminal.flags import console, emit, job_options, layout_options, progress
 from planner.trainers import having
@@ -21,7 +22,7 @@ JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON on stand
 
 @click.command()
 @job_options(required=True)
-@layout_options(tuple(name for name in FIELDS if name not in ("num_microbatches", "order", "offload_activations")))
+@layout_options(SEARCHED)
 @click.option("--top", type=click.IntRange(1, 100), default=5, show_default=True, help="Plans to show.")
 @click.option("--output", type=YAML_FILE, help="Write the best plan to this YAML file.")
 @JSON

@@ -173,6 +173,7 @@ def _estimate_chunk(
     time, hidden, flop = _step_parts(workload, cluster, trainer, layout, priced)
     context = cluster.hardware.context_memory
     worst = largest_stage(np.sum(list(memory.values()), axis=0) - given)
+    waiting = priced.in_flight - np.minimum(priced.in_flight, priced.resident)
     return Estimate(
         time=time,
         hidden=hidden,
@@ -181,7 +182,7 @@ def _estimate_chunk(
             "context": np.full(len(worst), context),
         },
         stage=worst.astype(float),
-        host_memory=np.maximum(np.maximum(priced.host[0], priced.host[1]), priced.host[2]),
+        host_memory=np.max(priced.host + waiting * priced.stored, axis=0),
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float)
         * workload.sequence_length
@@ -245,13 +246,14 @@ def _step_parts(
     idle = idle + interleave_waits(layout, priced.send * overlapped)
     window = (priced.forward + exposed_send / 2.0, priced.backward + exposed_send / 2.0)
     exposed, hidden = data_parallel(trainer, layout, priced, *window, data_slowdown(cluster, layout))
-    end = largest_stage(exposed + priced.optimizer + priced.offload)
+    offload = priced.on_host(m)
+    end = largest_stage(exposed + priced.optimizer + offload)
     time = {name: m * slowest[name] for name in PARTS[:6]} | {
         "pipeline_communication": m * exposed_send,
         "bubble": idle,
         "data_communication": at_stage(exposed, end),
         "optimizer": at_stage(priced.optimizer, end),
-        "offload": at_stage(priced.offload, end) + m * slowest["waiting"],
+        "offload": at_stage(offload, end) + m * slowest["waiting"],
         "overhead": np.full(len(m), trainer.host.step_overhead),
     }
     slowed = stage_straggling(

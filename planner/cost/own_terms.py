@@ -84,6 +84,11 @@ class OwnTerms:
         """
         return None
 
+    def frozen_gradients(self) -> float:
+        """Bytes per frozen parameter of gradients that sharded data parallelism makes all the same, and keeps whole on every rank
+        while microbatches are accumulated."""
+        return 0.0
+
     def update_bytes(self, workload: Workload) -> float:
         """Bytes that kernels in addition to the optimizer's own move per updated parameter."""
         return 0.0

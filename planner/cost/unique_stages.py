@@ -10,7 +10,7 @@ from planner.cluster import Cluster, strides
 from planner.cost.layer.operators import Shard
 from planner.cost.memory import peak_points, states
 from planner.cost.pipeline import partition
-from planner.cost.pipeline.partition import StageParameters, Stages, column, stage_positions
+from planner.cost.pipeline.partition import StageParameters, Stages, stage_positions
 from planner.cost.pipeline.schedules import flight_columns, in_flight
 from planner.cost.price import state_traffic
 from planner.cost.price.communication import hop_seconds
@@ -18,12 +18,13 @@ from planner.cost.price.deduplicate import distinct
 from planner.cost.price.layer_costs import SHAPE_FIELDS, price_blocks
 from planner.cost.price.stage_times import StageSeconds, StageTimes, stage_times, stages_first
 from planner.cost.state_dtypes import stored_as
-from planner.layout import Layout, Recompute, is_v_shaped
+from planner.layout import Layout, is_v_shaped
 from planner.trainer import Trainer
 from planner.workload import Workload
 
 STAGE_FIELDS = (
     *SHAPE_FIELDS, "order", "pp", "zero", "first_stage_layers", "last_stage_layers", "recompute_layers", "offload_activations",
+    "offload_layers",
 )  # fmt: skip
 SEND_FIELDS = ("tp", "pp", "cp", "dp", "ep", "micro_batch_size", "sequence_parallel", "order", "vpp", "schedule")
 FLIGHT_FIELDS = ("pp", "vpp", "num_microbatches", "schedule")
@@ -96,8 +97,9 @@ def _taken(columns: dict[str, Any], rows: NDArray[np.intp]) -> dict[str, Any]:
 def _content_columns(
     workload: Workload, trainer: Trainer, layout: Layout, stages: Stages, times: StageTimes
 ) -> dict[str, Any]:
-    offloaded = (column(layout.offload_activations) == 1) & (column(layout.recompute) == Recompute.FULL)
-    layers = np.maximum(stages.dense + stages.moe, 2.0)  # two layers' inputs stay on the GPU, the others on the host
+    layers = np.maximum(stages.dense + stages.moe, 2.0)
+    moved = state_traffic.offloaded_layers(layout, layers)  # but two layers, whose copies are under way
+    resident = np.where(moved > 0, np.minimum((layers - moved + 2.0) / layers, 1.0), np.inf)
     kept = np.zeros((len(layout), 1))
     for term in trainer.terms:
         kept = kept + term.stored_bytes(workload, layout)
@@ -109,7 +111,7 @@ def _content_columns(
         "forward": times.forward,
         "backward": times.backward,
         "stored": times.saved + times.embedding_saved + kept.T,
-        "resident": stages_first(np.where(offloaded, 2.0 / layers, np.inf)),
+        "resident": stages_first(resident),
         "transient": np.maximum(times.working, times.loss),
         "shape_parts": parts,
     }
@@ -122,19 +124,22 @@ def _state_columns(
     reduce, gather, (reduced_last, gathered_first) = state_traffic.reduce_and_gather(
         workload, cluster, trainer, layout, stages, parameters
     )
+    held_bytes = states.state_bytes(workload, trainer, layout, parameters)
+    outward, inward = state_traffic.host_copy_seconds(cluster, layout, held_bytes)
     optimizer, offload = state_traffic.optimizer_seconds(workload, cluster, trainer, layout, parameters)
     fresh = step_end = pooled = np.zeros_like(parameters.dense)
     for term in trainer.terms:
         more = term.end_bytes(workload, layout, parameters)
         fresh, step_end, pooled = fresh + more[0], step_end + more[1], pooled + more[2]
     columns = {
-        **states.state_bytes(workload, trainer, layout, parameters),
-        "host": states.host_bytes(workload, trainer, layout, parameters),
+        **states.on_device(workload, layout, held_bytes),
+        "host": states.host_bytes(workload, trainer, layout, parameters, held_bytes),
         "fresh": fresh, "step_end": step_end, "pooled": pooled,
         "buffers": states.communicator_bytes(cluster, layout),
-        "reduce": reduce, "gather": gather, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
+        "reduce": reduce + outward, "gather": gather + inward, "copies": state_traffic.copy_seconds(cluster, layout, parameters),
         "reduced_last": reduced_last, "gathered_first": gathered_first,
         "optimizer": optimizer, "offload": offload,
+        "host_sum": state_traffic.host_sum_seconds(cluster, trainer, layout, held_bytes),
     }  # fmt: skip
     return {name: stages_first(values) for name, values in columns.items()}
 
@@ -169,7 +174,7 @@ def _space_fields(trainer: Trainer) -> tuple[str, ...]:
     """Fields that decide the workspace; the number of microbatches only where each has its buffers."""
     fields: tuple[str, ...] = (
         "tp", "cp", "ep", "etp", "dp", "dp_shard", "pp", "micro_batch_size", "zero", "first_stage_layers",
-        "last_stage_layers",
+        "last_stage_layers", "offload_parameters",
     )  # fmt: skip
     if trainer.stored.gradients_on_demand:
         fields = (*fields, "vpp", "schedule", "sequence_parallel")

@@ -102,14 +102,45 @@ def _host_optimizer(job: Job, x: Any) -> Iterator[Any]:
 def _offload(job: Job, x: Any) -> Iterator[Any]:
     """Megatron's optimizer on the host clips gradients in fp32 or bf16 only.  [core/optimizer/clip_grads.py, decoupled_grad]"""
     fp16 = job.trainer.kernels.transformer_engine and job.workload.precision == "fp16"
-    states, activations = job.legal.offload_optimizer, job.legal.offload_activations
-    optimizer = (x.offload_optimizer == 0) | (states and not fp16)
-    waiting = (x.offload_activations == 0) | (activations & (x.recompute == Recompute.FULL))
-    yield optimizer & waiting
+    states = job.legal.offload_optimizer
+    yield (x.offload_optimizer == 0) | (states and not fp16)
+    whole = "; with offload_parameters they live there anyway" if job.legal.offload_parameters else ""
     yield (
-        f"offload_optimizer {x.offload_optimizer} and offload_activations {bool(x.offload_activations)}: trainer "
-        f"{job.trainer.name} offloads {'' if states else 'no '}optimizer states{', but not in fp16' if states and fp16 else ''} "
-        f"and {'activations with full recompute' if activations else 'no activations'}"
+        f"offload_optimizer {x.offload_optimizer}: trainer {job.trainer.name} offloads {'' if states else 'no '}optimizer states"
+        f"{', but not in fp16' if states and fp16 else ' alone' if whole else ''}{whole}"
+    )
+
+
+@rule("activations on the host")
+def _offload_activations(job: Job, x: Any) -> Iterator[Any]:
+    """Megatron moves what layers save where nothing is recomputed and there is no pipeline.  [transformer_config.py]"""
+    inputs, saved = job.legal.offload_activations, job.legal.offload_saved_tensors
+    recomputed = inputs & (x.recompute == Recompute.FULL)
+    plain = saved & (x.recompute == Recompute.NONE) & (x.pp == 1)
+    some = (x.offload_layers == 0) | (plain & (x.offload_layers <= job.model.num_layers) & (x.offload_activations == 1))
+    yield ((x.offload_activations == 0) | recomputed | plain) & some
+    ways = ["activations with full recompute"] * inputs + [
+        "what layers save without recompute and without a pipeline"
+    ] * saved
+    yield (
+        f"offload_activations of {x.offload_layers or 'all'} layers with recompute {chosen('recompute', x.recompute)} and pp "
+        f"{x.pp}: trainer {job.trainer.name} offloads {' or of some layers '.join(ways) or 'no activations'}"
+    )
+
+
+@rule("weights on the host")
+def _offload_parameters(job: Job, x: Any) -> Iterator[Any]:
+    """FSDP and ZeRO 3 keep the shards that a unit is gathered from in host memory."""
+    level, can = max(job.trainer.stored.weight_sharding_level, 1), job.legal.offload_parameters
+    yield (x.offload_parameters == 0) | (can & (x.zero >= level))
+    levels = ", ".join(str(one) for one in job.legal.zero if one >= level)
+    yield (
+        f"offload_parameters with zero {x.zero}: trainer {job.trainer.name} "
+        + (
+            f"keeps weights on the host where it shards them; use zero {levels}"
+            if can
+            else "keeps its weights on the GPU"
+        )
     )
 
 
@@ -135,6 +166,6 @@ def _offload_with_split_experts(job: Job, x: Any) -> Iterator[Any]:
 
 
 MEMORY = (
-    _sharding, _shard_group, _recompute, _recompute_modules, _recompute_layers, _host_optimizer, _offload, _partial_offload,
-    _offload_with_split_experts,
+    _sharding, _shard_group, _recompute, _recompute_modules, _recompute_layers, _host_optimizer, _offload, _offload_activations,
+    _offload_parameters, _partial_offload, _offload_with_split_experts,
 )  # fmt: skip

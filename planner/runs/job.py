@@ -15,6 +15,7 @@ from planner.cost.parameters import total_parameters
 from planner.layout import CpMethod, Layout, Module, Recompute, Schedule, module_names
 from planner.model import ModelSpec
 from planner.runs.hardware import gpu_profile
+from planner.runs.host_memory import offload_of
 from planner.runs.rows import Row, UnsupportedError, frameworks
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import Recipe, table
@@ -87,7 +88,7 @@ _OPTIMIZERS = (
 """What texts of optimizers say, the most specific first."""
 _TARGETS = (
     (r"\bon (q(uery)?) (and|&) v(alue)?\b|q_proj, ?v_proj\b", "qv"), (r"on (q, ?k,? (and )?v|qkv)\b", "qkv"),
-    (r"on attention|attention (only|alone)", "attention"), (r"on all|all[ -]linear", "all"),
+    (r"on attention|attention (only|alone)", "attention"), (r"on all linear|all[ -]linear", "all"),
 )  # fmt: skip
 _FROZEN = (
     (r"nf4-?dq|double.?quant", "nf4_dq"), (r"qlora|nf4|\b4.?bit", "nf4"), (r"(8.?bit|int8) base|llm\.int8", "int8"),
@@ -121,11 +122,12 @@ def adapters_of(row: Row) -> dict[str, Any]:
     if not is_lora(row):
         return {"lora_rank": 0}
     rank = row.note(r"rank (\d+)")
+    frozen = next((name for pattern, name in _FROZEN if re.search(pattern, row.notes, re.IGNORECASE)), "bf16")
     said = next((name for pattern, name in _TARGETS if row.note(pattern)), None)
     return {
         "lora_rank": int(row.get("lora_rank") or (rank.group(1) if rank else default_of(row, "lora_rank", 16))),
         "lora_targets": row.get("lora_targets") or said or default_of(row, "lora_targets", "all"),
-        "frozen_weights": next((name for pattern, name in _FROZEN if row.note(pattern)), "bf16"),
+        "frozen_weights": row.get("frozen_weights") or frozen,
     }
 
 
@@ -271,7 +273,7 @@ def layout_of(row: Row, model: ModelSpec, assumptions: list[str]) -> Layout:
         tp=tp, pp=pp, dp=dp, cp=cp, ep=ep if model.is_moe else 1, etp=etp, vpp=vpp, dp_shard=_shard(row, dp),
         micro_batch_size=micro, num_microbatches=math.ceil(steps), zero=_zero(row),
         sequence_parallel=int(tp > 1 and bool(split)), cp_method=_cp_method(row),
-        schedule=_schedule(row, pp, vpp), offload_optimizer=_offload(row),
+        schedule=_schedule(row, pp, vpp), **offload_of(row),
         **_recompute(row, pp), **_stage_layers(row, model, pp, vpp),
     )  # fmt: skip
 
@@ -406,11 +408,3 @@ def chunk_layers(text: str) -> list[int]:
     flat = re.sub(r"(\w)\*(\d+)", repeat, text.replace(",", ""))
     flat = re.sub(r"\(([^()]*)\)\*(\d+)", repeat, flat)
     return [chunk.count("t") for chunk in flat.split("|")]
-
-
-def _offload(row: Row) -> int:
-    """Percent of the optimizer states on the host."""
-    if row.note(r"CPU AdamW offload|optimizer offload Y|with optimizer offload"):
-        return 100
-    match = row.note(r"optimizer state offload to CPU, fraction (\d+) %")
-    return min(int(match.group(1)), 100) if match else 0

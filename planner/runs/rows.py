@@ -40,7 +40,7 @@ _ROW = _group(
     model=_MODEL, parallel=_PARALLEL, batch=_group(micro=_Whole, **{"global": _Whole}), measured=_MEASURED,
     layer_ms=_group(forward=_Number, backward=_Number, combined=_Number), plan=Annotated[dict[str, Any], Rule()] | None,
     options=Annotated[dict[str, Any], Rule()] | None, facts=Annotated[dict[str, Any], Rule()] | None, lora_rank=_Whole, document_length=_Whole, optimizer_bytes=_Number,
-    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets"), _Text),
+    **dict.fromkeys(("precision", "optimizer", "recompute", "notes", "id", "framework", "lora_targets", "frozen_weights"), _Text),
     **dict.fromkeys(("flash_attention", "tp_overlap", "grad_overlap", "compile"), _Flag),
 )  # fmt: skip
 CLUSTER_FIGURES = ("ring_latency", "tree_latency", "network_share", "sustained_clock")

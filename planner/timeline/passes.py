@@ -123,7 +123,8 @@ def _seconds(priced: Priced) -> tuple[dict[str, Parts], Parts]:
     totals, ends, _ = stage_totals(layout, priced.contents, costs)
     totals[INDEX["wgrad"]] += accumulation_seconds(job.workload, job.cluster, job.trainer, layout, parameters).T
     busy, host = pass_seconds(job.trainer, layout, totals)
-    waiting = activation_offload(job.cluster, layout, priced.times.saved, busy[0] + host[0], busy[1] + host[1])
+    passes = busy[0] + host[0], busy[1] + host[1]
+    waiting = activation_offload(job.cluster, layout, priced.contents, priced.times.saved, *passes)
     nothing = np.zeros_like(waiting)
 
     def spread(whole: Floats, at_ends: Floats = nothing) -> Floats:

@@ -140,7 +140,7 @@ def memory_over_time(priced: Priced, step: Timeline, rank: int | None = None) ->
         stored += float(shared.shape_parts["outputs"][kind, 0])
         largest = sum(of_rank.memory[name] for name in ("activations", "gradients", "workspace"))
         static["gradients"], transient, step_end = 0.0, 0.0, 0.0
-        workspace = largest - of_rank.in_flight * stored
+        workspace = largest - min(of_rank.in_flight, resident) * stored
     each = 1.0 / int(priced.assigned.vpp)
     events: list[tuple[float, int, float, float]] = []  # time, ends before starts, microbatches, passes that run
     for one in step.actions:

@@ -125,7 +125,7 @@ def _core_attention(shard: Shard) -> list[Operator]:
             *_attention_casts(shard),
         ]  # fmt: skip
     scores = shard.batch * heads * seq_q * workload.sequence_length
-    mask = float(shard.trainer.stored.dropout)
+    mask = shard.dropout
     passes = shard.trainer.kernels.elementwise_passes
     module = Module.CORE_ATTENTION
     bytes_each = (2 * e * passes, 3 * e * passes, e)

@@ -225,6 +225,11 @@ class Shard:
         return self.tokens / self.split
 
     @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
+
+    @property
     def element(self) -> float:
         """Bytes of one activation."""
         return self.workload.element

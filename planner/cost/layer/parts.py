@@ -65,7 +65,7 @@ def residual(shard: Shard, name: str, *, ends: bool = False) -> Operator:
         shard.element,
         shard.trainer.kernels.elementwise_passes,
     )
-    mask = float(shard.trainer.stored.dropout)
+    mask = shard.dropout
     added = 3.0 if "gradient_sum" in shard.trainer.kernels.unfused else 1.0
     return MemoryBound(
         name=name, kind="elementwise", forward=(3 * e + mask) * values * passes,

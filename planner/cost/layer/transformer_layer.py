@@ -171,7 +171,7 @@ def embedding(shard: Shard) -> tuple[list[Operator], list[Collective]]:
     values, e = shard.tokens * shard.model.hidden_size, shard.element
     operators: list[Operator] = [
         MemoryBound(name="embedding", kind="copy", forward=2 * values * e, backward=3 * values * e,
-                    kept=shard.tokens * 8 + shard.trainer.stored.dropout * values / shard.split, launches=(3.0, 3.0))
+                    kept=shard.tokens * 8 + shard.dropout * values / shard.split, launches=(3.0, 3.0))
     ]  # fmt: skip
     pair = tp_pair(shard, "embedding", "", "", NEVER)
     collectives = [one for one in pair if one.name.endswith(("_scatter", "_reduce", "gather_gradient"))]

@@ -41,7 +41,7 @@ import numpy as np
 
 from planner.arrays import Floats
 from planner.cost.layer.operators import Shard, logit_bytes, loss_share
-from planner.cost.memory.states import StageBytes
+from planner.cost.memory.states import StageBytes, copied_shard
 from planner.cost.pipeline.partition import (
     StageParameters,
     Stages,
@@ -158,19 +158,20 @@ def state_parts(
     and the embedding; buffers of reduction of a layer without its experts and of its larger unit, that unit's gradients before;
     the same of head and embedding; the embedding's gradient; sharded gradients of a layer, the head, all; 1 where those stay with
     accumulated ones; gradients accumulated over microbatches; 1 where weights are dropped after the forward pass; 1 in a pipeline;
-    its receive buffers; what one rank alone copies; 1 where updates follow each
-    gradient; gradient of the head that the pieces of a loss add up, and that of a piece.
+    its receive buffers; what one rank alone copies; 1 where updates follow each gradient; the head's gradient that the pieces of
+    a loss add up, and that of a piece.
     """
     model = workload.model
     gathered, layer = gathered_bytes(workload), layer_bytes(workload)
     ranks = column(layout.dp) * column(layout.cp)
-    alone = (ranks == 1) & ((trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0))  # as it lies, not wrapped
+    plain = (trainer.stored.weight_bytes == gathered) | (workload.lora_rank > 0)
+    alone = (ranks == 1) & plain & (column(layout.offload_parameters) == 0)  # as it lies, not wrapped
     reduced = trainer.traffic.gradient_reduce_bytes * np.where(alone, 0.0, 1.0)
     zero, pipelined = column(layout.zero), (column(layout.pp) > 1).astype(float)
     shard, expert_shard = shard_groups(layout)
     shard, expert_shard = np.where(zero >= 2, shard, 1.0), np.where(zero >= 2, expert_shard, 1.0)
     dense, expert = parameters.trained(workload)
-    tables = float(workload.lora_rank == 0)
+    tables = float(workload.lora_rank == 0)  # adapters: neither head nor embedding
     learned = (dense + expert) / np.maximum(parameters.all, 1.0) if workload.lora_rank else 1.0
     several = stages.moe > 0
     unit, experts = parameters.largest_dense_unit, parameters.largest_expert_unit * several
@@ -182,29 +183,33 @@ def state_parts(
     )
     on = ((zero >= trainer.stored.weight_sharding_level) & ~alone).astype(float)
     new = trainer.traffic.gradient_reduce_bytes
-    new_all = (dense / shard + expert / expert_shard) * new
+    new_layer = (unit / shard + experts / expert_shard) * new * learned
+    host = column(layout.offload_parameters) > 0
+    new_all = np.where(host, new_layer, (dense / shard + expert / expert_shard) * new)  # copied out unit by unit
     replicated = (shard_groups(layout)[0] < column(layout.dp) * column(layout.cp)).astype(float)
     micro = column(layout.num_microbatches)
-    released = np.where((micro == 1) & (pipelined == 0), float(trainer.stored.gradients == "released"), 0.0)
-    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all)
+    accumulated = np.where(pipelined > 0, (dense + expert + (whole - first) * tables) * new, new_all * ~host)
+    frozen = sum(term.frozen_gradients() for term in trainer.terms) * (workload.lora_rank > 0)
+    accumulated = accumulated + frozen * parameters.all * on * (micro > 1)
     boundary = column(layout.micro_batch_size) * workload.sequence_length / column(layout.cp) * model.hidden_size
     boundary = boundary * workload.element / np.where(column(layout.sequence_parallel) == 1, column(layout.tp), 1.0)
     received = boundary * micro * _received(layout, stages) * pipelined
     largest = np.maximum(unit, experts)
     copied = np.where(np.where(experts > unit, expert_shard, shard) == 1.0, largest, 0.0)
-    if workload.lora_rank:  # neither head nor embedding; of a layer its adapters
-        whole = np.zeros_like(whole)
     parts = {
-        "gathered": gathered_parameters(workload, parameters) * on, "layer_weights": (unit + experts) * layer * on,
+        "gathered": gathered_parameters(workload, parameters) * on,
+        "layer_weights": (unit + experts) * layer * on + copied_shard(workload, trainer, layout, unit + experts),
         "dense_weights": unit * layer * on, "last_weights": np.where(several, experts, unit) * layer * on,
-        "head_weights": head * gathered * on, "table_weights": first * gathered * on,
+        "head_weights": head * gathered * on + copied_shard(workload, trainer, layout, head),
+        "table_weights": first * gathered * on + copied_shard(workload, trainer, layout, first),
         "dense_reduced": unit * reduced * learned, "largest_reduced": largest * reduced * learned,
         "largest_gradients": largest * gathered * learned, "head_reduced": head * reduced * tables,
-        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered,
-        "new_layer": (unit / shard + experts / expert_shard) * new * learned,
+        "table_reduced": first * reduced * tables, "table_gradient": whole * gathered * tables,
+        "new_layer": new_layer,
         "new_head": head / shard * new * tables, "new_all": new_all, "kept_new": replicated, "accumulated": accumulated,
         "resharded": ((zero >= 3) & (pipelined == 0)).astype(float), "pipelined": pipelined, "received": received,
-        "copied": copied * reduced * learned, "released": released,
+        "copied": copied * reduced * learned,
+        "released": (micro == 1) * (1.0 - pipelined) * (trainer.stored.gradients == "released"),
         "head_pieces": head * (gathered + new) * tables * (trainer.stored.loss in ("chunked", "fused_linear")),
     }  # fmt: skip
     return {name: np.broadcast_to(one, dense.shape).T for name, one in parts.items()}
@@ -221,7 +226,7 @@ def _received(layout: Layout, stages: Stages) -> Floats:
 def on_demand_peak(stages: StageBytes, library_workspace: float) -> Peak:
     """The largest of the program points named above, with the workspace that libraries keep."""
     s, t = stages.shape_parts, stages.state_parts
-    stored = stages.stored + s["outputs"]
+    stored = stages.stored * np.minimum(stages.resident, 1.0) + s["outputs"]
     alone = t["pipelined"] == 0
     total, most = np.full_like(stored, -1.0), np.zeros_like(stored)
     activations, gradients, workspace = parts = [np.zeros_like(stored) for _ in range(3)]
@@ -291,7 +296,8 @@ def _pipelined(stored: Floats, stages: StageBytes, s: dict[str, Floats], t: dict
         (stages.in_flight, stages.accumulated_share),
         (stages.accumulated_flight, np.ones_like(stored)),
     ):
-        there = count * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
+        kept = np.minimum(count, stages.resident) / np.minimum(stages.resident, 1.0)
+        there = kept * stored + (np.minimum(held, count) - 1.0) * (s["norm"] + s["logits"]) * (count > 0)
         gradients = part * t["accumulated"]
         logits = s["logits"] > 0
         rest = always + running

@@ -80,7 +80,7 @@ class StageBytes:
 
 
 def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> dict[str, Floats]:
-    """Weights, gradients and optimizer states.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
+    """Weights, gradients and optimizer states, wherever they live.  [ZeRO, arXiv 1910.02054, section 3: what each level shards]"""
     zero = column(layout.zero)
     dense_shard, expert_shard = shard_groups(layout)
 
@@ -93,7 +93,6 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
         gradient_bytes = trainer.stored.fp16_gradient_bytes[0]
         optimizer_bytes += trainer.stored.fp16_gradient_bytes[1]
     trained = parameters.trained(workload)
-    on_gpu = 1.0 - host_share(workload, layout)
     dense, expert = base_bytes(workload, trainer, parameters)
     resident = per_rank(parameters.dense * dense, parameters.expert * expert, trainer.stored.weight_sharding_level)
     extra = parameters.adapters * (workload.lora_rank > 0) * trainer.stored.weight_bytes
@@ -101,18 +100,30 @@ def state_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters
     return {
         "weights": resident + extra,
         "gradients": per_rank(*trained, 2) * gradient_bytes + buckets,
-        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes * on_gpu,
+        "optimizer_states": parameters.updated(workload, layout) * optimizer_bytes,
     }  # fmt: skip
 
 
-def host_bytes(workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters) -> Floats:
-    """Host memory per GPU of offloaded states: the states and a pinned copy of gradient and weight."""
+def on_device(workload: Workload, layout: Layout, held: dict[str, Floats]) -> dict[str, Floats]:
+    """Of ``state_bytes`` what lies in device memory: nothing where weights live on the host, else what of the optimizer states is
+    not offloaded. [torch, FSDP CPUOffloadPolicy: sharded parameters, gradients and states; DeepSpeed, zero.offload_param]"""
+    here = 1.0 - column(layout.offload_parameters)
+    states = held["optimizer_states"] * (1.0 - host_share(workload, layout))
+    return {"weights": held["weights"] * here, "gradients": held["gradients"] * here, "optimizer_states": states}
+
+
+def host_bytes(
+    workload: Workload, trainer: Trainer, layout: Layout, parameters: StageParameters, held: dict[str, Floats]
+) -> Floats:
+    """Host memory per GPU: of offloaded optimizer states these and a pinned copy of gradient and weight; where weights live on
+    the host all of ``state_bytes``."""
     each = (
         trainer.stored.optimizer_bytes[workload.optimizer] + trainer.stored.gradient_bytes + trainer.stored.weight_bytes
     )
     if workload.optimizer in PAGED:  # the pages of the states alone, without copies
         each = trainer.stored.optimizer_bytes[workload.optimizer]
-    return parameters.updated(workload, layout) * host_share(workload, layout) * each
+    states = parameters.updated(workload, layout) * host_share(workload, layout) * each
+    return np.where(column(layout.offload_parameters) > 0, sum(held.values()), states)
 
 
 def workspace_bytes(
@@ -137,12 +148,14 @@ def workspace_bytes(
     transient = widest + 2.0 * boundary
     zero, pipelined = column(layout.zero), column(layout.pp) > 1
     dense_shard, expert_shard = shard_groups(layout)
-    is_sharded = (zero >= trainer.stored.weight_sharding_level) & (dense_shard > 1)
+    offloaded = column(layout.offload_parameters) > 0
+    is_sharded = (zero >= trainer.stored.weight_sharding_level) & ((dense_shard > 1) | offloaded)
     unit = parameters.largest_dense_unit + parameters.largest_expert_unit * (expert_shard > 1) * (stages.moe > 0)
     table = model.vocab_size * float(model.hidden_size) / column(layout.tp)
     weight, whole = gathered_bytes(workload), float(workload.lora_rank == 0)
     units = 2.0 + sum(term.prefetched_units() for term in trainer.terms)
     one_by_one = units * unit * layer_bytes(workload) + whole * unit * trainer.traffic.gradient_reduce_bytes
+    one_by_one = one_by_one + 2.0 * copied_shard(workload, trainer, layout, unit)
     at_ends = table * (weight + whole * trainer.traffic.gradient_reduce_bytes)
     ends = np.maximum(stages.embedding, np.minimum(stages.head, 1.0))
     one_by_one = np.maximum(one_by_one, ends * at_ends)
@@ -160,6 +173,12 @@ def workspace_bytes(
     for term in trainer.terms:
         total = total + term.workspace_bytes(workload, layout, parameters)
     return total
+
+
+def copied_shard(workload: Workload, trainer: Trainer, layout: Layout, parameters: Floats) -> Floats:
+    """Shard of a unit that is copied from the host before the unit is gathered, (N, 3)."""
+    each = layer_bytes(workload) if workload.lora_rank else trainer.stored.weight_bytes
+    return column(layout.offload_parameters) * parameters / shard_groups(layout)[0] * each
 
 
 def _score_gradients(workload: Workload, trainer: Trainer, layout: Layout) -> Floats:

@@ -219,8 +219,9 @@ def shard_groups(layout: Layout) -> tuple[Floats, Floats]:
 
 
 def host_share(workload: Workload, layout: Layout) -> Floats:
-    """Part of the optimizer states in host memory: what is offloaded, and all pages of a paged optimizer."""
-    return np.where(workload.optimizer in PAGED, 1.0, column(layout.offload_optimizer) / 100.0)
+    """Part of the optimizer states in host memory: what is offloaded, all where weights are, and all pages of a paged optimizer."""
+    moved = np.maximum(column(layout.offload_optimizer) / 100.0, column(layout.offload_parameters))
+    return np.where(workload.optimizer in PAGED, 1.0, moved)
 
 
 def gathered_bytes(workload: Workload) -> float:

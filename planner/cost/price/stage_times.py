@@ -80,7 +80,7 @@ def stage_times(
     totals[INDEX["wgrad"]] += stages_first(adding)
     busy, host = pass_seconds(trainer, layout, totals)
     forward, backward = busy[0] + host[0], busy[1] + host[1]
-    waiting = activation_offload(cluster, layout, saved, forward, backward)
+    waiting = activation_offload(cluster, layout, stages, saved, forward, backward)
     backward = backward + waiting
     both = forward + backward
     slowest = largest_stage(both)

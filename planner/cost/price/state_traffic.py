@@ -16,13 +16,13 @@ from planner.cost.pipeline.partition import (
     layer_bytes,
     shard_groups,
 )  # fmt: skip
-from planner.layout import Layout, Recompute
+from planner.layout import Layout
 from planner.trainer import Trainer
 from planner.workload import PAGED, Workload
 
 TRAFFIC_FIELDS = (
     "tp", "pp", "cp", "dp", "dp_shard", "ep", "etp", "zero", "order", "first_stage_layers", "last_stage_layers",
-    "offload_optimizer",
+    "offload_optimizer", "offload_parameters",
 )  # fmt: skip
 """Fields that decide how many bytes of states a rank holds, reduces and gathers, and over which links."""
 MATRICES = 4.0
@@ -52,6 +52,12 @@ class UpdateSeconds:
     """Of the update on the GPU."""
     offload: Floats
     """Of transfers and update of offloaded states."""
+    host_sum: Floats
+    """To add the gradients of one further microbatch on the host."""
+
+    def on_host(self, microbatches: Floats) -> Floats:
+        """Of all that waits for the host, by the microbatches of a step."""
+        return self.offload + (microbatches - 1.0) * self.host_sum
 
 
 def last_unit(
@@ -263,13 +269,38 @@ def optimizer_seconds(
     if workload.optimizer in PAGED:
         update = hardware.memory_time(moved * bytes_each, "optimizer")
         return update, 2.0 * moved * trainer.stored.optimizer_bytes[workload.optimizer] / hardware.pcie_bandwidth
-    transfer = moved * (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) / hardware.pcie_bandwidth
-    per_gpu = (
-        hardware.host_memory_bandwidth
-        * hardware.cpu_adam_bandwidth_fraction
-        / min(hardware.gpus_per_node, cluster.num_gpus)
-    )
-    return on_gpu, np.maximum(transfer, moved * (bytes_each + trainer.traffic.copied("offload")) / per_gpu)
+    each = (trainer.stored.gradient_bytes + trainer.stored.weight_bytes) * (1.0 - column(layout.offload_parameters))
+    transfer = moved * each / hardware.pcie_bandwidth
+    in_memory = moved * (bytes_each + trainer.traffic.copied("offload")) / host_bandwidth(cluster)
+    return on_gpu, np.maximum(transfer, in_memory)
+
+
+def host_copy_seconds(cluster: Cluster, layout: Layout, held: dict[str, Floats]) -> tuple[Floats, Floats]:
+    """Seconds to copy the gradients of a rank to the host once, and its weights to the device once, where both live there.
+
+    A unit's shard is copied before the unit is gathered and its gradient after it is reduced, on streams of their own: they hide
+    behind computation as the collectives do, which they lengthen. Copies in both directions do not slow each other.
+    [torch 2.13, _fsdp_param.py: all_gather_inputs; _fsdp_collectives.py: foreach_all_gather, foreach_reduce]
+    """
+    there = column(layout.offload_parameters) / cluster.hardware.pcie_bandwidth
+    return held["gradients"] * there, held["weights"] * there
+
+
+def host_sum_seconds(cluster: Cluster, trainer: Trainer, layout: Layout, held: dict[str, Floats]) -> Floats:
+    """Seconds to add a microbatch's gradients to those on the host: read twice, written once. FSDP waits for their copy as well;
+    ZeRO copies the sum to the GPU and back behind the backward pass. In a pipeline gradients are summed on the GPU.
+
+    [torch 2.13, _fsdp_collectives.py: foreach_reduce, to_accumulate_grad; DeepSpeed, stage3.py: partition_grads]
+    """
+    waits = trainer.stored.gradients_on_demand * column(layout.offload_parameters) * (column(layout.pp) == 1)
+    return waits * held["gradients"] * (3.0 / host_bandwidth(cluster) + 1.0 / cluster.hardware.pcie_bandwidth)
+
+
+def host_bandwidth(cluster: Cluster) -> float:
+    """What an update on the host reaches of the memory bandwidth, which all GPUs of a node share, bytes/s per GPU."""
+    hardware = cluster.hardware
+    whole = hardware.host_memory_bandwidth * hardware.cpu_adam_bandwidth_fraction
+    return whole / min(hardware.gpus_per_node, cluster.num_gpus)
 
 
 def copy_seconds(cluster: Cluster, layout: Layout, parameters: StageParameters) -> Floats:
@@ -299,9 +330,18 @@ def accumulation_seconds(
     return cluster.hardware.memory_time((dense + expert) * each, "elementwise")
 
 
-def activation_offload(cluster: Cluster, layout: Layout, stored: Floats, forward: Floats, backward: Floats) -> Floats:
-    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation."""
-    used = (np.asarray(layout.offload_activations) == 1) & (np.asarray(layout.recompute) == int(Recompute.FULL))
-    transfer = stored / cluster.hardware.pcie_bandwidth
+def offloaded_layers(layout: Layout, layers: Floats) -> Floats:
+    """Of so many layers of a stage those whose activations are offloaded, (N, 3)."""
+    some = column(layout.offload_layers)
+    return column(layout.offload_activations) * np.where(some > 0, np.minimum(some, layers), layers)
+
+
+def activation_offload(
+    cluster: Cluster, layout: Layout, stages: Stages, stored: Floats, forward: Floats, backward: Floats
+) -> Floats:
+    """Seconds per microbatch and stage, (3, N), that activations wait for PCIe, out and back, beyond the computation:
+    max(x - forward, 0) + max(x - backward, 0), x the time to copy what the offloaded layers save."""
+    layers = np.maximum(stages.dense + stages.moe, 1.0)
+    transfer = stored * (offloaded_layers(layout, layers) / layers).T / cluster.hardware.pcie_bandwidth
     waiting = np.maximum(transfer - forward, 0.0) + np.maximum(transfer - backward, 0.0)
-    return np.where(used, waiting, 0.0)
+    return np.where(transfer > 0, waiting, 0.0)

@@ -213,7 +213,7 @@ def sensitivity(
     base = best_of(resolved, pins, NEIGHBOURS)
     if not base.fits or base.layout is None or base.finding is None:
         raise PlannerError(f"nothing fits, so there is no choice that could hang on a number: {base.why_not}")
-    offloads = any(one.offload_optimizer or one.offload_activations for one in base.finding.layouts)
+    offloads = any(one.offloads for one in base.finding.layouts)
     readings: list[Reading] = []
     complete = True
     try:

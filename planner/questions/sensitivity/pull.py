@@ -100,7 +100,7 @@ def pulls(
         return Side(factor=end, step_time_s=time, change=time / refined - 1.0, fits=fit, flip=flip, winner=winner)
 
     hardware, result = resolved.job.cluster.hardware, []
-    for quantity in relevant(resolved, bool(layout.offload_optimizer or layout.offload_activations)):
+    for quantity in relevant(resolved, bool(layout.offloads)):
         sides = (side(quantity, 1.0 / REACH), side(quantity, min(REACH, quantity.most(hardware))))
         result.append(Pull(quantity=quantity, origin=quantity.origin(hardware), sides=sides))
     return tuple(sorted(result, key=lambda one: -one.largest))

@@ -17,7 +17,8 @@ from planner.trainers.bundle.target import STORED, ExportJob, Target, library_tr
 
 LEAST_IMPORTANT = (
     ("num_microbatches", "order"), ("recompute", "recompute_modules", "recompute_layers"), ("dp_shard",),
-    ("offload_activations",), ("zero",), ("cp_method",), ("sequence_parallel",), ("first_stage_layers", "last_stage_layers"),
+    ("offload_activations", "offload_layers"), ("offload_parameters",), ("zero",), ("cp_method",), ("sequence_parallel",),
+    ("first_stage_layers", "last_stage_layers"),
     ("schedule", "vpp"), ("etp",), ("offload_optimizer",), ("micro_batch_size",), ("ep",), ("cp",), ("dp",), ("pp",), ("tp",),
 )  # fmt: skip
 """Fields of a plan, in the order in which the nearest plan may differ: what costs least to change first."""

@@ -58,6 +58,7 @@ def _experts(asked: Request, found: object, answer: Checked) -> None:
     validate_folding_global(
         spec, zero_stage=layout["zero"], sp_size=sp, deepcompile_enabled=False, use_data_before_expert_parallel=False,
         mpu=None, autoep_enabled=True, tp_preset=None, ep_preset=config.preset_model,
-        zero_offload_optimizer=layout["offload_optimizer"] > 0, zero_offload_param=False,
+        zero_offload_optimizer=layout["offload_optimizer"] > 0 or layout["offload_parameters"],
+        zero_offload_param=layout["offload_parameters"],
     )  # fmt: skip
     answer.same("expert data parallel degree", spec.edp_size, asked["world"] // (layout["ep"] * layout["etp"]))

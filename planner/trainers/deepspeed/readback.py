@@ -19,7 +19,7 @@ QUIET = ("gradient_clipping", "steps_per_print", "wall_clock_breakdown", "zero_a
 ZERO = ("stage", "overlap_comm", "contiguous_gradients", "reduce_bucket_size", "reduce_scatter", "allgather_partitions",
         "allgather_bucket_size", "stage3_prefetch_bucket_size", "stage3_param_persistence_threshold",
         "stage3_max_live_parameters", "stage3_max_reuse_distance", "stage3_gather_16bit_weights_on_model_save",
-        "offload_optimizer", "round_robin_gradients")  # fmt: skip
+        "offload_optimizer", "offload_param", "round_robin_gradients")  # fmt: skip
 OPTIMIZERS = {"adam": "adam", "adamw": "adam", "sgd": "sgd", "muon": "muon"}
 
 NAMES = {"adamw_torch_fused": "adam", "adamw_torch": "adam", "adamw_torch_8bit": "adam_8bit", "sgd": "sgd"}
@@ -55,7 +55,8 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
     )
     unknown = left_over(data, KNOWN + QUIET) + left_over(zero, ZERO, "zero_optimization.")
     fields = {
-        "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps, "offload_optimizer": share,
+        "tp": tp, "cp": cp, "dp": dp, "micro_batch_size": micro, "num_microbatches": steps,
+        "offload_optimizer": share, "offload_parameters": 0, **_weights(path, zero, offload),
         "zero": whole_number(zero.get("stage", 0), f"{path}: zero_optimization.stage", least=0),
         "ep": whole_number(ep, f"{path}: expert_parallel.autoep_size"), "recompute": int(Recompute.NONE),
         "sequence_parallel": 0, **({"cp_method": int(CpMethod.A2A)} if cp > 1 else {}),
@@ -87,6 +88,18 @@ def _block(path: Path, data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     if not isinstance(found, Mapping):
         raise PlannerError(f"{path}: {key} is {shown(found)}; it must be a mapping")
     return found
+
+
+def _weights(path: Path, zero: Mapping[str, Any], optimizer: Mapping[str, Any]) -> dict[str, int]:
+    """Weights on the host, where optimizer states then are as well."""
+    device, states = _block(path, zero, "offload_param").get("device", "none"), optimizer.get("device", "none")
+    if "nvme" in (device, states):
+        raise PlannerError(f"{path}: zero_optimization offloads to nvme, which is not modelled; device cpu is")
+    if device == "none":
+        return {}
+    if states == "none":
+        raise PlannerError(f"{path}: offload_param without offload_optimizer keeps states on the GPU, which is not modelled")
+    return {"offload_parameters": 1, "offload_optimizer": 0}
 
 
 def _number(path: Path, data: Mapping[str, Any], key: str) -> int | None:

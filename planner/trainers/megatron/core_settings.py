@@ -115,7 +115,10 @@ def degrees(job: ExportJob) -> Fields:
 
 
 def recompute(job: ExportJob) -> Fields:
-    """What is computed again in the backward pass."""
+    """What is computed again in the backward pass, or waits on the host: of all layers but one at most."""
+    if job.layout.offload_activations:
+        number = job.layout.offload_layers or job.model.num_layers
+        return {"recompute_granularity": None, "cpu_offloading_num_layers": min(number, job.model.num_layers - 1)}
     if job.layout.recompute == Recompute.SELECTIVE:
         names = [name for module, name in MODULES.items() if job.layout.recompute_modules & module]
         return {"recompute_granularity": "selective", "recompute_modules": names}

@@ -192,6 +192,8 @@ def _layout(found: Arguments, model: ModelSpec) -> dict[str, int]:
     if found.get("optimizer_cpu_offload"):
         share = found.get("optimizer_offload_fraction", 1.0)
         layout["offload_optimizer"] = percent(share, f"{found.where}: optimizer_offload_fraction")
+    if some := found.number("cpu_offloading_num_layers"):
+        layout |= {"offload_activations": 1, "offload_layers": some}
     return layout
 
 

@@ -52,6 +52,7 @@ def parallel_fields(job: ExportJob) -> mcore.Fields:
         "attention_backend": Expression(f"AttnBackend.{mcore.attention_backend(job)}"),
         "cross_entropy_loss_fusion": job.trainer.kernels.loss_passes < 2,  # priced as one kernel, Transformer Engine's
         "cross_entropy_fusion_impl": "te", "gradient_accumulation_fusion": True, **mcore.recompute(job),
+        **({"cpu_offloading": True} if job.layout.offload_activations else {}),
     }  # fmt: skip
 
 

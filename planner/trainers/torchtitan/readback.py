@@ -22,7 +22,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "pipeline_parallel_schedule": "1F1B", "pipeline_parallel_microbatch_size": 1,
         "pipeline_parallel_layers_per_stage": None, "expert_parallel_degree": 1, "module_fqns_per_model_part": None,
     },
-    "training": {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048},
+    "training": {"local_batch_size": 8, "global_batch_size": -1, "seq_len": 2048, "enable_cpu_offload": False},
 }  # fmt: skip
 """Keys that decide the layout and the batch, with torchtitan's defaults."""
 QUIET = ("enable_sequence_parallel", "context_parallel_load_balancer", "spmd_backend", "steps", "dtype",
@@ -65,6 +65,7 @@ def read(path: Path, num_gpus: int | None = None) -> Reading:
         "num_microbatches": quotient(batch, micro * dp, f"{path}: the global batch by micro batches of all replicas"),
         "sequence_parallel": int(tp > 1), "zero": 3 if kept == "always" else 2, "recompute": int(recompute),
         "recompute_modules": int(Module.EVERY_SECOND_MATMUL) if recompute == Recompute.SELECTIVE else 0,
+        "offload_parameters": int(str(training["enable_cpu_offload"]).lower() != "false"),
         **({"cp_method": int(CpMethod.ALLGATHER)} if cp > 1 else {}), **split,
     }  # fmt: skip
     return Reading(

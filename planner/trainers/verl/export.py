@@ -43,7 +43,10 @@ def overrides(job: ExportJob) -> list[str]:
         unset = dict.fromkeys(("recompute_granularity", "recompute_modules", "recompute_method", "recompute_num_layers"))
         facts |= {
             # fields of megatron-core's TransformerConfig, which Megatron-Bridge sets on its model provider
-            "transformer": {"attention_backend": mcore.attention_backend(job), **unset, **mcore.recompute(job)},
+            "transformer": {
+                "attention_backend": mcore.attention_backend(job), **unset, **mcore.recompute(job),
+                **({"cpu_offloading": True} if job.layout.offload_activations else {}),
+            },
             "pipeline": mcore.pipeline_layout(job), "cp_type": mcore.CP_TYPES[job.layout.cp_method],
             "recipe": mcore.precision_recipe(job), "chunks": len(job.layers_per_chunk()[0]),
             "sharded": mcore.shards_states(job), "wide": mcore.sums_in_fp32(job), "lean": mcore.lean_optimizer(job),
