@@ -1,6 +1,5 @@
 """What a row trained, and how, from its fields and notes: trainer, precision, optimizer; model; degrees, schedule, recompute."""
 
-import dataclasses
 import functools
 import json
 import math
@@ -181,13 +180,15 @@ def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | 
     mla = m.get("attention") == "mla"
     if mla and (preset is None or not preset.is_mla):
         raise UnsupportedError(f"model not stated: the MLA sizes of '{m.get('name')}'")
-    base: dict[str, Any] = dataclasses.asdict(preset) if preset else _generic(m, position)
+    base: dict[str, Any] = {**vars(preset)} if preset else _generic(m, position)
     base |= {
         "name": m.get("name") or "model", "num_layers": m["layers"], "hidden_size": m["hidden"], "num_heads": heads,
         "num_kv_heads": heads if mla else kv_heads, "ffn_size": m.get("ffn") or m.get("moe_ffn"), "gated": m["gated"],
         "max_sequence_length": m["seq"], "mtp_layers": base.get("mtp_layers", 0) if mtp else 0,
         "published_parameters": 0.0, "published_active_parameters": 0.0, "source": "",
     }  # fmt: skip
+    if preset and preset.is_sparse:
+        base["index_layers"] = round(preset.index_layers / preset.num_layers * m["layers"])
     if not mla:
         base["head_dim"] = m.get("head_dim") or (preset.head_dim if preset else m["hidden"] // heads)
     if m.get("tied_embeddings") is not None:
@@ -227,7 +228,7 @@ def _window(m: Mapping[str, Any], preset: ModelSpec | None) -> dict[str, Any]:
     """Windowed layers: the preset's share of the layers; all of them when only a window is given."""
     window = m.get("window") or (preset.window if preset else 0)
     if not window:
-        return {"window": 0, "num_windowed_layers": 0}
+        return {"window": 0, "num_windowed_layers": 0, "chunked_attention": False}
     share = preset.num_windowed_layers / preset.num_layers if preset and preset.window else 1.0
     return {"window": window, "num_windowed_layers": round(share * m["layers"])}
 
