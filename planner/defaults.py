@@ -18,7 +18,7 @@ from planner.layout import Layout
 from planner.model import ModelSpec, load_model
 from planner.options import assumed_options
 from planner.plan_file import Assumption, Plan, predict
-from planner.rules import Job, check_workload
+from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, load_trainer
 from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
@@ -130,7 +130,7 @@ def resolve(request: Request) -> ResolvedJob:
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
-    assumed += _of_the_model(workload)
+    assumed += _of_the_model(workload, trainer)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
@@ -267,7 +267,7 @@ def _with_recipe(
     return name, trainer, assumed_options(job, said, recipe)
 
 
-def _of_the_model(workload: Workload) -> list[Assumption]:
+def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
     """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
     model, found = workload.model, []
     counted, stated = total_parameters(model), model.published_parameters
@@ -286,6 +286,8 @@ def _of_the_model(workload: Workload) -> list[Assumption]:
     if model.is_sparse:
         value = f"{model.index_top_k} keys per query, indexer trained on these"
         why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        if trainer.code_base not in SPARSE_KERNELS:
+            value, why = f"{model.index_top_k} keys per query", f"a mask over all keys in {trainer.name}: the choice saves no time"
         found.append(Assumption("sparse attention", value, why, "--model FILE"))
     return found
 

@@ -139,7 +139,9 @@ class GatheredRows(Operator):
     gathered: tuple[Number, Number]
     """Bytes of rows that all heads of one pass read together, forward and backward."""
     efficiency: float
-    """Part of the bf16 peak."""
+    """Part of the peak of ``dtype``."""
+    dtype: str = "bf16"
+    """What its FLOP are computed in."""
     model_flop: Number
     """FLOP forward that count as the model's."""
     heads: Number = 1.0

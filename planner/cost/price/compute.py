@@ -375,8 +375,9 @@ def _gathered(one: GatheredRows, hardware: HardwareProfile) -> Work:
     """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
     passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
     rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    peak = hardware.peak(one.dtype if one.dtype in hardware.peak_flops else "bf16") * one.efficiency
     forward, backward = (
-        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        np.maximum(flop / peak, passes * moved / rate) / hardware.sustained_clock
         for flop, moved in zip(one.flop, one.gathered, strict=True)
     )
     return Work(forward=forward, dgrad=backward, flop=one.model_flop)
