@@ -38,15 +38,15 @@ def asked(**changes: object) -> ResolvedJob:
     ("changes", "length", "batch", "rank"),
     [
         ({}, 8192, 512, 0),
-        ({"lora_rank": 8}, 2048, 16, 8),
-        ({"lora_rank": 8, "num_gpus": 64}, 2048, 128, 8),  # 2 per GPU
+        ({"lora_rank": 8}, 1024, 16, 8),
+        ({"lora_rank": 8, "num_gpus": 64}, 1024, 128, 8),  # 2 per GPU
         ({"lora_rank": 8, "sequence_length": 512, "global_batch_size": 3}, 512, 3, 8),
         ({"trainer": "torchtune"}, 2048, 16, 0),
         ({"trainer": "trl"}, 1024, 8, 0),
         ({"trainer": "unsloth"}, 2048, 8, 16),
         ({"trainer": "unsloth", "lora_rank": 0}, 2048, 8, 0),
         ({"trainer": "llama-factory"}, 2048, 8, 8),
-        ({"trainer": "megatron", "lora_rank": 16}, 2048, 16, 16),
+        ({"trainer": "megatron", "lora_rank": 16}, 1024, 16, 16),
     ],
 )
 def test_a_fine_tuning_job_has_its_own_defaults(changes: dict[str, object], length: int, batch: int, rank: int) -> None:
