@@ -57,6 +57,7 @@ def _low_precision(job: Job, x: Any) -> Iterator[Any]:
     holds &= rows % (np.where(x.sequence_parallel == 1, x.tp, 1) * unit) == 0
     holds &= (model.ffn_size % (x.tp * unit) == 0) | (not model.num_plain_layers)
     holds &= (model.expert_ffn_size % (x.etp * unit) == 0) | (not model.is_moe)
+    holds &= (model.linear is None) or (model.linear.value_size % (x.tp * unit) == 0)
     yield holds | (precision not in LOW_PRECISIONS)
     yield (
         f"{precision} needs hidden size, attention width, MLP width (experts: over etp {x.etp}) and tokens of each of the {x.tp} "
