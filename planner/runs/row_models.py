@@ -10,8 +10,8 @@ from planner import library, units
 from planner import model as models
 from planner.cost.parameters import total_parameters
 from planner.model import ModelSpec
-from planner.runs.job import default_of
 from planner.runs.rows import Row, UnsupportedError
+from planner.runs.software import default_of
 
 
 @functools.cache
@@ -89,6 +89,8 @@ def _build_model(items: tuple[tuple[str, Any], ...], mtp: bool, position: str | 
         "max_sequence_length": m["seq"], "mtp_layers": base.get("mtp_layers", 0) if mtp else 0,
         "published_parameters": 0.0, "published_active_parameters": 0.0, "source": "",
     }  # fmt: skip
+    if preset and preset.is_sparse:
+        base["index_layers"] = round(preset.index_layers / preset.num_layers * m["layers"])
     if not mla:
         base["head_dim"] = m.get("head_dim") or (preset.head_dim if preset else m["hidden"] // heads)
     if m.get("tied_embeddings") is not None:
@@ -129,7 +131,7 @@ def _window(m: Mapping[str, Any], preset: ModelSpec | None) -> dict[str, Any]:
     """Windowed layers: the preset's share of the layers; all of them when only a window is given."""
     window = m.get("window") or (preset.window if preset else 0)
     if not window:
-        return {"window": 0, "num_windowed_layers": 0}
+        return {"window": 0, "num_windowed_layers": 0, "chunked_attention": False}
     share = preset.num_windowed_layers / preset.num_layers if preset and preset.window else 1.0
     return {"window": window, "num_windowed_layers": round(share * m["layers"])}
 

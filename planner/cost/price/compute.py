@@ -156,8 +156,9 @@ def _all_of(operator: Operator, work: Work, shard: Shard) -> Work:
 
 
 def model_passes(workload: Workload) -> float:
-    """FLOP of a step over those of its forward passes: input and weight gradients, of adapters alone the former."""
-    return 3.0 if workload.lora_rank == 0 else 2.0
+    """FLOP of a step over those of one forward pass: that of a reference model, input and weight gradients, of adapters alone the
+    former."""
+    return workload.forwards + (2.0 if workload.lora_rank == 0 else 1.0)
 
 
 def _other(operator: Operator, shard: Shard, hardware: HardwareProfile) -> Work:
@@ -374,8 +375,9 @@ def _gathered(one: GatheredRows, hardware: HardwareProfile) -> Work:
     """max(F / (e P), passes x bytes / rate), passes = ceil(heads / heads of one pass); rate GATHER_RATE or that of memory."""
     passes = np.ceil(one.heads / HEADS_PER_PASS.get(hardware.arch, BLACKWELL_HEADS))
     rate = min(GATHER_RATE, hardware.memory_bandwidth)
+    peak = hardware.peak(one.dtype if one.dtype in hardware.peak_flops else "bf16") * one.efficiency
     forward, backward = (
-        np.maximum(flop / (hardware.peak("bf16") * one.efficiency), passes * moved / rate) / hardware.sustained_clock
+        np.maximum(flop / peak, passes * moved / rate) / hardware.sustained_clock
         for flop, moved in zip(one.flop, one.gathered, strict=True)
     )
     return Work(forward=forward, dgrad=backward, flop=one.model_flop)
