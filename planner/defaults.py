@@ -1,7 +1,8 @@
 """Defaults an engineer would choose, each said aloud with the flag that changes it."""
 
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -10,14 +11,16 @@ from planner.cost.estimate import Estimate
 from planner.cost.layer.routing import busiest
 from planner.cost.parameters import total_parameters
 from planner.detect import local_device, profile_of
-from planner.error_bars import kind_of
+from planner.error_bars import Kind, kind_of
 from planner.errors import PlannerError
 from planner.hardware import OVER, HardwareProfile, load_hardware
 from planner.layout import Layout
 from planner.model import ModelSpec, load_model
+from planner.options import assumed_options
 from planner.plan_file import Assumption, Plan, predict
-from planner.rules import Job, check_workload
+from planner.rules import SPARSE_KERNELS, Job, check_workload
 from planner.trainer import Trainer, load_trainer
+from planner.trainer_options import spell, spelled
 from planner.trainer_records import WORDS, FineTuning
 from planner.units import format_count, format_seconds
 from planner.workload import OPTIMIZERS, PRECISIONS, Workload, default_global_batch_size
@@ -29,13 +32,17 @@ NO_FLASH_ATTENTION = ("Volta", "Turing")
 TORCH_ATTENTION = ("fsdp", "deepspeed", "torchtitan")
 """Code that calls torch's scaled_dot_product_attention, which has a memory-efficient kernel for older devices too."""
 """Architectures without a flash attention kernel: FlashAttention 2 and cuDNN's need Ampere or newer."""
+SIZES_DISAGREE = 0.1
+"""Part by which counted and published parameters may differ before it is said: publishers round and count embeddings or not."""
+PUBLISHED_AS = (("8 bits", "int8"), ("fp8", "fp8"), ("4 bits", "nf4"), ("mxfp4", "nf4"), ("nvfp4", "nf4"))
+"""What stands in the format of published weights, and the nearest dtype of frozen ones: 4 bits and the scales of blocks."""
 SEQUENCE_LENGTH = 8192
 """Longest default sequence: what recent models are pre-trained with before their context is extended."""
-TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 2048, 16, 2
+TUNED_LENGTH, TUNED_BATCH, TUNED_PER_GPU = 1024, 16, 2
 """Of a fine-tuning job whose trainer has no habit of its own: the longest sequence, sequences per step, and the least per GPU.
 
-[LLaMA-Factory 0.9.5, cutoff_len 2048; unsloth, max_seq_length 2048; torchtune 0.7, recipes of Llama 3.1 with adapters: 2
-sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
+[transformers, run_clm.py: block_size 1024; TRL 1.9, SFTConfig: max_length 1024; torchtune 0.7, recipes of Llama 3.1 with adapters:
+2 sequences, 8 times accumulated; litgpt 0.5.13 and ms-swift 4.4: 16 per step]
 """
 
 
@@ -48,6 +55,9 @@ class Request:
     num_gpus: int
     hardware: str | None = None
     trainer: str | None = None
+    """NAME[@VERSION][+OPTION=VALUE...]."""
+    options: Mapping[str, str] = field(default_factory=dict)
+    """Further options of the trainer, by name."""
     sequence_length: int | None = None
     global_batch_size: int | None = None
     precision: str | None = None
@@ -57,6 +67,9 @@ class Request:
     lora_targets: str = "all"
     frozen_weights: str | None = None
     document_length: int = 0
+    objective: str = "lm"
+    image_tokens: int = 0
+    image_encoder: str = "frozen"
     network_bandwidth: float | None = None
     """Bytes/s per GPU, one direction."""
     intra_node: str | None = None
@@ -70,7 +83,7 @@ class ResolvedJob:
     job: Job
     hardware: str
     trainer: str
-    kind: str
+    kind: Kind
     """Kind of run, which decides the error bar."""
     network_bandwidth: float | None
     """Bytes/s per GPU where the user gave it; None = the profile's."""
@@ -97,11 +110,12 @@ def resolve(request: Request) -> ResolvedJob:
         hardware = dataclasses.replace(hardware, network_bandwidth=request.network_bandwidth)
     cluster = Cluster(hardware=hardware, num_gpus=request.num_gpus)
     trainer_name = request.trainer or (TRAINER_WITHOUT_FLASH if hardware.arch in NO_FLASH_ATTENTION else TRAINER)
+    trainer_name = spell(trainer_name, request.options)
     trainer = _trainer(trainer_name, hardware)
     if request.trainer is None:
-        assumed.append(Assumption("trainer", trainer_name, trainer.title, "--trainer"))
+        assumed.append(Assumption("trainer", spelled(trainer_name)[0], trainer.title, "--trainer"))
     rank = _lora_rank(request, trainer, assumed)
-    habit = _habit(trainer, rank)
+    habit = _habit(trainer, rank > 0 or request.objective != "lm")
     length = _length(request, model, habit, assumed)
     precision = _precision(request, hardware, trainer, assumed)
     optimizer = _optimizer(request, trainer, precision, assumed)
@@ -116,18 +130,22 @@ def resolve(request: Request) -> ResolvedJob:
     workload = Workload(
         model=model, sequence_length=length, global_batch_size=batch, precision=precision, optimizer=optimizer,
         lora_rank=rank, expert_imbalance=imbalance, lora_targets=request.lora_targets,
-        document_length=request.document_length, frozen_weights=_frozen_weights(request, trainer, rank, assumed),
+        document_length=request.document_length, objective=request.objective, image_tokens=request.image_tokens,
+        image_encoder=request.image_encoder, frozen_weights=_frozen_weights(request, model, trainer, rank, assumed),
     )  # fmt: skip
+    trainer_name, trainer, chosen = _with_recipe(trainer_name, trainer, workload, cluster)
     check_workload(workload, cluster, trainer)
     if length > model.max_sequence_length:
         why = f"longer than the {model.max_sequence_length} tokens that {model.name} was published for"
         assumed.append(Assumption("context", f"{length} tokens", why, "--sequence-length"))
+    assumed += _of_the_model(workload, trainer)
     assumed += _kernel_speeds(hardware)
     if request.network_bandwidth is None:
         assumed += _network(cluster)
     job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    assumed += chosen
     return ResolvedJob(
-        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload),
+        job=job, hardware=hardware_name, trainer=trainer_name, kind=kind_of(workload, trainer),
         network_bandwidth=request.network_bandwidth, assumptions=tuple(assumed),
     )  # fmt: skip
 
@@ -142,10 +160,10 @@ def tuned_batch_size(few: int, num_gpus: int) -> int:
     return odd << max(-(-least // odd) - 1, 0).bit_length()
 
 
-def _habit(trainer: Trainer, rank: int) -> FineTuning | None:
-    """What the job is by default when it is one of fine-tuning, by its adapters or by its trainer; else None."""
+def _habit(trainer: Trainer, tuned: bool) -> FineTuning | None:
+    """What the job is by default when it is one of fine-tuning, by what is asked or by its trainer; else None."""
     own = trainer.legal.fine_tuning
-    if not rank and not own.sequence_length:
+    if not tuned and not own.sequence_length:
         return None
     length, batch = own.sequence_length or TUNED_LENGTH, own.global_batch_size or TUNED_BATCH
     return dataclasses.replace(own, sequence_length=length, global_batch_size=batch)
@@ -190,11 +208,16 @@ def _lora_rank(request: Request, trainer: Trainer, assumed: list[Assumption]) ->
     return rank
 
 
-def _frozen_weights(request: Request, trainer: Trainer, rank: int, assumed: list[Assumption]) -> str:
-    """Dtype of the base under adapters."""
+def _frozen_weights(
+    request: Request, model: ModelSpec, trainer: Trainer, rank: int, assumed: list[Assumption]
+) -> str:
+    """Dtype of the base under adapters: the trainer's habit, or of weights that were published quantised the nearest it has."""
     found = (rank and trainer.legal.fine_tuning.frozen_weights) or "bf16"
     if request.frozen_weights is not None:
         return request.frozen_weights
+    published = next((near for word, near in PUBLISHED_AS if word in model.quantised), None)
+    if rank and published in trainer.legal.frozen_weights:
+        found = str(published)
     if rank:
         assumed.append(Assumption("frozen weights", found, WORDS["frozen_weights"][found], "--frozen-weights"))
     return found
@@ -241,6 +264,46 @@ def _trainer(name: str, hardware: HardwareProfile) -> Trainer:
             f"use --trainer {TRAINER_WITHOUT_FLASH}"
         )
     return trainer
+
+
+def _with_recipe(
+    name: str, trainer: Trainer, workload: Workload, cluster: Cluster
+) -> tuple[str, Trainer, list[Assumption]]:
+    """The trainer with the options that its published recipe for such a job sets, where the user does not; what is assumed."""
+    said = spelled(name)[2]
+    recipe = trainer.choices.recipe(
+        workload.model.name, cluster.hardware.name, workload.precision, adapters=workload.lora_rank > 0
+    )
+    more = {option: value for option, value in recipe.options.items() if option not in said}
+    name = spell(name, more)
+    trainer = load_trainer(name) if more else trainer
+    job = Job(workload=workload, cluster=cluster, trainer=trainer)
+    return name, trainer, assumed_options(job, said, recipe)
+
+
+def _of_the_model(workload: Workload, trainer: Trainer) -> list[Assumption]:
+    """What its file leaves open or contradicts: sizes, quantised weights, images, sparse attention."""
+    model, found = workload.model, []
+    counted, stated = total_parameters(model), model.published_parameters
+    if stated and abs(counted / stated - 1.0) > SIZES_DISAGREE:
+        why = f"its sizes give {format_count(counted)}, published are {format_count(stated)}: a size of its file is wrong"
+        found.append(Assumption("parameters", format_count(counted), why, "--model FILE"))
+    if model.quantised:
+        kept = f"frozen in {workload.frozen_weights}" if workload.lora_rank else f"trained in {workload.precision}"
+        why = f"published weights are quantised ({model.quantised}); what is kept otherwise is converted before training"
+        found.append(Assumption("weights", kept, why, "--lora-rank and --frozen-weights"))
+    if model.vision:
+        images = f"{workload.image_tokens} image tokens per sequence" if workload.image_tokens else "text only"
+        value = f"{format_count(model.vision.parameters)} parameters, {workload.image_encoder}; {images}"
+        why = "it stands on the first stage, whole on every tensor rank"
+        found.append(Assumption("image encoder", value, why, "--image-tokens and --image-encoder"))
+    if model.is_sparse:
+        value = f"{model.index_top_k} keys per query, indexer trained on these"
+        why = "the sparse stage; forward measured in inference engines, backward estimated from bytes and FLOP"
+        if trainer.code_base not in SPARSE_KERNELS:
+            value, why = f"{model.index_top_k} keys per query", f"a mask over all keys in {trainer.name}: the choice saves no time"
+        found.append(Assumption("sparse attention", value, why, "--model FILE"))
+    return found
 
 
 def _routing(model: ModelSpec) -> Assumption:

@@ -67,9 +67,14 @@ class VisionTower:
         return plain_fields(self)
 
     @property
+    def num_mlp_matrices(self) -> int:
+        """Matrices of one MLP."""
+        return 3 if self.gated else 2
+
+    @property
     def layer_parameters(self) -> float:
         """One layer: 4 h_v^2 + G h_v f_v, two norms; with biases 5 h_v + (G - 1) f_v more."""
-        h, f, matrices = float(self.hidden_size), float(self.ffn_size), 3 if self.gated else 2
+        h, f, matrices = float(self.hidden_size), float(self.ffn_size), self.num_mlp_matrices
         weights = 4 * h * h + matrices * h * f
         return weights + (2 * 2 * h + 5 * h + (matrices - 1) * f if self.bias else 2 * h)
 

@@ -39,6 +39,10 @@ OPTIMIZERS: dict[str, str] = {
 }
 PAGED = ("paged_adam", "paged_adam_8bit")
 """Optimizers whose states are pages that live in host memory and come to the GPU for the update."""
+OBJECTIVES: dict[str, str] = {
+    "lm": "next-token prediction (pre-training, supervised fine-tuning)",
+    "dpo": "direct preference optimization: pairs of sequences, and a forward pass of a frozen reference model",
+}
 LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "all": (),
     "attention": ("qkv", "attention_out", "mla_down", "mla_q_up"),
@@ -46,6 +50,8 @@ LORA_TARGETS: dict[str, tuple[str, ...]] = {
     "qv": ("qkv", "mla_q_up"),
 }
 """Linear layers with adapters by their names in the cost model; () = all of them. qv: of the projections query and value alone."""
+IMAGE_ENCODERS = {"frozen": "forward only, no gradients and no states", "trained": "as the text model"}
+"""What happens to an image encoder."""
 FROZEN_WEIGHTS = WORDS["frozen_weights"]
 """How linear layers of a frozen base lie in memory; embedding, head and norms stay as they are."""
 
@@ -61,7 +67,7 @@ class Workload:
     sequence_length: Annotated[int, within(1, 2**27)]
     """Tokens per sequence."""
     global_batch_size: Annotated[int, within(1, 2**24)]
-    """Sequences per optimizer step."""
+    """Samples per optimizer step: sequences, or pairs of them (``objective``)."""
     precision: str = "bf16"
     """One of PRECISIONS."""
     optimizer: str = "adam"
@@ -74,9 +80,16 @@ class Workload:
     """Dtype of frozen linear layers under adapters, one of FROZEN_WEIGHTS."""
     document_length: int = 0
     """Tokens of a mean document where several are packed into a sequence and attend to themselves only; 0 = one fills it."""
+    image_tokens: int = 0
+    """Tokens of a sequence that an image encoder makes; 0 = text only, its weights are there all the same."""
+    image_encoder: str = "frozen"
+    """Whether an image encoder is trained, one of IMAGE_ENCODERS."""
     expert_imbalance: Annotated[float, Rule(most=1024.0, kept=True, says=IMBALANCE)] = 1.0
     """Tokens of the busiest expert rank over the mean; 1 = balanced by force, as in benchmarks; 0 = as a router trained with a
     balancing loss leaves it, by the number of experts on a rank (``cost.layer.routing``)."""
+    objective: str = "lm"
+    """What is minimised, one of OBJECTIVES. In DPO a sample is a chosen and a rejected sequence, which run as one batch of two, and
+    the same forward pass goes through a frozen reference model.  [Rafailov 2023, arXiv 2305.18290, equation 7]"""
 
     def __post_init__(self) -> None:
         check(self)
@@ -85,6 +98,8 @@ class Workload:
             "optimizer": OPTIMIZERS,
             "lora_targets": LORA_TARGETS,
             "frozen_weights": FROZEN_WEIGHTS,
+            "objective": OBJECTIVES,
+            "image_encoder": IMAGE_ENCODERS,
         }
         for field, known in choices.items():
             if getattr(self, field) not in known:
@@ -95,11 +110,26 @@ class Workload:
             )
         if 0.0 < self.expert_imbalance < 1.0:
             raise PlannerError(f"expert_imbalance is {self.expert_imbalance}; it must be {IMBALANCE}")
+        if self.image_tokens < 0 or self.image_tokens > self.sequence_length:
+            raise PlannerError(
+                f"image_tokens is {self.image_tokens}; it must be a whole number from 0 to the {self.sequence_length} tokens of a "
+                "sequence"
+            )
+        if self.image_tokens and self.model.vision is None:
+            raise PlannerError(f"image_tokens is {self.image_tokens}, but {self.model.name} has no image encoder; leave it out")
+        if self.trains_images and (self.lora_rank or self.model.vision is None):
+            why = "adapters are on the text model alone" if self.lora_rank else f"{self.model.name} has none"
+            raise PlannerError(f"image_encoder is trained, but {why}; leave it frozen")
         if self.document_length > self.sequence_length:
             raise PlannerError(
                 f"document_length is {self.document_length}; it must be a whole number from 0 to the {self.sequence_length} "
                 "tokens of a sequence"
             )
+
+    @property
+    def trains_images(self) -> bool:
+        """The image encoder gets gradients."""
+        return self.image_encoder == "trained"
 
     @property
     def element(self) -> float:
@@ -109,7 +139,23 @@ class Workload:
     @property
     def tokens(self) -> int:
         """Tokens per optimizer step."""
-        return self.sequence_length * self.global_batch_size
+        return self.sequence_length * self.global_batch_size * self.sequences
+
+    @property
+    def sequences(self) -> int:
+        """Sequences of one sample."""
+        return 2 if self.objective == "dpo" else 1
+
+    @property
+    def forwards(self) -> float:
+        """Forward passes for each backward pass: that of the reference model comes on top."""
+        return 2.0 if self.objective == "dpo" else 1.0
+
+    @property
+    def reference(self) -> bool:
+        """A reference model has weights of its own; under adapters the base with adapters switched off is one.
+        [TRL, dpo_trainer.py: ref_model; torchtune, recipes/lora_dpo_distributed.py: disable_adapter]"""
+        return self.objective == "dpo" and not self.lora_rank
 
     def replace(self, **changes: Any) -> Workload:
         """The workload with some fields changed. Raises PlannerError."""

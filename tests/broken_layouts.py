@@ -52,6 +52,18 @@ CASES = [
         says=("tp 8", "4 key-value heads", "must divide 4"),
     ),
     Broken(
+        rule="linear attention",
+        layout={"cp": 2, "dp": 4, "num_microbatches": 8},
+        job={"trainer": TRAINERS["megatron"].replace(allows=("tp_with_cp",)), "model_name": "hybrid"},
+        says=("megatron has no context parallelism for layers with linear attention", "set cp to 1"),
+    ),
+    Broken(
+        rule="linear attention",
+        layout={"tp": 4, "dp": 2, "num_microbatches": 16} | SP,
+        job={"model_name": "hybrid"},
+        says=("tp 4 must divide the 2 key heads", "tp x cp 4 the 8 value heads", "smaller degrees"),
+    ),
+    Broken(
         rule="layers",
         layout={"pp": 3, "dp": 1, "num_microbatches": 32},
         job={"gpus": 3},
@@ -217,6 +229,12 @@ CASES = [
         layout={"tp": 2, "etp": 2, "dp": 4, "num_microbatches": 8},
         job={"model_name": "moe", "trainer": "nanotron"},
         says=("tp 2", "sequence_parallel: true"),
+    ),
+    Broken(
+        rule="expert overlap",
+        layout={**PIPE, "ep": 2},
+        job={"model_name": "moe", "trainer": TRAINERS["megatron"].with_option("expert_overlap", "on")},
+        says=("pp 4, vpp 1", "virtual stages (vpp 2)", "--option expert_overlap=off"),
     ),
     Broken(
         rule="experts in shards",

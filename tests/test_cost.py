@@ -138,7 +138,7 @@ def test_each_speed_matters_somewhere() -> None:
 def test_finite_and_positive_everywhere(trainer: str, model: str) -> None:
     """Every trainer and every model meet every device; a trainer and a model together meet a sixth of them."""
     layouts = legal_layouts(model, trainer, 16, 32, 2000).take(slice(0, 32))
-    assert len(layouts) >= 8
+    assert len(layouts) >= 4
     first = (sorted(MODELS).index(model) + sorted(TRAINERS).index(trainer)) % 6
     for name in sorted(HARDWARE)[first::6]:
         hardware = HARDWARE[name]
@@ -310,7 +310,7 @@ def test_adapters() -> None:
     adapters = dataclasses.replace(whole, workload=whole.workload.replace(lora_rank=16))
     layout = Layout(dp=8, num_microbatches=4)
     full, low = priced(whole, layout), priced(adapters, layout)
-    pairs = [(h, h + 2 * kv), (h, h), (h, 2 * f), (f, h)]  # one pair for each fused linear layer
+    pairs = [(h, h), (h, kv), (h, kv), (h, h), (h, f), (h, f), (f, h)]  # one pair for each linear layer
     trained = 16 * sum(n + k for n, k in pairs) * wide.num_layers
     assert low.memory["gradients"][0] == pytest.approx(2 * trained)
     assert low.memory["optimizer_states"][0] == pytest.approx(12 * trained)

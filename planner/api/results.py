@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # rich is imported when something is printed
     from planner import plan_file
     from planner.advice import Advice
     from planner.defaults import ResolvedJob
+    from planner.gains import Gain
     from planner.plan_file import Assumption, Prediction
     from planner.search import Finding
 
@@ -89,6 +90,10 @@ class Estimate:
     """Seconds of one optimizer step."""
     step_time_range: tuple[float, float]
     """Nine of ten measured steps lie within."""
+    step_time_median: float | None
+    """Half of the measured steps took longer, seconds."""
+    first_runs: tuple[float, float, float] | None
+    """Seconds of a user's own run before it is tuned: low and high of nine of ten, the median between."""
     time: dict[str, float]
     """Seconds by part; they sum to ``step_time``."""
     hidden: dict[str, float]
@@ -133,7 +138,8 @@ class Plan(Result):
         found = self.file.prediction
         low, high = found.memory_peak_range_gib
         return Estimate(
-            prediction=found, step_time=found.step_time_s, step_time_range=found.step_time_range_s, time=found.time_s,
+            prediction=found, step_time=found.step_time_s, step_time_range=found.step_time_range_s,
+            step_time_median=found.step_time_median_s, first_runs=found.first_runs_s, time=found.time_s,
             hidden=found.hidden_s, tokens_per_second_per_gpu=found.tokens_per_second_per_gpu, mfu=found.mfu,
             bubble_share=found.bubble_share, memory=found.memory_peak_gib * GIB, memory_range=(low * GIB, high * GIB),
             memory_parts={name: value * GIB for name, value in found.memory_gib.items()},
@@ -258,6 +264,8 @@ class Plans(Result, Sequence[Plan]):
     """The plans; where nothing fits, those that miss by the least."""
     advice: tuple[Advice, ...]
     """Changes that would make the job fit, where nothing does."""
+    faster: tuple[Gain, ...] = ()
+    """Options that were not stated, and precisions, that would make the first plan faster."""
 
     def __len__(self) -> int:
         return len(self.attempts) if self.finding.fit else 0
@@ -307,6 +315,7 @@ class Plans(Result, Sequence[Plan]):
                 "refused": finding.refused, "seconds": finding.seconds,
             },
             "advice": [vars(one) for one in self.advice],
+            "faster": [vars(one) for one in self.faster],
         }  # fmt: skip
 
     def show(self, console: Console) -> None:
@@ -318,16 +327,20 @@ class Plans(Result, Sequence[Plan]):
         job, finding, first = self.resolved.job, self.finding, self.attempts[0]
         console.print(
             f"[bold]{escape(job.model.name)}[/bold] on {job.cluster.num_gpus} x {escape(job.cluster.hardware.name)}, "
-            f"sequences of {job.workload.sequence_length} tokens, {job.workload.global_batch_size} per step, "
+            f"sequences of {job.workload.sequence_length} tokens, {table.samples(job.workload)} per step, "
             f"{job.workload.precision}, {job.workload.optimizer}, {table.trained(job.workload)}trainer {escape(job.trainer.name)}"
         )
         console.print(table.assumptions_table(self.assumed))
         console.print(table.plans_table([one.file for one in self.attempts], finding.fit, console.width))
         if finding.fit:
-            low, high = (table.seconds(value) for value in first.estimate.step_time_range)
-            basis = first.file.prediction.step_time_range_basis
-            console.print(f"Step of the first: {low} to {high} for nine of ten runs, by the errors on {basis}.")
+            found = first.file.prediction
+            basis = found.step_time_range_basis
+            console.print(f"Step of the first: {table.range_text(found)}, by the errors on {basis}.")
+            console.print(table.first_runs_text(found))
             console.print(f"[bold]Why the first:[/bold] {escape(first.why)}")
+            for one in self.faster:
+                where = f"; with {one.layout}" if one.layout else ""
+                console.print(f"Faster with {one.flag}: -{100 * one.gain:.1f} % ({one.what}{where})", markup=False)
         else:
             console.print(f"[bold red]Nothing fits.[/bold red] The best attempt {first.why}.")
         console.print()

@@ -13,7 +13,7 @@ from planner.cluster import Cluster
 from planner.cost.memory.peak_points import peak, stage_memory
 from planner.cost.memory.states import ALLOCATED, COMPONENTS, RESERVED
 from planner.cost.pipeline.schedules import interleave_waits, pipeline_time, sends_overlap
-from planner.cost.price.compute import stage_straggling
+from planner.cost.price.compute import model_passes, stage_straggling
 from planner.cost.price.data_parallel import data_parallel, data_slowdown
 from planner.cost.price.stage_times import at_stage, largest_stage
 from planner.cost.unique_stages import Gathered, StageTable
@@ -186,6 +186,7 @@ def _estimate_chunk(
         flop=flop,
         tokens=np.asarray(layout.global_batch_size, dtype=float)
         * workload.sequence_length
+        * workload.sequences
         / np.asarray(layout.num_gpus),
         peak_flops=cluster.hardware.peak(_peak_dtype(workload.precision, cluster.hardware.peak_flops)),
         reclaimed=at_stage(given, worst),
@@ -232,8 +233,8 @@ def _step_parts(
 ) -> tuple[dict[str, Floats], dict[str, Floats], Floats]:
     """Step time by part: the slowest stage's own seconds times m, the idle time around them, then the step's end.
 
-    Also hidden communication by kind, and model FLOP of one GPU: forward, and twice that backward (once when only
-    adapters are trained), averaged over the stages.
+    Also hidden communication by kind, and model FLOP of one GPU: forward, that of a reference model too, and twice that
+    backward (once when only adapters are trained), averaged over the stages.
     """
     m = np.asarray(layout.num_microbatches, dtype=float)
     slowest = priced.slowest
@@ -264,7 +265,7 @@ def _step_parts(
         "pipeline": m * (sent - exposed_send),
         "data": at_stage(hidden, end),
     }
-    return time, concealed, slowest["flop"] * m * (3.0 if workload.lora_rank == 0 else 2.0)
+    return time, concealed, slowest["flop"] * m * model_passes(workload)
 
 
 __all__ = ["COMPONENTS", "HIDDEN", "PARTS", "Estimate", "estimate", "join"]

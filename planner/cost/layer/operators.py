@@ -48,6 +48,10 @@ class Operator:
     """The last of a layer: the backward pass needs its inputs, not its output, so recompute may stop before it."""
     kept_by_recompute: bool = False
     """Full recompute does not repeat it, and what it keeps stays."""
+    repeats: float = 1.0
+    """Equal ones that it stands for: seconds and FLOP are of one, bytes and launches of all."""
+    forward_only: bool = False
+    """Its weights and inputs are frozen: no backward pass."""
     again: bool = False
     """It runs once more in the backward pass, whatever is recomputed."""
 
@@ -86,12 +90,14 @@ class Attention(Operator):
     """Query heads of one rank."""
     kv_heads: Number
     """Key-value heads of one rank."""
-    documents: float
+    documents: Number
     """Documents of one sequence, each with queries and keys of its own."""
     seq_q: Number
     """Queries of one document on one rank."""
     seq_kv: Number
     """Keys they attend to, causality not counted."""
+    head_dim: float = 0.0
+    """Width of its heads where it is not the text model's: an image encoder's, not causal and without windows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +113,25 @@ class MemoryBound(Operator):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gathered(Operator):
+class Scan(Operator):
+    """The chunked scan of linear attention: kernels that work on all chunks at once, and one from chunk to chunk."""
+
+    forward: Number
+    """Bytes read and written forward by kernels that work on all chunks at once."""
+    backward: Number
+    """The same backward."""
+    carried: tuple[Number, Number]
+    """Bytes that the kernels read and write which carry a state from chunk to chunk, forward and backward."""
+    steps: tuple[Number, Number]
+    """Chunks that they pass one after the other, forward and backward; 0 where a state is only scaled and added to."""
+    products: tuple[Number, Number]
+    """FLOP of matrix products that take time beside the bytes, forward and backward."""
+    flop: Number
+    """FLOP forward."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatheredRows(Operator):
     """A kernel that is bound by its FLOP, at a part of the peak, or by the rate at which it gathers single rows."""
 
     flop: tuple[Number, Number]
@@ -115,7 +139,9 @@ class Gathered(Operator):
     gathered: tuple[Number, Number]
     """Bytes of rows that all heads of one pass read together, forward and backward."""
     efficiency: float
-    """Part of the bf16 peak."""
+    """Part of the peak of ``dtype``."""
+    dtype: str = "bf16"
+    """What its FLOP are computed in."""
     model_flop: Number
     """FLOP forward that count as the model's."""
     heads: Number = 1.0
@@ -200,8 +226,8 @@ class Shard:
 
     @cached_property
     def batch(self) -> Floats:
-        """b."""
-        return np.asarray(self.layout.micro_batch_size, dtype=float)
+        """b: sequences."""
+        return np.asarray(self.layout.micro_batch_size, dtype=float) * self.workload.sequences
 
     @cached_property
     def split(self) -> Floats:
@@ -217,6 +243,11 @@ class Shard:
     def tokens_split(self) -> Floats:
         """T_s: T / t with sequence parallelism, else T."""
         return self.tokens / self.split
+
+    @property
+    def dropout(self) -> float:
+        """1 where the model's own dropout is on; under adapters it is theirs."""
+        return float(self.trainer.stored.dropout and not self.workload.lora_rank)
 
     @property
     def element(self) -> float:
@@ -274,19 +305,19 @@ def logit_bytes(shard: Shard) -> float:
     return max(8.0, alive - 2.0)
 
 
-LOSS_PIECE = 1024.0
-"""Tokens of one piece of a loss that is computed piece by piece; at most as many as make T h logits.
-
-[Liger-Kernel, ops/fused_linear_cross_entropy.py: pieces of T / ceil(V / h) tokens; TRL and others: 256 to 1024 tokens]
-"""
+LOSS_PIECE = 256.0
+"""Tokens of one piece of a chunked loss.  [TRL, sft_trainer.py: _CHUNKED_LM_HEAD_CHUNK_SIZE]"""
 
 
 def loss_share(shard: Shard) -> Number:
-    """Part of the logits that is there at once: all, or a piece of min(T h / V, LOSS_PIECE) tokens."""
-    if shard.trainer.stored.loss in ("full", "kept"):
-        return 1.0
-    piece = shard.tokens * shard.model.hidden_size / shard.model.vocab_size
-    return np.minimum(np.minimum(piece, np.maximum(LOSS_PIECE, 0.0 * piece)) / shard.tokens, 1.0)
+    """Part of the logits that is there at once: all, a piece of LOSS_PIECE tokens, or one of T h / V where the loss is fused.
+
+    [Liger-Kernel, ops/fused_linear_cross_entropy.py: T / ceil(V / h) tokens]
+    """
+    if shard.trainer.stored.loss == "chunked":
+        return np.minimum(LOSS_PIECE / shard.tokens, 1.0)
+    fused = shard.trainer.stored.loss == "fused_linear"
+    return min(shard.model.hidden_size / shard.model.vocab_size, 1.0) if fused else 1.0
 
 
 def loss_bytes(shard: Shard) -> float:

@@ -12,7 +12,7 @@ from planner.cost.layer.operators import (
     NEVER,
     REPEATED,
     Collective,
-    Gathered,
+    GatheredRows,
     Gemm,
     MemoryBound,
     Number,
@@ -21,9 +21,6 @@ from planner.cost.layer.operators import (
 )
 from planner.layout import Module
 
-HEADS_PER_PASS = {"Hopper": 64.0}
-"""Query heads that share one gather of their keys, by architecture; BLACKWELL_HEADS on all others."""
-BLACKWELL_HEADS = 128.0
 CORE_EFFICIENCY = 0.43
 """Part of the bf16 peak that attention on chosen keys reaches where its FLOP bound it.
 
@@ -70,7 +67,7 @@ def indexer(shard: Shard) -> list[Operator]:
     return [
         projection("index_queries", width, float(model.q_lora_rank)),
         projection("index_keys", small, float(model.hidden_size)),
-        Gathered(name="index_scores", module=module, efficiency=INDEX_EFFICIENCY, model_flop=2.0 * pairs * width,
+        GatheredRows(name="index_scores", module=module, efficiency=INDEX_EFFICIENCY, model_flop=2.0 * pairs * width,
                  flop=(2.0 * pairs * width, (target + gradients) * trained), gathered=(np.zeros_like(tp), np.zeros_like(tp)),
                  saved=kept, launches=(8.0, 8.0)),
         MemoryBound(name="index_choice", module=module, kind="elementwise", forward=8.0 * pairs, backward=0.0,
@@ -81,7 +78,7 @@ def indexer(shard: Shard) -> list[Operator]:
 def sparse_core(shard: Shard) -> list[Operator]:
     """Softmax over the chosen keys, on compressed keys and values: 2 a/t (2 r_kv + d_rope) FLOP per query and key.
 
-    Keys are gathered token by token, r_kv + d_rope values each, once per ``HEADS_PER_PASS`` heads: below that many heads of a
+    Keys are gathered token by token, r_kv + d_rope values each, once per 64 or 128 heads: below that many heads of a
     rank tensor parallelism gains nothing. Backward: the kernel computes its output again, then 2.5 times the FLOP, and adds
     gradients of keys in fp32, twice the bytes. The backward pass was not measured. Kept: queries and outputs of compressed width,
     the indices, the output.  [FlashMLA, sparse prefill; Megatron, ops/sparse_mla.py]
@@ -95,7 +92,7 @@ def sparse_core(shard: Shard) -> list[Operator]:
     output = tokens * model.attention_output_size / shard.tp * e
     kept = output + tokens * heads * (latent * e + 4.0) + tokens * model.index_top_k * INDEX_BYTES
     return [
-        Gathered(name="core_attention", module=Module.CORE_ATTENTION, heads=heads, efficiency=CORE_EFFICIENCY,
+        GatheredRows(name="core_attention", module=Module.CORE_ATTENTION, heads=heads, efficiency=CORE_EFFICIENCY,
                  flop=(flop, 3.5 * flop), gathered=(read, 4.0 * read), kept=kept, launches=(2.0, 6.0),
                  model_flop=2.0 * chosen * heads * (model.head_dim + model.value_head_size)),
     ]  # fmt: skip

@@ -5,6 +5,7 @@ a pipeline stage is then a sum of blocks, as every quantity here is additive.
 """
 
 import dataclasses
+import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from planner.arrays import Floats, NDArray
 from planner.cluster import Cluster, strides
 from planner.cost.layer import transformer_layer as layers
 from planner.cost.layer.operators import Collective, Number, Operator, Shard
+from planner.cost.layer.vision_layer import image_encoder, kept_inputs
 from planner.cost.price.communication import collective_seconds, exposed_seconds, slowdown_of
 from planner.cost.price.compute import GRAPH_LAUNCHES, Work, price, repeated
 from planner.cost.price.deduplicate import distinct, stacked
@@ -34,6 +36,8 @@ communication by group and pass, hidden ones by group; kernels launched; seconds
 said how many tokens each expert gets; bytes saved per microbatch, bytes that recompute
 brings back for one layer at a time; FLOP forward."""
 INDEX = {name: number for number, name in enumerate(QUANTITIES)}
+FORWARD = [INDEX[name] for name in ("forward", "tp_forward", "cp_forward", "ep_forward", "launches_forward", "behind")]
+"""Rows of the forward pass, which a reference model goes through as well."""
 
 SHAPE_FIELDS = (
     "tp", "cp", "ep", "etp", "micro_batch_size", "sequence_parallel", "cp_method", "recompute", "recompute_modules",
@@ -64,11 +68,15 @@ def price_blocks(workload: Workload, cluster: Cluster, trainer: Trainer, layout:
         "embedding": _block(_price(*layers.embedding(stored), stored, cluster), stored),
         "head": _block(_price(*layers.head(stored), stored, cluster), stored),
     }
+    if images := image_encoder(shard):
+        encoder = _block(_price(images, [], shard, cluster), shard, kept_inputs(shard))
+        blocks["embedding"] = blocks["embedding"] + encoder
     for kind, number in (("dense", model.num_plain_layers), ("moe", model.num_moe_layers)):
-        priced = _price(*layers.layer(shard, moe=kind == "moe"), shard, cluster) if number > 0 else None
-        blocks[kind] = blocks[f"{kind}_stored"] = _layer(priced, shard) if priced else nothing
+        priced = [(one.share, _price(*layers.layer(shard, kind == "moe", one), shard, cluster))
+                  for one in model.layer_kinds if number > 0]  # fmt: skip
+        blocks[kind] = blocks[f"{kind}_stored"] = _mean_layer(priced, shard) if priced else nothing
         if priced and np.any(np.asarray(layout.recompute_layers) > 0):
-            blocks[f"{kind}_stored"] = _layer(priced, stored)
+            blocks[f"{kind}_stored"] = _mean_layer(priced, stored)
     return Blocks(**{name: block.take(inverse, axis=1) for name, block in blocks.items()})
 
 
@@ -98,6 +106,15 @@ def _price(operators: list[Operator], collectives: list[Collective], shard: Shar
     return _Priced(operators, work, among_kernels, cluster.hardware.compute_units)
 
 
+def _mean_layer(priced: list[tuple[float, _Priced]], shard: Shard) -> Floats:
+    """The mean block of the kinds of layers, by their shares; what recompute brings back for one layer is the largest."""
+    tables = [(share, _layer(one, shard)) for share, one in priced]
+    mean = functools.reduce(np.add, [share * table for share, table in tables])
+    row = INDEX["working"]
+    mean[row] = functools.reduce(np.maximum, [table[row] for _, table in tables])
+    return np.asarray(mean)
+
+
 def _layer(priced: _Priced, shard: Shard) -> Floats:
     """The block of a layer, whose forward pass may take the host a least time, counted in kernels launched."""
     table, trainer = _block(priced, shard), shard.trainer
@@ -108,12 +125,16 @@ def _layer(priced: _Priced, shard: Shard) -> Floats:
     return table
 
 
-def _block(priced: _Priced, shard: Shard) -> Floats:
-    """Sum a block's operators and collectives into the rows of QUANTITIES, shape (quantities, shapes)."""
+def _block(priced: _Priced, shard: Shard, inputs: Number | None = None) -> Floats:
+    """Sum a block's operators and collectives into the rows of QUANTITIES, shape (quantities, shapes).
+
+    ``inputs``: bytes that full recompute keeps of the block; None = those of one layer of the text model.
+    """
     trainer, sums = shard.trainer, _Sums(shard)
     for operator in priced.operators:
         sums.operator(operator, priced.work[operator.name])
-    sums.add("saved", sums.full * shard.tokens_split * shard.model.hidden_size * shard.element)
+    layer_inputs = sums.full * shard.tokens_split * shard.model.hidden_size * shard.element
+    sums.add("saved", layer_inputs if inputs is None else inputs)
     if trainer.host.graphs:
         sums.add("launches_forward", GRAPH_LAUNCHES)
         sums.add("launches_backward", GRAPH_LAUNCHES)
@@ -141,7 +162,9 @@ class _Sums:
         self.values[name] = self.values[name] + value
 
     def table(self) -> Floats:
-        return stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found = stacked([self.values[name] for name in QUANTITIES], self._rows)
+        found[FORWARD] *= self._shard.workload.forwards
+        return found
 
     def _freed(self, module: Module, share: float = 1.0) -> Floats:
         """1 where what belongs to a module is dropped and computed again, ``share`` where a part of it is."""
@@ -195,4 +218,5 @@ class _Sums:
                 again = again * self._whole
         self.add(f"{collective.group}_{'backward' if collective.backward else 'forward'}", added)
         self.add(f"{collective.group}_backward", again * added)
-        self.add(f"{collective.group}_hidden", (1.0 + again) * (alone - added))
+        passes = 1.0 if collective.backward else self._shard.workload.forwards
+        self.add(f"{collective.group}_hidden", (passes + again) * (alone - added))

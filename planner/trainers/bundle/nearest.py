@@ -13,6 +13,7 @@ from planner.plan_file import predict
 from planner.rules import Job, allowed, check_workload
 from planner.search import Pins, search
 from planner.trainer import load_trainer
+from planner.trainer_options import spelled
 from planner.trainers.bundle.target import STORED, ExportJob, Target, library_trainer
 
 LEAST_IMPORTANT = (
@@ -27,13 +28,24 @@ LEAST_IMPORTANT = (
 def require_expressible(target: Target, job: ExportJob, file: Path) -> None:
     """Raise PlannerError with every reason why the target cannot run the plan as it was priced, and the nearest one it can."""
     reasons = []
+    if job.workload.image_tokens or job.workload.trains_images:
+        raise PlannerError(
+            f"{target.name}: what is exported trains on text, and the plan has {job.workload.image_tokens} image tokens per "
+            f"sequence and an image encoder that is {job.workload.image_encoder}; export a plan of text alone"
+        )
+    if job.model.linear:
+        raise PlannerError(
+            f"{target.name}: what is exported builds transformer layers, and {job.model.name} has layers with linear attention "
+            f"({job.model.linear.kind}); take the degrees of the plan to the trainer's own recipe of this model"
+        )
     trainer = library_trainer(job.plan.trainer)
     if trainer not in target.trainers:
         runs = ", ".join(target.trainers) or "no training plans"
         reasons.append(f"the plan was priced for trainer {trainer}, and {target.name} runs plans of {runs}")
     reasons += target.refusals(job)
-    if trainer != job.plan.trainer and trainer in library.names("trainers"):
+    if spelled(job.plan.trainer)[0] != trainer and trainer in library.names("trainers"):
         reasons += _unwritten(target, job, trainer)
+    reasons += _unwritten_options(target, job)
     if not reasons:
         return
     message = f"{target.name} cannot run this plan: {'; '.join(reasons)}"
@@ -52,6 +64,17 @@ def _unwritten(target: Target, job: ExportJob, trainer: str) -> list[str]:
         f"the plan was priced with {name} {job.trainer.fact(name)} of {job.plan.trainer}, and {target.name} runs with "
         f"{theirs.fact(name)} of trainer {trainer}; plan with the latter"
         for name in STORED if name not in target.writes and job.trainer.fact(name) != theirs.fact(name)
+    ]  # fmt: skip
+
+
+def _unwritten_options(target: Target, job: ExportJob) -> list[str]:
+    """Options of the plan's trainer that the target's configuration does not say."""
+    name, version, chosen = spelled(job.plan.trainer)
+    usual = load_trainer(f"{name}@{version}" if version else name)
+    return [
+        f"the plan was priced with option {option}={value}, which an export to {target.name} does not write; plan with "
+        f"--option {option}={usual.option(option)}"
+        for option, value in chosen.items() if option not in target.options and usual.option(option) not in ("", value)
     ]  # fmt: skip
 
 
